@@ -1,0 +1,45 @@
+# Two commands for a machine that has only Python, pip and make:  make demo,  make test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help demo test lint format types check clean
+help:                     ## say what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: $(VENV)/.installed  ## make a toy data set, train on it, show what training brought
+	$(BIN)/listwise demo
+
+test: $(VENV)/.installed-dev ## run every test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types test    ## all that must pass
+
+clean:                    ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "listwise needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing listwise into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable '.[imagenet]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,279 @@
+"""Soft histograms of similarity scores, in memory linear in the batch.
+
+Every loss of the paper's family reads two small tables per query: how many images, and how many
+relevant images, fall into each of the M bins (Eq. 7). A score lies between two neighbouring bin
+centres, so it adds to at most two bins and costs O(1).
+
+Scores are made tile by tile and thrown away; backward makes them again. With D the descriptors
+and G = dL/dS, the gradient is (G + Gᵀ) D. Both G_ij and G_ji follow from the one score S_ij and
+a table row of i and of j, so each pair of images is scored once, not twice, in each direction.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Scores in flight at a time. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
+# matrix product of such tiles already runs at full speed on CPUs and GPUs.
+TILE = 1024
+
+
+def bin_centers(bins: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Centers b_m = 1 − (m−1)Δ of the bins, from 1 down to −1: [M]."""
+    return 1 - torch.arange(bins, dtype=dtype) * (2 / (bins - 1))
+
+
+def label_histograms(
+    descriptors: Tensor,
+    labels: Tensor,
+    bins: int,
+    include_self: bool = False,
+    queries: tuple[int, int] | None = None,
+) -> Tensor:
+    """Soft histograms of every query against the whole batch.
+
+    Args:
+        descriptors: [B, C] unit rows.
+        labels: [B] integers; images of equal label are relevant to each other.
+        bins: number M of bins.
+        include_self: whether an image counts in its own list.
+        queries: rows (start, stop) that ask; all of them by default.
+
+    Returns:
+        [2, Q, M]: the histogram of the relevant images, and that of all images.
+    """
+    start, stop = queries or (0, len(descriptors))
+    result: Tensor = _label_histograms(descriptors, labels, bins, include_self, start, stop)
+    return result
+
+
+def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
+    """Soft histograms of a score matrix [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
+    result: Tensor = _score_histograms(scores, relevance, bins)
+    return result
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of products, histograms and sums: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+# Each operator is opaque to torch.compile: it sees real tensors and picks its own blocks and
+# precision, wherever it is called from.
+
+
+@torch.library.custom_op("listwise::label_histograms", mutates_args=())
+def _label_histograms(
+    descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
+) -> Tensor:
+    points = descriptors.to(accumulation_dtype(descriptors.dtype))
+    # Rows of the first table are written along a tile's rows, columns of the second along its
+    # columns: both writes run over memory in order.
+    by_row = points.new_zeros(len(points), 2 * (bins + 1))
+    by_column = points.new_zeros(2 * (bins + 1), len(points))
+    for rows, columns in _tile_pairs(len(points), start, stop):
+        position = _bin_position(_products(points[rows], points[columns]), bins)
+        cell, below = _cells(position, labels[rows, None] == labels[columns], bins)
+        above = 1 - below
+        if rows == columns and not include_self:
+            above.fill_diagonal_(0)
+            below.fill_diagonal_(0)
+        if _inside(rows, start, stop):
+            by_row[rows].scatter_add_(1, cell, above)
+            by_row[rows].scatter_add_(1, cell + 1, below)
+        if rows != columns and _inside(columns, start, stop):
+            by_column[:, columns].scatter_add_(0, cell, above)
+            by_column[:, columns].scatter_add_(0, cell + 1, below)
+    return _positive_and_all((by_row + by_column.T)[start:stop], bins)
+
+
+@_label_histograms.register_fake
+def _(
+    descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
+) -> Tensor:
+    dtype = accumulation_dtype(descriptors.dtype)
+    return descriptors.new_empty((2, stop - start, bins), dtype=dtype)
+
+
+@torch.library.custom_op("listwise::label_histograms_backward", mutates_args=())
+def _label_histograms_backward(
+    gradient: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
+) -> Tensor:
+    bins = gradient.shape[-1]
+    points = descriptors.to(gradient.dtype)
+    slopes = points.new_zeros(len(points), 2 * (2 * bins - 1))
+    slopes[start:stop] = _slopes(gradient)
+    slopes_by_column = slopes.T.contiguous()
+    result = torch.zeros_like(points)
+    for rows, columns in _tile_pairs(len(points), start, stop):
+        position = _bin_position(_products(points[rows], points[columns]), bins)
+        slot = _slots(position, labels[rows, None] == labels[columns], bins)
+        weight = torch.zeros_like(position)
+        if _inside(rows, start, stop):
+            weight += slopes[rows].gather(1, slot)
+        if _inside(columns, start, stop):
+            weight += slopes_by_column[:, columns].gather(0, slot)
+        if rows == columns and not include_self:
+            weight.fill_diagonal_(0)
+        result[rows] += _products(weight, points[columns].T)
+        if rows != columns:
+            result[columns] += _products(weight.T, points[rows].T)
+    return result.to(descriptors.dtype)
+
+
+@_label_histograms_backward.register_fake
+def _(
+    gradient: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
+) -> Tensor:
+    return torch.empty_like(descriptors)
+
+
+def _keep_descriptors(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    descriptors, labels, _, include_self, start, stop = inputs
+    ctx.save_for_backward(descriptors, labels)
+    ctx.settings = (include_self, start, stop)  # type: ignore[attr-defined]
+
+
+def _backward_to_descriptors(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+    descriptors, labels = ctx.saved_tensors
+    result = _label_histograms_backward(gradient, descriptors, labels, *ctx.settings)
+    return result, None, None, None, None, None
+
+
+_label_histograms.register_autograd(_backward_to_descriptors, setup_context=_keep_descriptors)
+
+
+@torch.library.custom_op("listwise::score_histograms", mutates_args=())
+def _score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
+    dtype = accumulation_dtype(scores.dtype)
+    table = torch.zeros(len(scores), 2 * (bins + 1), dtype=dtype, device=scores.device)
+    for rows, columns in _tiles(*scores.shape):
+        position = _bin_position(scores[rows, columns].to(dtype, copy=True), bins)
+        cell, below = _cells(position, relevance[rows, columns], bins)
+        table[rows].scatter_add_(1, cell, 1 - below)
+        table[rows].scatter_add_(1, cell + 1, below)
+    return _positive_and_all(table, bins)
+
+
+@_score_histograms.register_fake
+def _(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
+    return scores.new_empty((2, len(scores), bins), dtype=accumulation_dtype(scores.dtype))
+
+
+@torch.library.custom_op("listwise::score_histograms_backward", mutates_args=())
+def _score_histograms_backward(gradient: Tensor, scores: Tensor, relevance: Tensor) -> Tensor:
+    bins = gradient.shape[-1]
+    slopes = _slopes(gradient)
+    result = torch.empty_like(scores)
+    for rows, columns in _tiles(*scores.shape):
+        position = _bin_position(scores[rows, columns].to(gradient.dtype, copy=True), bins)
+        slot = _slots(position, relevance[rows, columns], bins)
+        result[rows, columns] = slopes[rows].gather(1, slot).to(scores.dtype)
+    return result
+
+
+@_score_histograms_backward.register_fake
+def _(gradient: Tensor, scores: Tensor, relevance: Tensor) -> Tensor:
+    return torch.empty_like(scores)
+
+
+def _keep_scores(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(inputs[0], inputs[1])
+
+
+def _backward_to_scores(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+    scores, relevance = ctx.saved_tensors
+    return _score_histograms_backward(gradient, scores, relevance), None, None
+
+
+_score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_scores)
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Product left · rightᵀ in the precision of its arguments, whatever autocast would have."""
+    with torch.autocast(left.device.type, enabled=False):
+        return left @ right.T
+
+
+def _bin_position(scores: Tensor, bins: int) -> Tensor:
+    """Where each score lies on the axis of bins: 0 at b_1 = 1, M − 1 at b_M = −1 (in place).
+
+    A cosine similarity that rounding took past ±1 counts as ±1.
+    """
+    return scores.neg_().add_(1).mul_((bins - 1) / 2).clamp_(0, bins - 1)
+
+
+def _cells(position: Tensor, relevance: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """The table cell of the bin above each score, and the share that goes to the next one.
+
+    A table row holds M + 1 cells for the irrelevant images and M + 1 for the relevant ones; the
+    last of each takes the empty share of a score at exactly −1.
+    """
+    cell = position.long()
+    below = position - cell
+    return cell.add_(relevance, alpha=bins + 1), below
+
+
+def _positive_and_all(table: Tensor, bins: int) -> Tensor:
+    irrelevant, relevant = table.view(len(table), 2, bins + 1)[..., :bins].unbind(1)
+    return torch.stack((relevant, irrelevant + relevant))
+
+
+def _slots(position: Tensor, relevance: Tensor, bins: int) -> Tensor:
+    """Slot of each score in a row of `_slopes`: even on a bin center, odd between two.
+
+    In float64 a score is on a center when only rounding parts them. In float32 it must be there
+    exactly: so many scores share so few values that a margin would catch them by chance.
+    """
+    rounding = bins * torch.finfo(torch.float64).eps
+    slot = (position + rounding).floor_().add_((position - rounding).ceil_()).long()
+    return slot.add_(relevance, alpha=2 * bins - 1)
+
+
+def _slopes(gradient: Tensor) -> Tensor:
+    """Derivative of the loss by a score, for each slot the score may lie in.
+
+    Between two centers a rising score moves mass from the lower bin to the higher one. On a
+    center Eq. 8 adds up the slopes of both sides, with bins beyond the ends counting nothing.
+
+    Args:
+        gradient: [2, Q, M], by the histograms of the relevant and of all images.
+
+    Returns:
+        [Q, 2(2M − 1)]: slots for the irrelevant images, then for the relevant ones.
+    """
+    bins = gradient.shape[-1]
+    relevant, every = gradient
+    by_bin = torch.stack((every, every + relevant), dim=1)
+    between = -torch.nn.functional.pad(by_bin, (1, 1)).diff() * ((bins - 1) / 2)
+    slots = by_bin.new_empty(len(by_bin), 2, 2 * bins - 1)
+    slots[..., 0::2] = between[..., :-1] + between[..., 1:]
+    slots[..., 1::2] = between[..., 1:-1]
+    return slots.flatten(1)
+
+
+def _blocks(start: int, stop: int) -> list[slice]:
+    return [slice(i, min(i + TILE, stop)) for i in range(start, stop, TILE)]
+
+
+def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    for row_block in _blocks(0, rows):
+        for column_block in _blocks(0, columns):
+            yield row_block, column_block
+
+
+def _tile_pairs(size: int, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+    """Tiles that cover each unordered pair of images once, if one of the two is a query.
+
+    No tile lies across a border of the query rows, so each is inside or outside as a whole.
+    """
+    blocks = _blocks(0, start) + _blocks(start, stop) + _blocks(stop, size)
+    for i, rows in enumerate(blocks):
+        for columns in blocks[i:]:
+            if _inside(rows, start, stop) or _inside(columns, start, stop):
+                yield rows, columns
+
+
+def _inside(block: slice, start: int, stop: int) -> bool:
+    return bool(start <= block.start and block.stop <= stop)

@@ -1,0 +1,435 @@
+"""The losses against the dense float64 transcription of the paper, and on awkward input."""
+
+import math
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
+from torch.nn.functional import normalize
+
+from listwise.losses import QuantizedAPLoss, TieAwareAPLoss, class_balanced_weights, quantized_ap
+from listwise.losses import histogram as histogram_module
+
+LOSSES = {
+    "quantized": (QuantizedAPLoss, reference.quantized),
+    "tie-aware": (TieAwareAPLoss, reference.simplified_tie_aware),
+}
+
+
+@pytest.fixture(params=[3, 16, 1024], ids="tile{}".format)
+def tile(request, monkeypatch):
+    monkeypatch.setattr(histogram_module, "TILE", request.param)
+
+
+@st.composite
+def batches(draw):
+    """Raw (not yet normalised) descriptors and labels with everything that goes wrong in life."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = draw(st.integers(3, 40))
+    raw = rng.normal(size=(size, draw(st.integers(2, 6))))
+    labels = rng.integers(0, draw(st.integers(1, 8)), size)
+    if draw(st.booleans()):  # one giant class
+        labels[: size * 3 // 4] = 0
+    labels[:2] = 0  # so that at least one query has a positive
+    if draw(st.booleans()):  # some classes of one image
+        labels[2 : 2 + size // 4] = 100 + np.arange(len(labels[2 : 2 + size // 4]))
+    if draw(st.booleans()):  # duplicated images, some with another label
+        raw[size // 2 :] = raw[: size - size // 2]
+    if draw(st.booleans()):  # opposite images
+        raw[-1] = -raw[0]
+    weights = torch.tensor(rng.uniform(0, 3, size)) if draw(st.booleans()) else None
+    if weights is not None:
+        weights[0] = 1
+    return torch.tensor(raw, dtype=torch.float64), torch.tensor(labels), weights
+
+
+def value_and_gradient(function, raw):
+    raw = raw.clone().requires_grad_()
+    value = function(normalize(raw, dim=1))
+    value.backward()
+    return value.item(), raw.grad
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("include_self", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(batch=batches(), bins=st.integers(2, 1000), tile=st.sampled_from([3, 16, 1024]))
+def test_equals_the_papers_equations(name, include_self, batch, bins, tile):
+    raw, labels, weights = batch
+    make, formula = LOSSES[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(histogram_module, "TILE", tile)
+        loss = make(bins, include_self=include_self)
+        value, gradient = value_and_gradient(lambda d: loss(d, labels, weights), raw)
+    expected, expected_gradient = value_and_gradient(
+        lambda d: reference.loss(d, labels, bins, weights, include_self, formula), raw
+    )
+    assert value == pytest.approx(expected, abs=1e-10)
+    scale = max(1.0, expected_gradient.abs().max().item())
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-8 * scale, rtol=1e-8)
+
+
+@pytest.mark.parametrize("bins", [2, 3, 5, 9, 17, 33])
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("include_self", [False, True])
+def test_scores_exactly_on_bin_centers(name, bins, include_self, tile):
+    # Rows of ±1/2: their products are exactly -1, -0.5, 0, 0.5 and 1, and with these numbers of
+    # bins so are the centers. Eq. 8 says what the slope is there, so the raw gradient must agree.
+    generator = torch.Generator().manual_seed(bins)
+    signs = torch.randint(0, 2, (30, 4), generator=generator).double() - 0.5
+    labels = torch.randint(0, 5, (30,), generator=generator)
+    make, formula = LOSSES[name]
+    descriptors = signs.clone().requires_grad_()
+    value = make(bins, include_self=include_self)(descriptors, labels)
+    value.backward()
+    plain = signs.clone().requires_grad_()
+    expected = reference.loss(plain, labels, bins, None, include_self, formula)
+    expected.backward()
+    assert value.item() == pytest.approx(expected.item(), abs=1e-12)
+    torch.testing.assert_close(descriptors.grad, plain.grad, atol=1e-10, rtol=1e-10)
+    assert descriptors.grad.abs().max() > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.tuples(st.integers(1, 7), st.integers(2, 30)),
+    bins=st.integers(2, 1000),
+    tile=st.sampled_from([4, 1024]),
+)
+def test_any_score_matrix(seed, shape, bins, tile):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+    centers = histogram_module.bin_centers(bins)[torch.randint(bins, shape, generator=generator)]
+    scores = torch.where(torch.rand(shape, generator=generator) < 0.3, centers, scores)
+    scores[:, 0] = 1  # so that no bin is empty up to itself, where a precision would be 0/0
+    scores[:, 1] = -1
+    relevance = torch.rand(shape, generator=generator) < 0.3
+    plain = scores.clone().requires_grad_()
+    expected = reference.average_precisions(
+        plain, relevance, torch.ones(shape, dtype=torch.bool), bins
+    )
+    expected.nansum().backward()
+    scores.requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(histogram_module, "TILE", tile)
+        ap = quantized_ap(scores, relevance, bins)
+        ap.nansum().backward()
+    torch.testing.assert_close(ap, expected, atol=1e-10, rtol=0, equal_nan=True)
+    assert ap.isnan().tolist() == (relevance.sum(1) == 0).tolist()
+    counted = relevance.any(1)
+    torch.testing.assert_close(scores.grad[counted], plain.grad[counted], atol=1e-8, rtol=1e-8)
+    assert torch.equal(scores.grad[~counted], torch.zeros_like(scores.grad[~counted]))
+
+
+def test_a_query_gallery_split_is_the_same_loss():
+    generator = torch.Generator().manual_seed(0)
+    descriptors = normalize(torch.randn(30, 5, generator=generator, dtype=torch.float64), dim=1)
+    labels = torch.randint(0, 4, (30,), generator=generator)
+    ap = quantized_ap(descriptors @ descriptors.T, labels[:, None] == labels, bins=20)
+    loss = QuantizedAPLoss(20, include_self=True)(descriptors, labels)
+    assert 1 - ap.mean().item() == pytest.approx(loss.item(), abs=1e-12)
+
+
+def test_products_that_stray_past_one_count_as_one():
+    row = normalize(torch.tensor([[0.1, 0.7, 0.3]], dtype=torch.float64), dim=1)
+    row = row * (1 + 1e-15)
+    assert (row @ row.T).item() > 1
+    descriptors = torch.cat([row, row, -row, -row])
+    labels = torch.tensor([0, 0, 1, 1])
+    for bins in (2, 20, 1000):
+        assert QuantizedAPLoss(bins)(descriptors, labels).item() == 0
+    scores = torch.tensor([[1 + 4e-3, -1 - 4e-3]], dtype=torch.float64)
+    assert quantized_ap(scores, torch.tensor([[1, 0]]), bins=1000).item() == 1
+
+
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+@pytest.mark.parametrize("parts", [[0, 30], [0, 13, 30], [0, 1, 2, 30], [0, 10, 20, 30]])
+def test_shares_of_the_queries_add_up(make, parts, tile):
+    generator = torch.Generator().manual_seed(1)
+    raw = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 6, (30,), generator=generator)
+    weights = class_balanced_weights(labels)
+    loss = make()
+    whole, gradient = value_and_gradient(lambda d: loss(d, labels, weights), raw)
+    shares = [
+        value_and_gradient(lambda d, q=pair: loss(d, labels, weights, queries=q), raw)
+        for pair in pairwise(parts)
+    ]
+    assert sum(value for value, _ in shares) == pytest.approx(whole, abs=1e-12)
+    torch.testing.assert_close(sum(g for _, g in shares), gradient, atol=1e-12, rtol=1e-10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_closed_form_is_the_mean_over_all_orders(data):
+    from listwise.losses.precision import expected_precision
+
+    every = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(lambda n: sum(n)))
+    relevant = [data.draw(st.integers(0, n)) for n in every]
+    if not sum(relevant):
+        relevant[int(np.argmax(every))] = 1
+    expected = reference.mean_precision_over_orders(relevant, every)
+    ap = expected_precision(
+        torch.tensor(relevant, dtype=torch.float64),
+        torch.tensor(every, dtype=torch.float64),
+        torch.tensor(sum(relevant)),
+    )
+    assert ap.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_closed_form_at_broken_counts_follows_the_digamma_function():
+    mpmath = pytest.importorskip("mpmath")
+    from listwise.losses.precision import expected_precision
+
+    mpmath.mp.dps = 50
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        every = generator.choice([1e-9, 0.015, 0.3, 0.981, 1 - 1e-9, 1.019, 1.7, 40.5, 3000.2], 6)
+        relevant = every * generator.choice([0, 0.2, 1.0], 6)
+        relevant[0] = every[0]
+        total, ahead, relevant_ahead = mpmath.mpf(0), mpmath.mpf(0), mpmath.mpf(0)
+        for n_relevant, n in zip(map(mpmath.mpf, relevant), map(mpmath.mpf, every), strict=True):
+            inverse_ranks = mpmath.digamma(ahead + n + 1) - mpmath.digamma(ahead + 1)
+            slope = (n_relevant - 1) / (n - 1)
+            inner = slope * n + (relevant_ahead + 1 - slope * (ahead + 1)) * inverse_ranks
+            total += n_relevant / n * inner
+            ahead, relevant_ahead = ahead + n, relevant_ahead + n_relevant
+        tensors = torch.tensor(relevant), torch.tensor(every), torch.tensor(relevant.sum())
+        expected = float(total / mpmath.mpf(relevant.sum()))
+        assert expected_precision(*tensors).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("include_self", [False, True])
+@pytest.mark.parametrize(
+    "make", [QuantizedAPLoss, TieAwareAPLoss, lambda **k: TieAwareAPLoss(form="closed", **k)]
+)
+def test_gradcheck(make, include_self):
+    generator = torch.Generator().manual_seed(3)
+    raw = torch.randn(12, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 4, (12,), generator=generator)
+    weights = class_balanced_weights(labels).double()
+    loss = make(include_self=include_self)
+    assert torch.autograd.gradcheck(
+        lambda x: loss(normalize(x, dim=1), labels, weights), raw, eps=1e-7, atol=1e-6
+    )
+
+
+def test_gradcheck_of_a_score_matrix():
+    generator = torch.Generator().manual_seed(4)
+    scores = (
+        torch.rand(4, 9, generator=generator, dtype=torch.float64) * 1.9 - 0.95
+    ).requires_grad_()
+    relevance = torch.rand(4, 9, generator=generator) < 0.4
+    relevance[:, 0] = True
+    assert torch.autograd.gradcheck(
+        lambda s: quantized_ap(s, relevance, 20), scores, eps=1e-7, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
+)
+def test_precisions(make, dtype, tolerance):
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(0, 20, (300,), generator=generator)
+    centers = torch.randn(20, 32, generator=generator)
+    raw = (centers[labels] + torch.randn(300, 32, generator=generator)).double()
+    descriptors = normalize(raw, dim=1).to(dtype)
+    exact = descriptors.double().requires_grad_()
+    expected = make()(exact, labels)
+    expected.backward()
+    descriptors.requires_grad_()
+    value = make()(descriptors, labels)
+    value.backward()
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert descriptors.grad.dtype == dtype
+    # Sums run in float32 at least, so half precision costs the rounding of its input alone.
+    assert value.item() == pytest.approx(expected.item(), abs=1e-6)
+    error = (descriptors.grad.double() - exact.grad).norm() / exact.grad.norm()
+    assert error < tolerance
+
+
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+def test_autocast_changes_nothing(make):
+    generator = torch.Generator().manual_seed(6)
+    raw = torch.randn(60, 16, generator=generator)
+    labels = torch.randint(0, 9, (60,), generator=generator)
+    plain = value_and_gradient(lambda d: make()(d, labels), raw)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = value_and_gradient(lambda d: make()(d, labels), raw)
+    assert cast[0] == plain[0]
+    assert torch.equal(cast[1], plain[1])
+
+
+@pytest.mark.slow
+def test_torch_compile():
+    backend = "inductor" if shutil.which("g++") else "aot_eager"
+    generator = torch.Generator().manual_seed(7)
+    raw = torch.randn(40, 8, generator=generator)
+    labels = torch.randint(0, 6, (40,), generator=generator)
+    for make in (QuantizedAPLoss, TieAwareAPLoss):
+        plain = value_and_gradient(lambda d, m=make: m()(d, labels), raw)
+        loss = torch.compile(make(), backend=backend)
+        compiled = value_and_gradient(lambda d, f=loss: f(d, labels), raw)
+        assert compiled[0] == pytest.approx(plain[0], abs=1e-6)
+        torch.testing.assert_close(compiled[1], plain[1], atol=1e-6, rtol=1e-4)
+
+
+def test_every_operator_keeps_torchs_rules():
+    generator = torch.Generator().manual_seed(8)
+    raw = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    descriptors = normalize(raw, dim=1).requires_grad_()
+    labels = torch.randint(0, 3, (9,), generator=generator)
+    torch.library.opcheck(
+        torch.ops.listwise.label_histograms.default, (descriptors, labels, 5, False, 2, 7)
+    )
+    scores = (descriptors @ descriptors.T).detach() * 0.9
+    relevance = labels[:, None] == labels
+    torch.library.opcheck(
+        torch.ops.listwise.score_histograms.default, (scores.requires_grad_(), relevance, 5)
+    )
+
+
+def test_more_bins_come_nearer_to_the_exact_average_precision():
+    generator = np.random.default_rng(0)
+    relevance = generator.random((300, 200)) < 0.1
+    relevance[:, 0] = True
+    scores = np.clip(generator.normal(0.1, 0.2, relevance.shape) + 0.25 * relevance, -1, 1)
+    exact = np.array(
+        [average_precision_score(y, s) for y, s in zip(relevance, scores, strict=True)]
+    )
+    errors = []
+    for bins in (20, 50, 100, 200, 500, 1000, 2000):
+        ap = quantized_ap(torch.tensor(scores), torch.tensor(relevance), bins)
+        errors.append(np.abs(ap.numpy() - exact).mean())
+    assert all(later < earlier for earlier, later in pairwise(errors)), errors
+    assert errors[-1] < 0.01, errors
+    assert errors[-1] < errors[0] / 5, errors
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 60))
+def test_distinct_scores_on_bin_centers_give_the_exact_average_precision(seed, size):
+    generator = np.random.default_rng(seed)
+    bins = 129
+    scores = 1 - generator.choice(bins, size, replace=False) * (2 / (bins - 1))
+    relevance = generator.random(size) < 0.4
+    relevance[0] = True
+    ap = quantized_ap(torch.tensor(scores)[None], torch.tensor(relevance)[None], bins)
+    assert ap.item() == pytest.approx(average_precision_score(relevance, scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+def test_gradient_descent_sorts_free_points(make):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(500, 32, generator=generator).requires_grad_()
+    labels = torch.arange(50).repeat(10)
+    optimizer = torch.optim.Adam([points], lr=0.1)
+    loss = make()
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss(normalize(points, dim=1), labels).backward()
+        optimizer.step()
+    scores = normalize(points, dim=1).detach()
+    scores = (scores @ scores.T).numpy()
+    exact = []
+    for i in range(500):
+        others = np.arange(500) != i
+        relevant = (labels == labels[i]).numpy()[others]
+        exact.append(average_precision_score(relevant, scores[i][others]))
+    assert np.mean(exact) >= 0.99
+
+
+def test_a_query_without_positives_does_not_count():
+    generator = torch.Generator().manual_seed(9)
+    pairs = normalize(torch.randn(6, 4, generator=generator, dtype=torch.float64), dim=1)
+    labels = torch.tensor([0, 0, 1, 1, 2, 3])
+    ap = quantized_ap(
+        (pairs @ pairs.T)[:4][:, [1, 0, 3, 2, 4, 5]].gather(
+            1, torch.tensor([[0, 2, 3, 4, 5], [1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [0, 1, 3, 4, 5]])
+        ),
+        torch.tensor([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]]),
+    )
+    assert QuantizedAPLoss()(pairs, labels).item() == pytest.approx(1 - ap.mean().item(), abs=1e-12)
+
+
+UNIT = torch.eye(4)
+LABELS = torch.tensor([0, 0, 1, 1])
+NAN = torch.full((4, 4), math.nan)
+
+
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((UNIT[0], LABELS), r"descriptors must be a tensor \[B, C\], not \[4\]"),
+        ((UNIT.long(), LABELS), "floating-point"),
+        ((UNIT.numpy(), LABELS), "ndarray"),
+        ((UNIT, LABELS[:3]), "4 descriptors but 3 labels"),
+        ((UNIT, LABELS[:, None]), r"labels must be a tensor \[B\]"),
+        ((UNIT, LABELS.float()), "labels must be integers"),
+        ((UNIT, LABELS > 0), "labels must be integers"),
+        ((UNIT, [0, 0, 1, 1]), "labels must be a tensor"),
+        ((NAN, LABELS), "NaN"),
+        ((UNIT * math.inf, LABELS), "NaN or infinite"),
+        ((UNIT * 3, LABELS), "normalize"),
+        ((UNIT[:1], LABELS[:1]), "at least two images"),
+        ((UNIT, torch.arange(4)), "no query has a positive"),
+        ((UNIT, LABELS, torch.zeros(4)), "no query has a positive"),
+        ((UNIT, LABELS, torch.ones(3)), r"weights must be a tensor \[4\]"),
+        ((UNIT, LABELS, -torch.ones(4)), "not negative"),
+        ((UNIT, LABELS, NAN[0]), "finite"),
+    ],
+)
+def test_bad_input_is_said_in_one_sentence(make, arguments, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        make()(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bins", [1, 0, -3, 2.5, True, None])
+def test_too_few_bins(bins):
+    for make in (QuantizedAPLoss, TieAwareAPLoss):
+        with pytest.raises(ValueError, match="bins must be a whole number of at least 2"):
+            make(bins)
+    with pytest.raises(ValueError, match="bins must be"):
+        quantized_ap(UNIT, UNIT, bins)
+
+
+def test_unknown_form_and_rows():
+    with pytest.raises(ValueError, match="simplified, closed"):
+        TieAwareAPLoss(form="exact")
+    for rows in [(0, 5), (2, 2), (-1, 3)]:
+        with pytest.raises(ValueError, match="queries must be rows"):
+            QuantizedAPLoss()(UNIT, LABELS, queries=rows)
+
+
+@pytest.mark.parametrize(
+    ("scores", "relevance", "says"),
+    [
+        (UNIT[0], UNIT[0], r"scores must be a tensor \[Q, N\]"),
+        (UNIT, UNIT[:3], r"scores are \[4, 4\] but relevance is \[3, 4\]"),
+        (UNIT.long(), UNIT, "floating-point"),
+        (UNIT[:, :0], UNIT[:, :0], "at least one"),
+        (UNIT * 2, UNIT, r"in \[-1, 1\]"),
+        (NAN, UNIT, "NaN"),
+        (UNIT, UNIT * 0.5, "0 or 1"),
+    ],
+)
+def test_bad_score_matrices(scores, relevance, says):
+    with pytest.raises(ValueError, match=says):
+        quantized_ap(scores, relevance)
+
+
+def test_repr_says_the_settings():
+    assert repr(QuantizedAPLoss(7)) == "QuantizedAPLoss(bins=7, include_self=False)"
+    assert "form=closed" in repr(TieAwareAPLoss(form="closed"))
