@@ -1,0 +1,1 @@
+"""Measured comparisons: one file each, run by `listwise benchmark NAME`."""

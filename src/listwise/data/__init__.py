@@ -1,0 +1,55 @@
+"""Images and labels: reading, checking and cropping them."""
+
+from listwise.data.crops import (
+    Crop,
+    CropBatch,
+    CropDataset,
+    CropSettings,
+    UnreadableClassError,
+    collate,
+    random_crop,
+    whole_image,
+)
+from listwise.data.images import (
+    IMAGE_SUFFIXES,
+    MAX_PIXELS,
+    Box,
+    ImageError,
+    image_size,
+    list_images,
+    load_image,
+)
+from listwise.data.labelled import (
+    ImageReport,
+    Images,
+    LabelledImages,
+    check_images,
+    hold_out_classes,
+    read_images,
+    read_labelled,
+)
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "MAX_PIXELS",
+    "Box",
+    "Crop",
+    "CropBatch",
+    "CropDataset",
+    "CropSettings",
+    "ImageError",
+    "ImageReport",
+    "Images",
+    "LabelledImages",
+    "UnreadableClassError",
+    "check_images",
+    "collate",
+    "hold_out_classes",
+    "image_size",
+    "list_images",
+    "load_image",
+    "random_crop",
+    "read_images",
+    "read_labelled",
+    "whole_image",
+]

@@ -1,0 +1,213 @@
+"""Training crops: random scale, shape, rotation, place and colour, repeatable from numbers."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from listwise.data.images import ImageError, load_image
+from listwise.data.labelled import LabelledImages
+from listwise.errors import InputError
+from listwise.settings import CropSettings
+
+# Weights of red, green and blue in grey (ITU-R 601), and the two axes of colour around it (YIQ).
+_GREY = np.array([0.299, 0.587, 0.114])
+_TO_YIQ = np.array([_GREY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+_FROM_YIQ = np.linalg.inv(_TO_YIQ)
+
+
+def random_crop(
+    image: Image.Image, settings: CropSettings, generator: np.random.Generator
+) -> Tensor:
+    """Draw a crop of an RGB photo: uint8 [3, S, S].
+
+    The generator always gives the same number of draws, so that one setting can change without
+    changing what the others do.
+    """
+    draws = generator.random(10)
+    spread = 2.0 * draws - 1.0
+    angle = math.radians(spread[0] * settings.rotation)
+    ratio = settings.max_ratio ** spread[1]
+    area = settings.min_area + (settings.max_area - settings.min_area) * draws[2]
+
+    # A rectangle of width √ratio and height 1/√ratio, turned, spans this much; then as large as
+    # the photo allows, then reduced to the drawn area.
+    cos, sin = math.cos(angle), math.sin(angle)
+    width, height = math.sqrt(ratio), 1.0 / math.sqrt(ratio)
+    span_x = width * abs(cos) + height * abs(sin)
+    span_y = width * abs(sin) + height * abs(cos)
+    scale = min(image.width / span_x, image.height / span_y) * math.sqrt(area)
+    span_x = min(span_x * scale, image.width)  # rounding must not put it outside
+    span_y = min(span_y * scale, image.height)
+    left = draws[3] * (image.width - span_x)
+    top = draws[4] * (image.height - span_y)
+    across = np.array([cos, sin]) * width * scale
+    down = np.array([-sin, cos]) * height * scale
+    crop = _resample(image, (left, top, left + span_x, top + span_y), across, down, settings.size)
+
+    if draws[5] < settings.flip:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    crop = _jitter(
+        crop,
+        brightness=1.0 + spread[6] * settings.brightness,
+        contrast=1.0 + spread[7] * settings.contrast,
+        saturation=1.0 + spread[8] * settings.saturation,
+        hue=spread[9] * settings.hue,
+    )
+    return _to_tensor(crop)
+
+
+def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
+    """A whole RGB image, reduced if its long side exceeds `max_side`: uint8 [3, H, W]."""
+    if max_side is not None and max(image.size) > max_side:
+        scale = max_side / max(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return _to_tensor(image)
+
+
+class Crop(NamedTuple):
+    """One crop uint8 [3, S, S], its label, and the errors of files that it stands in for."""
+
+    image: Tensor
+    label: int
+    errors: tuple[str, ...]
+
+
+class CropBatch(NamedTuple):
+    """Crops uint8 [B, 3, S, S], labels int64 [B], and the errors met on the way."""
+
+    images: Tensor
+    labels: Tensor
+    errors: tuple[str, ...]
+
+
+class UnreadableClassError(InputError):
+    """No image of a class can be decoded."""
+
+    def __init__(self, message: str) -> None:
+        # A data loader raises a worker's error again with its traceback for a message; the
+        # sentence of the error itself stands at its end.
+        name = f"{type(self).__name__}: "
+        super().__init__(message.rpartition(name)[2].strip())
+
+
+class CropDataset(Dataset[Crop]):
+    """Random crops of labelled images; a key is a pair (iteration, index of the image).
+
+    A crop depends on the seed and its key alone, not on the order of calls or the process.
+    Use it with a batch sampler of such pairs:
+    `DataLoader(dataset, batch_sampler=..., collate_fn=collate)`.
+
+    In place of an image that cannot be decoded comes the next of the same class, with the error
+    in `Crop.errors`, so that batches keep their size.
+    """
+
+    def __init__(self, images: LabelledImages, settings: CropSettings, seed: int) -> None:
+        self.images = images
+        self.settings = settings
+        self.seed = seed
+        self._by_class = np.argsort(images.labels, kind="stable")
+        self._class_end = np.cumsum(images.class_sizes())
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: tuple[int, int]) -> Crop:
+        iteration, index = key
+        label = int(self.images.labels[index])
+        generator = np.random.default_rng([self.seed, iteration, index])
+        errors: list[str] = []
+        for candidate in self._same_class_from(index, label):
+            try:
+                photo = load_image(
+                    self.images.paths[candidate],
+                    self.images.box(candidate),
+                    self.settings.min_side,
+                )
+            except ImageError as error:
+                errors.append(str(error))
+                continue
+            return Crop(random_crop(photo, self.settings, generator), label, tuple(errors))
+        raise UnreadableClassError(
+            f"no image of the class {self.images.class_names[label]!r} can be decoded; "
+            f"the first: {errors[0]}"
+        )
+
+    def _same_class_from(self, index: int, label: int) -> list[int]:
+        """The images of a class in their order, from `index` on and round to before it."""
+        end = self._class_end[label]
+        start = self._class_end[label - 1] if label > 0 else 0
+        members = self._by_class[start:end]
+        return [int(i) for i in np.roll(members, -int(np.searchsorted(members, index)))]
+
+
+def collate(crops: Sequence[Crop]) -> CropBatch:
+    """Put crops together into a batch."""
+    return CropBatch(
+        torch.stack([crop.image for crop in crops]),
+        torch.tensor([crop.label for crop in crops], dtype=torch.int64),
+        tuple(error for crop in crops for error in crop.errors),
+    )
+
+
+def _resample(
+    image: Image.Image,
+    bounds: tuple[float, float, float, float],
+    across: np.ndarray,
+    down: np.ndarray,
+    size: int,
+) -> Image.Image:
+    """The rectangle in the middle of `bounds` with edges `across` and `down`, size × size."""
+    left, top, right, bottom = bounds
+    right, bottom = min(right, image.width), min(bottom, image.height)
+    if across[1] == 0.0 and across[0] > 0.0:
+        return image.resize(
+            (size, size), Image.Resampling.BICUBIC, (left, top, right, bottom), reducing_gap=3.0
+        )
+    # An affine transform does not average over the pixels it skips: reduce before, not after.
+    reduction = math.sqrt(float(np.linalg.norm(across) * np.linalg.norm(down))) / size
+    if reduction > 1.0:
+        reduced = (
+            max(1, round((right - left) / reduction)),
+            max(1, round((bottom - top) / reduction)),
+        )
+        image = image.resize(
+            reduced, Image.Resampling.BICUBIC, (left, top, right, bottom), reducing_gap=3.0
+        )
+        shrink = np.array([reduced[0] / (right - left), reduced[1] / (bottom - top)])
+        across, down = across * shrink, down * shrink
+        left, top, right, bottom = 0.0, 0.0, float(reduced[0]), float(reduced[1])
+    corner = np.array([(left + right) / 2, (top + bottom) / 2]) - across / 2 - down / 2
+    (a, d), (b, e) = across / size, down / size
+    return image.transform(
+        (size, size),
+        Image.Transform.AFFINE,
+        (a, b, corner[0], d, e, corner[1]),
+        Image.Resampling.BICUBIC,
+    )
+
+
+def _jitter(
+    crop: Image.Image, brightness: float, contrast: float, saturation: float, hue: float
+) -> Image.Image:
+    """Change the colours, all at once: each change is affine, so their chain is one matrix."""
+    if (brightness, contrast, saturation, hue) == (1.0, 1.0, 1.0, 0.0):
+        return crop
+    turn = 2.0 * math.pi * hue
+    cos, sin = math.cos(turn) * saturation, math.sin(turn) * saturation
+    colour = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
+    # Contrast spreads values around the mean grey, which turning and fading colours keep.
+    mean = float(_GREY @ np.asarray(crop.reduce(8)).reshape(-1, 3).mean(axis=0))
+    offset = np.full((3, 1), (1.0 - contrast) * mean * brightness)
+    matrix = np.hstack([colour * (contrast * brightness), offset])
+    return crop.convert("RGB", tuple(matrix.ravel().tolist()))
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

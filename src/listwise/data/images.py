@@ -1,0 +1,235 @@
+"""Image files of every kind become upright 8-bit RGB."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from listwise.errors import InputError
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom edge in pixels of the upright image."""
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".gif"})
+"""Names that end so are taken for images when a folder is listed, upper case too."""
+
+MAX_PIXELS = 256_000_000
+"""A file that declares more pixels is refused before it is decoded."""
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF")
+_ORIENTATION_TAG = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class ImageError(InputError):
+    """One image file cannot be used: `path` says which, `reason` why."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = str(path)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
+        return type(self), (self.path, self.reason)
+
+
+def load_image(
+    path: str | Path, box: Box | None = None, min_side: int | None = None
+) -> Image.Image:
+    """Decode an image file to upright RGB, on white where it is transparent.
+
+    Args:
+        path: a JPEG, PNG, WebP, TIFF or GIF file; of an animation the first frame is taken.
+        box: the part to keep, clipped to the image.
+        min_side: allows a JPEG to be decoded at a half, quarter or eighth of its size, which is
+            much quicker, as long as its short side keeps this length. Without effect with `box`.
+
+    Raises:
+        ImageError: the file is missing, broken, no image, or has more than `MAX_PIXELS` pixels.
+    """
+    with _opened(path) as image:
+        if min_side is not None and box is None:
+            image.draft(None, (min_side, min_side))
+        image.load()
+        upright = _to_rgb(image)
+        # Pillow turns TIFF files while it loads them.
+        turn = None if image.format == "TIFF" else _TURNS.get(_orientation(image))
+        if turn is not None:
+            upright = upright.transpose(turn)
+        if box is not None:
+            left, top, right, bottom = _clip(path, box, upright.size)
+            # `crop` would warn of large boxes, which MAX_PIXELS has already allowed.
+            upright = upright.transform(
+                (right - left, bottom - top),
+                Image.Transform.EXTENT,
+                (left, top, right, bottom),
+                Image.Resampling.NEAREST,
+            )
+        return upright
+
+
+def image_size(path: str | Path, box: Box | None = None) -> tuple[int, int]:
+    """Width and height that `load_image(path, box)` would have, from the file's header alone.
+
+    Raises:
+        ImageError: as `load_image`, except for damage behind the header.
+    """
+    with _opened(path) as image:
+        width, height = image.size
+        # Asked for the EXIF data of a PNG that has none in its header, Pillow decodes it all.
+        known = image.format != "PNG" or "exif" in image.info
+        orientation = _orientation(image) if known else 1
+        if image.format == "TIFF":  # versions of Pillow differ in whether `size` is turned yet
+            width, height = _tiff_tag(image, 256, width), _tiff_tag(image, 257, height)
+        if orientation >= 5:
+            width, height = height, width
+        if box is not None:
+            left, top, right, bottom = _clip(path, box, (width, height))
+            width, height = right - left, bottom - top
+        return width, height
+
+
+def list_images(folder: str | Path) -> list[Path]:
+    """All image files below a folder by their suffix, sorted, hidden files and folders left out.
+
+    Raises:
+        InputError: there is no such folder, or it cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    return sorted(_walk(folder, ()))
+
+
+def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    """Image files below `folder`; links are followed unless they lead back to a folder above."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(folder / entry.name, (*above, real))
+        elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES:
+            yield folder / entry.name
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[ImageFile.ImageFile]:
+    """The image with its header read and its size checked; every failure is an `ImageError`."""
+    try:
+        with open(path, "rb") as file:
+            yield _identify(path, file)
+    except ImageError:
+        raise
+    except FileNotFoundError:
+        raise ImageError(path, "no such file") from None
+    except IsADirectoryError:
+        raise ImageError(path, "is a folder, not an image file") from None
+    except PermissionError:
+        raise ImageError(path, "may not be read (permission denied)") from None
+    except Exception as error:  # a damaged file makes decoders raise nearly anything
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise ImageError(path, f"broken or truncated ({said})") from error
+
+
+def _identify(path: str | Path, file: BinaryIO) -> ImageFile.ImageFile:
+    """Open by content, with no plugin but ours.
+
+    `Image.open` is not used because its limit on pixels is a global of the process, and because
+    it warns of sizes that are allowed here.
+    """
+    prefix = file.read(16)
+    if not prefix:
+        raise ImageError(path, "empty file (0 bytes)")
+    Image.init()
+    for name in _FORMATS:
+        factory, accept = Image.OPEN[name]
+        if accept is None or accept(prefix) is not True:
+            continue
+        file.seek(0)
+        image = factory(file, os.fspath(path))
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            limit = MAX_PIXELS // 1_000_000
+            raise ImageError(
+                path, f"declares {width} × {height} pixels, more than the {limit} million allowed"
+            )
+        if width * height == 0:
+            raise ImageError(path, "has no pixels")
+        return image
+    raise ImageError(path, "not a JPEG, PNG, WebP, TIFF or GIF image")
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; unreadable EXIF data do not make a photo unusable."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:
+        return 1
+    return orientation if orientation in _TURNS else 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Image.fromarray(_grey_to_8_bits(image)).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _grey_to_8_bits(image: Image.Image) -> np.ndarray:
+    """Deep grey, integer or float, scaled so that its white is 255: uint8 [H, W]."""
+    values = np.asarray(image).astype(np.float32)
+    values[~np.isfinite(values)] = 0.0
+    black, white = 0.0, 65535.0
+    if image.mode.startswith("I;16"):
+        white = 2.0 ** _tiff_tag(image, 258, 16) - 1.0
+    elif image.format != "PNG":
+        # 32-bit files do not say what white is: the smallest usual range that holds the values.
+        low, high = float(values.min()), float(values.max())
+        usual = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+        fitting = [limit for limit in usual if low >= 0.0 and high <= limit]
+        black, white = (0.0, fitting[0]) if fitting else (low, max(high, low + 1.0))
+    scaled = (values - black) * (255.0 / (white - black))
+    if _tiff_tag(image, 262, 1) == 0:  # "white is zero", which Pillow leaves as it is
+        scaled = 255.0 - scaled
+    return np.asarray(np.clip(scaled + 0.5, 0.0, 255.0).astype(np.uint8))
+
+
+def _tiff_tag(image: Image.Image, tag: int, default: int) -> int:
+    value = getattr(image, "tag_v2", {}).get(tag, default)
+    return int(value[0] if isinstance(value, tuple) else value)
+
+
+def _clip(path: str | Path, box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The box in whole pixels of an image of that size, never empty."""
+    width, height = size
+    if all(math.isfinite(edge) for edge in box):
+        left, top = max(0, round(box[0])), max(0, round(box[1]))
+        right, bottom = min(width, round(box[2])), min(height, round(box[3]))
+        if left < right and top < bottom:
+            return left, top, right, bottom
+    shown = ", ".join(f"{edge:g}" for edge in box)
+    raise ImageError(
+        path, f"box ({shown}) is empty or outside the image of {width} × {height} pixels"
+    )

@@ -1,0 +1,518 @@
+"""Sets of images with labels: how they are written down, read, divided and checked.
+
+Three layouts are understood, by `read_labelled` (with labels) and `read_images` (without):
+
+* **A folder of class folders.** The class of an image is the first folder below the root;
+  deeper folders do not matter: `photos/eiffel_tower/2019/a.jpg` is of class `eiffel_tower`.
+* **A table**, `.csv` (UTF-8, comma-separated, a header line) or `.parquet`, one image a row:
+
+  ======================  ==================================================================
+  `path`                  the image file: absolute, or relative to the table's own folder
+  `label`                 its class: any text or number
+  `split`                 optional: which part it belongs to, such as `train` or `val`
+  `box`                   optional: `"x0,y0,x1,y1"` or `"x0 y0 x1 y1"`, the part of the image
+                          to use, in pixels of the upright image; empty means all of it
+  `x0`, `y0`, `x1`, `y1`  the same as four columns in place of `box`
+  ======================  ==================================================================
+
+* **An image list**, `.txt`: one image a line, then a tab and its label. Without a tab the last
+  word of the line is the label. Paths are absolute or relative to the list's own folder.
+"""
+
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NoReturn, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from listwise.data.images import (
+    IMAGE_SUFFIXES,
+    Box,
+    ImageError,
+    image_size,
+    list_images,
+)
+from listwise.errors import InputError
+
+_BOX_COLUMNS = ("x0", "y0", "x1", "y1")
+_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+_LAYOUTS = (
+    "a folder of class folders, a .csv or .parquet table with the columns path,label, "
+    "or a .txt list with path<TAB>label on each line"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """N image files.
+
+    `paths` are absolute, `ids` are the paths as the source writes them (relative to the folder
+    in case of a folder), `boxes` says which part of each image is meant, None for all of it.
+    """
+
+    paths: tuple[str, ...]
+    ids: tuple[str, ...]
+    boxes: tuple[Box | None, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def box(self, index: int) -> Box | None:
+        """The part of image `index` that is meant, None for all of it."""
+        return None if self.boxes is None else self.boxes[index]
+
+    def subset(self, indices: npt.ArrayLike) -> Self:
+        """The images at these positions, in this order."""
+        chosen = np.asarray(indices, dtype=np.int64).tolist()
+        return replace(
+            self,
+            paths=tuple(self.paths[i] for i in chosen),
+            ids=tuple(self.ids[i] for i in chosen),
+            boxes=None if self.boxes is None else tuple(self.boxes[i] for i in chosen),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages(Images):
+    """N image files of K classes.
+
+    `labels` is int64 [N] with values 0 to K-1, `class_names` names them and is sorted; every
+    class has an image. `splits` names the part each image belongs to (train, val ...), None
+    where the source does not say.
+    """
+
+    labels: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+    splits: tuple[str, ...] | None
+
+    def class_sizes(self) -> npt.NDArray[np.int64]:
+        """Number of images of each class: int64 [K]."""
+        return np.bincount(self.labels, minlength=len(self.class_names)).astype(np.int64)
+
+    def subset(self, indices: npt.ArrayLike) -> Self:
+        """The images at these positions, in this order, the classes left renumbered from 0."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        kept, labels = np.unique(self.labels[chosen], return_inverse=True)
+        return replace(
+            super().subset(chosen),
+            labels=labels.reshape(-1).astype(np.int64),
+            class_names=tuple(self.class_names[k] for k in kept),
+            splits=None if self.splits is None else tuple(self.splits[i] for i in chosen),
+        )
+
+    def of_split(self, name: str) -> Self:
+        """The images of one split."""
+        if self.splits is None:
+            raise InputError(
+                f"split {name!r} asked for, but the images have no split column; "
+                "add one to the table or leave the split out"
+            )
+        chosen = [i for i, split in enumerate(self.splits) if split == name]
+        if not chosen:
+            seen = ", ".join(sorted(set(self.splits)))
+            raise InputError(f"no image has the split {name!r}; the splits are: {seen}")
+        return self.subset(chosen)
+
+
+def read_labelled(
+    source: str | Path, split: str | None = None, split_column: str = "split"
+) -> LabelledImages:
+    """Read images and their labels from a folder, a table or a list (see the module's layouts).
+
+    Files are not opened: `check_images` does that. A table's split column ends up in `.splits`;
+    `split` keeps the images of one.
+
+    Raises:
+        InputError: the source does not have one of the layouts; the message says where.
+    """
+    source = Path(source).expanduser()
+    if source.is_dir():
+        images = _labelled(_class_folders(source))
+    elif _is_table(source):
+        images = _labelled(_table_rows(source, split_column=split_column, need_label=True))
+    else:
+        images = _labelled(_list_rows(source, need_label=True))
+    return images if split is None else images.of_split(split)
+
+
+def read_images(source: str | Path) -> Images:
+    """Read images without labels: any folder, a table with a path column, or an image list.
+
+    Labels and splits are ignored where there are any, boxes are kept.
+
+    Raises:
+        InputError: the source does not have one of the layouts; the message says where.
+    """
+    source = Path(source).expanduser()
+    if source.is_dir():
+        return _unlabelled(_folder_rows(source))
+    if _is_table(source):
+        return _unlabelled(_table_rows(source, split_column=None, need_label=False))
+    return _unlabelled(_list_rows(source, need_label=False))
+
+
+def hold_out_classes(
+    images: LabelledImages, fraction: float, seed: int
+) -> tuple[LabelledImages, LabelledImages]:
+    """Divide into training and validation images by whole classes, drawn by seed.
+
+    About `fraction` of the classes are held out, never one with a single image, which has
+    nothing to be found. Each side keeps at least two classes of two or more images.
+    """
+    if not 0.0 < fraction < 1.0:
+        raise InputError(f"the fraction of classes to hold out must lie in (0, 1), not {fraction}")
+    several = np.flatnonzero(images.class_sizes() >= 2)
+    if len(several) < 4:
+        raise InputError(
+            "to hold out classes for validation, at least 4 classes of two or more images are "
+            f"needed; there are {len(several)}"
+        )
+    wanted = round(fraction * len(images.class_names))
+    count = min(max(wanted, 2), len(several) - 2)
+    held_out = np.random.default_rng(seed).choice(several, size=count, replace=False)
+    in_validation = np.isin(images.labels, held_out)
+    return images.subset(np.flatnonzero(~in_validation)), images.subset(
+        np.flatnonzero(in_validation)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReport:
+    """What `check_images` found.
+
+    `sizes` are the widths and heights of the usable images (of the box where there is one):
+    int64 [N, 2]. `broken` has an error for each other image; `single` names the classes with
+    one usable image.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    broken: tuple[ImageError, ...]
+    single: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What a person should be told, a sentence each; empty if all is well."""
+        lines = []
+        if self.broken:
+            count = len(self.broken)
+            what = "1 image is" if count == 1 else f"{count} images are"
+            named = _first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
+            lines.append(f"{what} unusable and left out: {named}")
+        if self.single:
+            count = len(self.single)
+            what = "1 class has" if count == 1 else f"{count} classes have"
+            lines.append(
+                f"{what} only one image, with nothing to be found: "
+                f"{_first_names(self.single, ', ')}"
+            )
+        return lines
+
+
+ImagesT = TypeVar("ImagesT", bound=Images)
+
+
+def check_images(
+    images: ImagesT, strict: bool = False, workers: int | None = None
+) -> tuple[ImagesT, ImageReport]:
+    """Open every file's header and give the images that can be used, and a report.
+
+    Damage behind the header is found only when an image is decoded. `workers` is the number of
+    threads, chosen from the machine if None.
+
+    Raises:
+        ImageError: with `strict`, the first unusable image.
+        InputError: no image is usable.
+    """
+    usable: list[int] = []
+    sizes: list[tuple[int, int]] = []
+    broken: list[ImageError] = []
+    boxes = repeat(None, len(images)) if images.boxes is None else images.boxes
+    with ThreadPoolExecutor(workers) as pool:
+        for index, found in enumerate(pool.map(_size_or_error, images.paths, boxes)):
+            if isinstance(found, ImageError):
+                if strict:
+                    pool.shutdown(cancel_futures=True)
+                    raise found
+                broken.append(found)
+            else:
+                usable.append(index)
+                sizes.append(found)
+    if not usable:
+        first = f", the first because: {broken[0]}" if broken else ""
+        raise InputError(f"none of the {len(images)} images is usable{first}")
+    kept = images.subset(usable)
+    single: tuple[str, ...] = ()
+    if isinstance(kept, LabelledImages):
+        single = tuple(kept.class_names[k] for k in np.flatnonzero(kept.class_sizes() == 1))
+    return kept, ImageReport(np.array(sizes, dtype=np.int64), tuple(broken), single)
+
+
+def _size_or_error(path: str, box: Box | None) -> tuple[int, int] | ImageError:
+    try:
+        return image_size(path, box)
+    except ImageError as error:
+        return error
+
+
+def _first_names(names: Sequence[str], separator: str) -> str:
+    shown = separator.join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One image as a source writes it; label and split are None where there is none."""
+
+    path: str
+    id: str
+    box: Box | None = None
+    label: str | None = None
+    split: str | None = None
+
+
+def _unlabelled(rows: list[_Row]) -> Images:
+    boxes = tuple(row.box for row in rows)
+    return Images(
+        paths=tuple(row.path for row in rows),
+        ids=tuple(row.id for row in rows),
+        boxes=boxes if any(boxes) else None,
+    )
+
+
+def _labelled(rows: list[_Row]) -> LabelledImages:
+    names = sorted({str(row.label) for row in rows})
+    number = {name: label for label, name in enumerate(names)}
+    splits = tuple(row.split for row in rows if row.split is not None)
+    images = _unlabelled(rows)
+    return LabelledImages(
+        paths=images.paths,
+        ids=images.ids,
+        boxes=images.boxes,
+        labels=np.array([number[str(row.label)] for row in rows], dtype=np.int64),
+        class_names=tuple(names),
+        splits=splits or None,
+    )
+
+
+def _folder_rows(folder: Path) -> list[_Row]:
+    root = Path(os.path.abspath(folder))
+    rows = [_Row(str(path), path.relative_to(root).as_posix()) for path in list_images(root)]
+    if not rows:
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise InputError(f"{folder}: no image in this folder or below it (names in {suffixes})")
+    return rows
+
+
+def _class_folders(folder: Path) -> list[_Row]:
+    rows = _folder_rows(folder)
+    bare = [row.id for row in rows if "/" not in row.id]
+    if bare:
+        what = "1 image lies" if len(bare) == 1 else f"{len(bare)} images lie"
+        raise InputError(
+            f"{folder}: {what} directly in it ({_first_names(bare, ', ')}); put the images of "
+            f"each class into a folder of their own, {folder}/CLASS/IMAGE, or give a CSV file "
+            "with the columns path,label"
+        )
+    rows = [replace(row, label=row.id.split("/", 1)[0]) for row in rows]
+    classes = sorted({str(row.label) for row in rows})
+    if _SPLIT_NAMES.issuperset(name.lower() for name in classes):
+        raise InputError(
+            f"{folder}: its folders ({', '.join(classes)}) are named like splits, not classes; "
+            f"give one of them, such as {folder / classes[0]}, or a CSV file with the columns "
+            "path,label,split"
+        )
+    return rows
+
+
+def _is_table(source: Path) -> bool:
+    """Whether a file is a table and not a list; anything else is an error."""
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder; give {_LAYOUTS}")
+    suffix = source.suffix.lower()
+    if suffix not in (".csv", ".parquet", ".txt"):
+        raise InputError(f"{source}: not understood; give {_LAYOUTS}")
+    return suffix != ".txt"
+
+
+def _absolute(source: Path, written: str) -> str:
+    return os.path.abspath(source.parent / written)
+
+
+def _list_rows(source: Path, need_label: bool) -> list[_Row]:
+    rows = []
+    for number, line in enumerate(_text(source).split("\n"), start=1):
+        if not line.strip():
+            continue
+        written, label = _split_line(line)
+        if not written or (need_label and not label):
+            raise InputError(
+                f"{source}, line {number}: {line.strip()!r} is not an image and its label; "
+                "write path<TAB>label"
+            )
+        rows.append(_Row(_absolute(source, written), written, label=label or None))
+    if not rows:
+        raise InputError(f"{source}: the list is empty")
+    return rows
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Path and label of a line, the label empty if there is none."""
+    if "\t" in line:
+        written, label = line.rsplit("\t", 1)
+        return written.strip(), label.strip()
+    line = line.strip()
+    # A line that ends like an image file is a path with spaces in it, not a path and a label.
+    if Path(line).suffix.lower() in IMAGE_SUFFIXES or len(line.split()) < 2:
+        return line, ""
+    written, label = line.rsplit(maxsplit=1)
+    return written, label
+
+
+def _text(source: Path) -> str:
+    try:
+        return source.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{source}: not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror})") from None
+
+
+def _table_rows(source: Path, split_column: str | None, need_label: bool) -> list[_Row]:
+    read = _csv_cells if source.suffix.lower() == ".csv" else _parquet_cells
+    columns, cells = read(source)
+    missing = [
+        name for name in ("path", *(("label",) if need_label else ())) if name not in columns
+    ]
+    if missing:
+        hint = ""
+        if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
+            hint = "; separate the columns by commas"
+        raise InputError(
+            f"{source}: no column {' and no column '.join(missing)}; the columns are: "
+            f"{', '.join(columns)}; needed are path"
+            f"{' and label' if need_label else ''}, with split and box (or x0,y0,x1,y1) optional"
+            f"{hint}"
+        )
+    if split_column not in columns:
+        if split_column not in (None, "split"):
+            raise InputError(
+                f"{source}: no split column {split_column!r}; the columns are: {', '.join(columns)}"
+            )
+        split_column = None
+    required = ("path", *(("label",) if need_label else ()), *filter(None, (split_column,)))
+    read_box = _box_reader(source, columns)
+    rows = []
+    for place, row in cells:
+        for name in required:
+            if not _cell_text(row[name]):
+                raise InputError(f"{source}, {place}: the cell in column {name} is empty")
+        written = _cell_text(row["path"])
+        rows.append(
+            _Row(
+                path=_absolute(source, written),
+                id=written,
+                box=read_box(place, row),
+                label=_cell_text(row["label"]) if need_label else None,
+                split=_cell_text(row[split_column]) if split_column else None,
+            )
+        )
+    if not rows:
+        raise InputError(f"{source}: the table has no rows")
+    return rows
+
+
+def _cell_text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _csv_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
+    reader = csv.reader(io.StringIO(_text(source)), strict=True)
+    try:
+        columns = [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        raise InputError(f"{source}, line 1: not readable as CSV ({error})") from None
+    if not any(columns):
+        raise InputError(f"{source}: the first line must name the columns, such as path,label")
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        try:
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(columns):
+                    raise InputError(
+                        f"{source}, line {reader.line_num}: {len(row)} cells where the first line "
+                        f"names {len(columns)} columns; put quotes around a cell with a comma"
+                    )
+                yield f"line {reader.line_num}", dict(zip(columns, row, strict=True))
+        except csv.Error as error:
+            raise InputError(
+                f"{source}, line {reader.line_num}: not readable as CSV ({error})"
+            ) from None
+
+    return columns, rows()
+
+
+def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(source).read()
+    except (pa.ArrowException, OSError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{source}: not readable as Parquet ({said})") from None
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        number = 0
+        for batch in table.to_batches(max_chunksize=65536):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row
+
+    return list(table.column_names), rows()
+
+
+def _box_reader(
+    source: Path, columns: Sequence[str]
+) -> Callable[[str, Mapping[str, Any]], Box | None]:
+    """A function (place, row) -> box for a table with these columns."""
+    four = [name for name in _BOX_COLUMNS if name in columns]
+    if "box" in columns and four:
+        raise InputError(
+            f"{source}: has both a column box and {', '.join(four)}; keep one of the two"
+        )
+    if four and len(four) < 4:
+        absent = [name for name in _BOX_COLUMNS if name not in columns]
+        raise InputError(f"{source}: a box needs x0,y0,x1,y1; no column {', '.join(absent)}")
+
+    def read(place: str, row: Mapping[str, Any]) -> Box | None:
+        if not four and "box" not in columns:
+            return None
+        written = [row[name] for name in four] if four else row["box"]
+        if isinstance(written, list | tuple):
+            cells = [_cell_text(value) for value in written]
+        else:
+            cells = _cell_text(written).replace(",", " ").split()
+        if not any(cells):
+            return None
+        try:
+            x0, y0, x1, y1 = map(float, cells)
+        except ValueError:
+            _bad_box(source, place, cells, "is not four numbers x0,y0,x1,y1")
+        if not all(map(math.isfinite, (x0, y0, x1, y1))) or x0 >= x1 or y0 >= y1:
+            _bad_box(source, place, cells, "is empty; it must have x0 < x1 and y0 < y1")
+        return x0, y0, x1, y1
+
+    return read
+
+
+def _bad_box(source: Path, place: str, cells: Sequence[str], fault: str) -> NoReturn:
+    raise InputError(f"{source}, {place}: the box {','.join(cells)!r} {fault}")

@@ -1,0 +1,148 @@
+"""What can be set, in one place that imports nothing heavy: the command line reads it at start.
+
+`TrainConfig()` is the paper's recipe (section 4.2).
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from listwise.errors import InputError
+
+
+class CropSettings(BaseModel):
+    """How training crops are drawn; the defaults are the paper's size and mild changes.
+
+    A crop is a rotated rectangle that lies within the photo, so that no padding is ever seen.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int = Field(800, ge=8, description="side of the square crop in pixels")
+    min_area: float = Field(
+        0.5, gt=0, le=1, description="smallest area, of the largest crop of its shape that fits"
+    )
+    max_area: float = Field(
+        1.0, gt=0, le=1, description="largest area, of the largest crop of its shape that fits"
+    )
+    max_ratio: float = Field(
+        4 / 3, ge=1, le=4, description="largest stretch, width to height or height to width"
+    )
+    rotation: float = Field(10.0, ge=0, le=180, description="largest rotation in degrees")
+    brightness: float = Field(0.3, ge=0, lt=1, description="factors within 1 ± this")
+    contrast: float = Field(0.3, ge=0, lt=1, description="factors within 1 ± this")
+    saturation: float = Field(0.3, ge=0, le=1, description="factors within 1 ± this")
+    hue: float = Field(0.02, ge=0, le=0.5, description="largest turn of the hues, in full turns")
+    flip: float = Field(
+        0.0, ge=0, le=1, description="share of crops that are mirrored; the paper has none"
+    )
+
+    @model_validator(mode="after")
+    def _areas_in_order(self) -> Self:
+        if self.min_area > self.max_area:
+            raise ValueError(f"min_area {self.min_area} is larger than max_area {self.max_area}")
+        return self
+
+    @property
+    def min_side(self) -> int:
+        """Short side at which the smallest crop, neither turned nor stretched, is not enlarged."""
+        return math.ceil(self.size / math.sqrt(self.min_area))
+
+
+class TrainConfig(BaseModel):
+    """Everything a training run depends on; the defaults are the paper's (section 4.2)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # data
+    val_fraction: float = Field(
+        0.1, gt=0, lt=1, description="share of the classes held out, if no split column says"
+    )
+    split_column: str = Field("split", description="column of a table that says train or val")
+    strict: bool = Field(False, description="stop at the first file that cannot be read")
+    # network
+    backbone: str = Field("resnet101", description="any timm model")
+    pooling: str = Field("gem", description="gem, mac, spoc, rmac or crow")
+    projection: int | None = Field(None, ge=1, description="dimensions of a last linear layer")
+    weights: str = Field("auto", description="a file, auto, pretrained, imagenet-package or random")
+    # loss
+    loss: Literal["ap", "tie-aware"] = Field("ap", description="what is minimised")
+    bins: int = Field(20, ge=2, description="bins M of the score axis")
+    class_weights: bool = Field(True, description="give every class of a batch the same weight")
+    # batches
+    batch_size: int = Field(4096, ge=2, description="images an update")
+    classes_per_batch: int | None = Field(
+        None, ge=2, description="classes in a batch, drawn anew each time; all by default"
+    )
+    crops: CropSettings = CropSettings()
+    # optimisation
+    updates: int = Field(200, ge=1, description="updates until the learning rate is zero")
+    learning_rate: float = Field(1e-4, gt=0, description="Adam's, at the start")
+    warmup: int = Field(0, ge=0, description="updates over which the learning rate first rises")
+    weight_decay: float = Field(1e-6, ge=0, description="L2 penalty")
+    seed: int = Field(0, ge=0, description="of batches, crops and random weights")
+    # validation
+    validate_every: int = Field(10, ge=1, description="updates between two validations")
+    patience: int | None = Field(
+        None, ge=1, description="validations without a new best before stopping; never by default"
+    )
+    val_max_side: int | None = Field(
+        None, ge=32, description="reduce validation photos to this long side; never by default"
+    )
+    # machine
+    device: str = Field("auto", description="cpu, cuda, cuda:1 ...; auto takes a GPU if any")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16 runs the network under autocast"
+    )
+    micro_batch: int | Literal["auto"] = Field(
+        "auto", description="images whose graph is in memory at once"
+    )
+    workers: int | None = Field(
+        None, ge=0, description="processes that decode photos; from the cores by default"
+    )
+    checkpoint_every: int = Field(10, ge=1, description="updates between two checkpoints")
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings a YAML file gives, checked against `TrainConfig` but not filled up."""
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold settings as 'name: value' lines")
+    make_config(content, str(path))
+    return content
+
+
+def make_config(settings: dict[str, Any], where: str) -> TrainConfig:
+    """A config from settings; what is wrong with them is said in one line."""
+    try:
+        return TrainConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = CropSettings if name.startswith("crops.") else TrainConfig
+            raise InputError(
+                f"{where}: unknown setting {name!r}; there are {', '.join(known.model_fields)}"
+            ) from error
+        raise InputError(f"{where}: {name or 'settings'}: {first['msg']}") from error
+
+
+def merge(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Settings put together; later layers win, also inside nested settings."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merge(result[key], value) if both else value
+    return result

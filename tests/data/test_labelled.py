@@ -1,0 +1,439 @@
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from listwise.data import (
+    ImageError,
+    LabelledImages,
+    check_images,
+    hold_out_classes,
+    read_images,
+    read_labelled,
+)
+from listwise.errors import InputError
+
+
+def make_image(path: Path, size: tuple[int, int] = (8, 6)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, "teal").save(path)
+    return path
+
+
+def named(images: LabelledImages) -> list[tuple[str, str]]:
+    return [
+        (name, images.class_names[label])
+        for name, label in zip(images.ids, images.labels, strict=True)
+    ]
+
+
+def labelled(sizes: list[int]) -> LabelledImages:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    names = tuple(f"{label}/{number}.jpg" for number, label in enumerate(labels))
+    return LabelledImages(
+        paths=tuple(f"/photos/{name}" for name in names),
+        ids=names,
+        boxes=None,
+        labels=labels.astype(np.int64),
+        class_names=tuple(f"class {k:03d}" for k in range(len(sizes))),
+        splits=None,
+    )
+
+
+def error_of(source: Path, **options: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read_labelled(source, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(source) in message
+    return message
+
+
+# Folders
+
+
+def test_folder_of_class_folders(tmp_path, monkeypatch):
+    for name in ("tower/b.jpg", "tower/2019/a.png", "bridge/c.webp", "bridge/.d.jpg", "x/no.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path.parent)
+    for source in (tmp_path, str(tmp_path), tmp_path.name):
+        images = read_labelled(source)
+        assert images.class_names == ("bridge", "tower")
+        assert named(images) == [
+            ("bridge/c.webp", "bridge"),
+            ("tower/2019/a.png", "tower"),
+            ("tower/b.jpg", "tower"),
+        ]
+        assert images.paths == tuple(str(tmp_path / name) for name in images.ids)
+        assert images.boxes is None
+        assert images.splits is None
+        assert images.labels.dtype == np.int64
+
+
+def test_folder_mistakes_are_explained(tmp_path):
+    assert "no image" in error_of(tmp_path)
+    make_image(tmp_path / "loose.jpg")
+    make_image(tmp_path / "tower" / "a.jpg")
+    message = error_of(tmp_path)
+    assert "loose.jpg" in message
+    assert f"{tmp_path}/CLASS/IMAGE" in message
+    (tmp_path / "loose.jpg").unlink()
+    with pytest.raises(InputError, match="no split column"):
+        read_labelled(tmp_path, split="train")
+
+
+def test_folders_named_like_splits_are_not_taken_for_classes(tmp_path):
+    make_image(tmp_path / "train" / "tower" / "a.jpg")
+    make_image(tmp_path / "val" / "bridge" / "b.jpg")
+    assert str(tmp_path / "train") in error_of(tmp_path)
+    assert read_labelled(tmp_path / "train").class_names == ("tower",)
+
+
+def test_unknown_sources_are_explained(tmp_path):
+    (tmp_path / "labels.xlsx").touch()
+    for name in ("labels.xlsx", "nothing.csv"):
+        message = error_of(tmp_path / name)
+        assert "class folders" in message
+        assert "path,label" in message
+        assert "<TAB>" in message
+
+
+# Tables
+
+
+def write_table(path: Path, columns: dict[str, list[object]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(
+                ["" if cell is None else cell for cell in row]
+                for row in zip(*columns.values(), strict=True)
+            )
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_table(tmp_path, suffix):
+    elsewhere = str(tmp_path / "elsewhere" / "d.jpg")
+    table = write_table(
+        tmp_path / f"t{suffix}",
+        {
+            "note": ["w", "x", "y", "z"],
+            "path": ["a.jpg", "sub dir/b, c.jpg", "../c.jpg", elsewhere],
+            "label": ["tower", "bridge", "tower", "Köln"],
+            "split": ["train", "train", "val", "val"],
+        },
+    )
+    images = read_labelled(table)
+    assert named(images) == [
+        ("a.jpg", "tower"),
+        ("sub dir/b, c.jpg", "bridge"),
+        ("../c.jpg", "tower"),
+        (elsewhere, "Köln"),
+    ]
+    assert images.class_names == ("Köln", "bridge", "tower")
+    assert images.paths == (
+        str(tmp_path / "a.jpg"),
+        str(tmp_path / "sub dir" / "b, c.jpg"),
+        str(tmp_path.parent / "c.jpg"),
+        elsewhere,
+    )
+    assert images.splits == ("train", "train", "val", "val")
+    assert images.boxes is None
+
+    validation = read_labelled(table, split="val")
+    assert named(validation) == [("../c.jpg", "tower"), (elsewhere, "Köln")]
+    assert validation.class_names == ("Köln", "tower")
+    assert named(images.of_split("val")) == named(validation)
+    with pytest.raises(InputError, match=r"'test'.*train, val"):
+        read_labelled(table, split="test")
+    assert read_labelled(table, split_column="note").splits == ("w", "x", "y", "z")
+    assert "columns are: note, path, label, split" in error_of(table, split_column="fold")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_boxes_in_one_column_or_four(tmp_path, suffix):
+    boxes = ["1,2,30,40", "1.5 2 30 40.5", None, " 0, 0 ,5, 6 "]
+    expected = ((1, 2, 30, 40), (1.5, 2, 30, 40.5), None, (0, 0, 5, 6))
+    base = {"path": list("abcd"), "label": [3, 3, 12, 12]}
+    images = read_labelled(write_table(tmp_path / f"one{suffix}", {**base, "box": boxes}))
+    assert images.boxes == expected
+    assert images.box(0) == (1, 2, 30, 40)
+    assert images.class_names == ("12", "3")
+    four = {
+        name: [None if box is None else box[i] for box in expected]
+        for i, name in enumerate(("x0", "y0", "x1", "y1"))
+    }
+    assert (
+        read_labelled(write_table(tmp_path / f"four{suffix}", {**base, **four})).boxes == expected
+    )
+
+
+def test_parquet_boxes_may_be_lists(tmp_path):
+    columns = {"path": ["a", "b"], "label": ["x", "y"], "box": [[1, 2, 3, 4], None]}
+    images = read_labelled(write_table(tmp_path / "t.parquet", columns))
+    assert images.boxes == ((1, 2, 3, 4), None)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_bad_cells_are_located(tmp_path, suffix):
+    place = {".csv": "line 3", ".parquet": "row 2"}[suffix]
+
+    def message(**columns: list[object]) -> str:
+        base = {"path": ["a.jpg", "b.jpg"], "label": ["x", "y"]}
+        return error_of(write_table(tmp_path / f"t{suffix}", {**base, **columns}))
+
+    for column in ("path", "label", "split"):
+        text = message(**{column: ["a", None]})
+        assert place in text
+        assert f"column {column} is empty" in text
+    assert f"{place}: the box '1,2,3'" in message(box=["1 2 3 4", "1 2 3"])
+    assert "not four numbers" in message(box=["1 2 3 4", "1 2 3 end"])
+    assert "x0 < x1" in message(box=["1 2 3 4", "9 2 3 4"])
+    assert "x0 < x1" in message(box=["1 2 3 4", "nan 2 3 4"])
+    assert "not four numbers" in message(x0=[1, 1], y0=[1, None], x1=[2, 2], y1=[2, 2])
+    assert "no column y1" in message(x0=[1, 1], y0=[1, 1], x1=[2, 2])
+    assert "keep one" in message(box=["1 2 3 4"] * 2, x0=[1, 1])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_missing_columns_are_named_with_those_seen(tmp_path, suffix):
+    table = write_table(tmp_path / f"t{suffix}", {"file": ["a.jpg"], "class": ["x"]})
+    text = error_of(table)
+    assert "no column path and no column label" in text
+    assert "the columns are: file, class" in text
+    table = write_table(tmp_path / f"t{suffix}", {"path": ["a.jpg"]})
+    assert "no column label" in error_of(table)
+    empty: dict[str, list[object]] = {"path": [], "label": []}
+    assert "no rows" in error_of(write_table(tmp_path / f"t{suffix}", empty))
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_bytes('\ufeffpath, label\r\na.jpg,"x, y"\r\n\r\nb.jpg, z \r\n'.encode())
+    assert named(read_labelled(table)) == [("a.jpg", "x, y"), ("b.jpg", "z")]
+    table.write_text("path;label\na.jpg;x\n")
+    assert "commas" in error_of(table)
+    table.write_text("path,label\na.jpg,x\nb, c.jpg,y\n")
+    assert "line 3: 3 cells" in error_of(table)
+    table.write_text('path,label\na.jpg,"x\n')
+    assert "not readable as CSV" in error_of(table)
+    table.write_bytes("path,label\nKöln.jpg,x\n".encode("latin-1"))
+    assert "UTF-8" in error_of(table)
+    table.write_text("")
+    assert "first line" in error_of(table)
+
+
+def test_file_that_is_not_parquet(tmp_path):
+    (tmp_path / "t.parquet").write_text("path,label\n")
+    assert "not readable as Parquet" in error_of(tmp_path / "t.parquet")
+
+
+# Lists
+
+
+def test_image_list(tmp_path):
+    source = tmp_path / "list.txt"
+    source.write_text(
+        "a.jpg tower\n\nmy photo.jpg\tthe bridge\nsub/c.png   tower \r\nin two words.jpg bridge\n"
+    )
+    images = read_labelled(source)
+    assert named(images) == [
+        ("a.jpg", "tower"),
+        ("my photo.jpg", "the bridge"),
+        ("sub/c.png", "tower"),
+        ("in two words.jpg", "bridge"),
+    ]
+    assert images.paths[1] == str(tmp_path / "my photo.jpg")
+    assert read_images(source).ids == images.ids
+
+
+@pytest.mark.parametrize("line", ["b.jpg", "my photo.jpg", "b.jpg\t", "\ttower"])
+def test_list_line_without_label(tmp_path, line):
+    source = tmp_path / "list.txt"
+    source.write_text(f"a.jpg tower\n{line}\n")
+    message = error_of(source)
+    assert "line 2" in message
+    assert "path<TAB>label" in message
+    source.write_text("\n \n")
+    assert "empty" in error_of(source)
+
+
+def test_read_images_without_labels(tmp_path):
+    (tmp_path / "list.txt").write_text("a.jpg\nmy photo.jpg\nall_souls_000013\n")
+    assert read_images(tmp_path / "list.txt").ids == ("a.jpg", "my photo.jpg", "all_souls_000013")
+    for suffix in (".csv", ".parquet"):
+        table = write_table(
+            tmp_path / f"t{suffix}", {"path": ["a.jpg", "b.jpg"], "box": ["1 2 3 4", None]}
+        )
+        images = read_images(table)
+        assert images.ids == ("a.jpg", "b.jpg")
+        assert images.boxes == ((1, 2, 3, 4), None)
+        assert images.subset([1]).boxes == (None,)
+    make_image(tmp_path / "f" / "a.jpg")
+    make_image(tmp_path / "f" / "g" / "b.jpg")
+    images = read_images(tmp_path / "f")
+    assert images.ids == ("a.jpg", "g/b.jpg")
+    assert all(os.path.isabs(path) for path in images.paths)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no image"):
+        read_images(tmp_path / "empty")
+
+
+# Values
+
+
+@given(
+    labels=st.lists(st.integers(0, 9), min_size=1, max_size=40),
+    data=st.data(),
+)
+def test_subset_keeps_names_and_renumbers(labels, data):
+    present, compact = np.unique(labels, return_inverse=True)
+    count = len(labels)
+    images = LabelledImages(
+        paths=tuple(f"/p/{i}" for i in range(count)),
+        ids=tuple(str(i) for i in range(count)),
+        boxes=tuple((i, 0, i + 1, 1) for i in range(count)),
+        labels=compact.astype(np.int64),
+        class_names=tuple(f"c{k}" for k in present),
+        splits=tuple("train" if i % 3 else "val" for i in range(count)),
+    )
+    indices = data.draw(st.lists(st.integers(0, count - 1), min_size=1))
+    subset = images.subset(indices)
+    assert len(subset) == len(indices)
+    assert named(subset) == [named(images)[i] for i in indices]
+    assert subset.class_names == tuple(sorted({f"c{labels[i]}" for i in indices}))
+    assert subset.boxes == tuple((i, 0, i + 1, 1) for i in indices)
+    assert subset.splits == tuple("train" if i % 3 else "val" for i in indices)
+    assert subset.class_sizes().min() >= 1
+    assert subset.class_sizes().sum() == len(indices)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=30),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**32),
+)
+def test_hold_out_classes(sizes, fraction, seed):
+    images = labelled(sizes)
+    several = sum(size >= 2 for size in sizes)
+    if several < 4:
+        with pytest.raises(InputError, match=f"there are {several}"):
+            hold_out_classes(images, fraction, seed)
+        return
+    train, validation = hold_out_classes(images, fraction, seed)
+    assert sorted(train.ids + validation.ids) == sorted(images.ids)
+    assert sorted(train.class_names + validation.class_names) == list(images.class_names)
+    assert (validation.class_sizes() >= 2).all()
+    assert (train.class_sizes() >= 2).sum() >= 2
+    wanted = min(max(round(fraction * len(sizes)), 2), several - 2)
+    assert len(validation.class_names) == wanted
+    again = hold_out_classes(images, fraction, seed)[1]
+    assert again.ids == validation.ids
+
+
+def test_hold_out_depends_on_the_seed_and_refuses_odd_fractions():
+    images = labelled([3] * 40)
+    drawn = {hold_out_classes(images, 0.25, seed)[1].class_names for seed in range(5)}
+    assert len(drawn) == 5
+    for fraction in (0.0, 1.0, -0.1, float("nan")):
+        with pytest.raises(InputError, match="fraction"):
+            hold_out_classes(images, fraction, 0)
+
+
+# Checks
+
+
+def test_check_counts_and_names_unusable_files(tmp_path):
+    for index in range(3):
+        make_image(tmp_path / "tower" / f"{index}.png", (10 + index, 20))
+    make_image(tmp_path / "bridge" / "0.png")
+    for index in range(7):
+        (tmp_path / "bridge" / f"broken{index}.jpg").write_text("no image")
+    images, report = check_images(read_labelled(tmp_path), workers=2)
+    assert images.ids == ("bridge/0.png", "tower/0.png", "tower/1.png", "tower/2.png")
+    assert report.sizes.tolist() == [[8, 6], [10, 20], [11, 20], [12, 20]]
+    assert len(report.broken) == 7
+    assert report.single == ("bridge",)
+    broken, single = report.lines()
+    assert broken.startswith("7 images are unusable")
+    assert all(f"broken{index}.jpg (not a JPEG" in broken for index in range(5))
+    assert "broken5" not in broken
+    assert broken.endswith("and 2 more")
+    assert single.startswith("1 class has only one image")
+    assert single.endswith("bridge")
+
+    with pytest.raises(ImageError, match=r"broken0\.jpg"):
+        check_images(read_labelled(tmp_path), strict=True)
+
+
+def test_check_says_nothing_when_all_is_well(tmp_path):
+    make_image(tmp_path / "tower" / "0.png")
+    make_image(tmp_path / "tower" / "1.png")
+    images, report = check_images(read_labelled(tmp_path), strict=True)
+    assert len(images) == 2
+    assert report.lines() == []
+
+
+def test_single_image_classes_are_said_once(tmp_path):
+    for index in range(8):
+        make_image(tmp_path / f"c{index}" / "a.png")
+    _, report = check_images(read_labelled(tmp_path))
+    assert len(report.lines()) == 1
+    assert "8 classes have only one image" in report.lines()[0]
+    assert report.lines()[0].endswith("c0, c1, c2, c3, c4 and 3 more")
+
+
+def test_check_of_boxes_and_missing_files(tmp_path):
+    make_image(tmp_path / "a.png", (100, 50))
+    columns: dict[str, list[object]] = {
+        "path": ["a.png", "a.png", "gone.png"],
+        "label": ["x", "x", "y"],
+        "box": ["10 10 200 40", "200 0 300 40", None],
+    }
+    images, report = check_images(read_labelled(write_table(tmp_path / "t.csv", columns)))
+    assert images.boxes == ((10, 10, 200, 40),)
+    assert images.class_names == ("x",)
+    assert report.sizes.tolist() == [[90, 30]]
+    assert [error.reason for error in report.broken][1] == "no such file"
+    assert "outside the image of 100 × 50" in report.broken[0].reason
+
+
+def test_no_usable_image_is_an_error(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.jpg").touch()
+    with pytest.raises(InputError, match=r"none of the 1 images is usable.*a\.jpg.*empty"):
+        check_images(read_labelled(tmp_path))
+
+
+def test_check_of_unlabelled_images(tmp_path):
+    make_image(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"")
+    images, report = check_images(read_images(tmp_path))
+    assert images.ids == ("a.png",)
+    assert report.single == ()
+    assert len(report.lines()) == 1
+    assert report.lines()[0].startswith("1 image is unusable")
+
+
+@pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="needs LISTWISE_REAL_DATA")
+def test_real_training_set():
+    source = Path(os.environ["LISTWISE_REAL_DATA"], "data", "landmarks", "landmarks.csv")
+    validation = read_labelled(source, split="val")
+    assert (len(validation), len(validation.class_names)) == (1165, 30)
+    usable, report = check_images(validation)
+    assert len(usable) == 1165
+    assert report.lines() == []
+    assert report.sizes.max() <= 300
