@@ -1,0 +1,71 @@
+"""A run's state in one file that is always whole: safetensors, replaced atomically."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from listwise.errors import InputError
+from listwise.files import publish
+
+
+@dataclass
+class Progress:
+    """How far a run is: everything besides tensors that the next update depends on."""
+
+    update: int = 0
+    first_map: float | None = None
+    best_map: float | None = None
+    best_update: int = 0
+    validations_since_best: int = 0
+    micro_batch: int | None = None
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def save_checkpoint(
+    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
+    """Write the state; a kill at any moment leaves the old file or the new one."""
+    tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors.update({f"optimizer.{index}.{key}": value for key, value in state.items()})
+    tensors["random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    # safetensors takes neither shared memory nor gaps between the values.
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    partial = path.with_suffix(".tmp")
+    save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})
+    publish(partial, path)
+
+
+def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Put a saved state back, to the bit."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot continue from {path}: {error}") from error
+    net.load_state_dict(_part(tensors, "net."))
+    states: dict[int, dict[str, Any]] = {}
+    for key, value in _part(tensors, "optimizer.").items():
+        index, name = key.split(".", 1)
+        states.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(
+        {"state": states, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])
+    return Progress(**json.loads(metadata["progress"]))
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,96 @@
+"""From what the user names to what the trainer needs: images, settings and their reasons."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from listwise.data import LabelledImages, check_images, hold_out_classes, read_labelled
+from listwise.errors import InputError
+from listwise.settings import TrainConfig, make_config
+from listwise.training.choices import Machine, choose_settings
+
+TRAIN_SPLIT, VAL_SPLIT = "train", "val"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be trained on what, and what a person should know of it.
+
+    `reasons` says why a setting was chosen that the user did not give; `notes` are sentences.
+    """
+
+    data: Path
+    train: LabelledImages
+    validation: LabelledImages
+    config: TrainConfig
+    reasons: dict[str, str]
+    notes: list[str]
+
+    def fingerprint(self) -> str:
+        """Differs when photos, labels or the division into training and validation do."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.validation):
+            for name, label in zip(part.ids, part.labels, strict=True):
+                digest.update(f"{name}\t{part.class_names[label]}\n".encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def prepare(
+    data: str | Path, given: dict[str, Any], preset: Literal["auto", "paper"] = "auto"
+) -> Plan:
+    """Read and check the images, hold out validation classes, and settle every setting.
+
+    Args:
+        data: a folder of class folders, a table or a list (see `listwise.data.read_labelled`).
+        given: the settings that the user named.
+        preset: where the others come from: "auto" chooses them from the data and the machine,
+            "paper" takes section 4.2's.
+    """
+    asked = make_config(given, "the settings")
+    machine = Machine.this(asked.device)
+    images = read_labelled(data, split_column=asked.split_column)
+    images, report = check_images(images, asked.strict)
+    train, validation, train_rows = _divide(images, asked)
+    notes = report.lines()
+    if (train.class_sizes() > 1).sum() < 2:
+        raise InputError(
+            f"{data}: training needs at least two classes of two or more photos; "
+            f"there are {int((train.class_sizes() > 1).sum())}"
+        )
+    if not (validation.class_sizes() > 1).any():
+        raise InputError(f"{data}: no validation class has two photos, so nothing can be found")
+    config, reasons = asked, dict[str, str]()
+    if preset == "auto":
+        config, reasons = choose_settings(given, train, report.sizes[train_rows], machine)
+    if config.batch_size > len(train):
+        notes.append(
+            f"batches of {config.batch_size} are more than there are training photos: "
+            f"every batch is all {len(train)} of them"
+        )
+        config = config.model_copy(update={"batch_size": len(train)})
+    workers = machine.workers() if config.workers is None else config.workers
+    config = config.model_copy(update={"device": machine.device, "workers": workers})
+    return Plan(Path(data), train, validation, config, reasons, notes)
+
+
+def _divide(
+    images: LabelledImages, config: TrainConfig
+) -> tuple[LabelledImages, LabelledImages, npt.NDArray[np.int64]]:
+    """Training and validation images, and the rows of the training ones."""
+    if images.splits is not None:
+        train, validation = images.of_split(TRAIN_SPLIT), images.of_split(VAL_SPLIT)
+        shared = set(train.class_names) & set(validation.class_names)
+        if shared:
+            raise InputError(
+                f"class {sorted(shared)[0]!r} is in both splits: validation must be on classes "
+                "that are not trained on, so give all photos of a class the same split"
+            )
+    else:
+        train, validation = hold_out_classes(images, config.val_fraction, config.seed)
+    row = {name: i for i, name in enumerate(images.ids)}
+    return train, validation, np.array([row[name] for name in train.ids])

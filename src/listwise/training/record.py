@@ -1,0 +1,59 @@
+"""What a run leaves to read: `metrics.jsonl`, one line an update, and TensorBoard."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from listwise.files import publish
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+class Record:
+    """Appends to a run's metrics; going on from `update`, it forgets what came after it."""
+
+    def __init__(self, run: Path, update: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = run / METRICS_FILE
+        kept = [line for line in _whole_lines(path) if json.loads(line)["update"] <= update]
+        partial = path.with_suffix(".tmp")
+        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        publish(partial, path)
+        self._file = path.open("a", encoding="utf-8")
+        self._board: Any = SummaryWriter(
+            str(run / TENSORBOARD_FOLDER), purge_step=update + 1 if update else None
+        )
+
+    def write(self, update: int, **values: float) -> None:
+        """Note the figures of an update."""
+        self._file.write(json.dumps({"update": update, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(name, value, update)
+
+    def picture(self, update: int, name: str, image: Image.Image) -> None:
+        """Show a picture in TensorBoard."""
+        self._board.add_image(name, np.asarray(image), update, dataformats="HWC")
+
+    def close(self) -> None:
+        """Finish both files."""
+        self._file.close()
+        self._board.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """The figures of a run, one entry an update."""
+    return [json.loads(line) for line in _whole_lines(run / METRICS_FILE)]
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file that were written to their end."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines()

@@ -1,0 +1,52 @@
+"""Which images make a batch: repeatable from a seed and the number of the update."""
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+def draw_batch(
+    labels: npt.NDArray[np.int64],
+    batch_size: int,
+    seed: int,
+    update: int,
+    classes_per_batch: int | None = None,
+) -> Indices:
+    """Indices of the images of one batch, none twice.
+
+    Every class takes part with two images (one, if it has no more) and the rest is drawn from
+    all images alike, so large classes have more (section 4.2, "Class sampling"). With
+    `classes_per_batch`, so many random classes take the place of all. Where a batch is too
+    small for two images of each class, as many random classes as it can hold take part.
+
+    Args:
+        labels: [N] class of each image.
+        batch_size: images wanted; fewer come if the classes that take part have fewer.
+        seed: of the run.
+        update: number of the update.
+        classes_per_batch: how many classes take part; all by default.
+
+    Returns:
+        [B] in random order.
+    """
+    generator = np.random.default_rng([seed, update])
+    shuffled = generator.permutation(len(labels))
+    classes = generator.permutation(np.unique(labels))
+    classes = classes[: min(classes_per_batch or len(classes), max(1, batch_size // 2))]
+    shuffled = shuffled[np.isin(labels[shuffled], classes)]
+    first = shuffled[_place_in_class(labels[shuffled]) < 2]
+    rest = shuffled[_place_in_class(labels[shuffled]) >= 2]
+    chosen = np.concatenate([first, rest])[:batch_size]
+    return generator.permutation(chosen)
+
+
+def _place_in_class(labels: npt.NDArray[np.int64]) -> Indices:
+    """How many earlier entries have the same label: [N]."""
+    order = np.argsort(labels, kind="stable")
+    grouped = labels[order]
+    starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])
+    lengths = np.diff(np.r_[starts, len(labels)])
+    place = np.empty(len(labels), dtype=np.int64)
+    place[order] = np.arange(len(labels)) - np.repeat(starts, lengths)
+    return place
