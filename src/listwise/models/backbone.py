@@ -1,0 +1,87 @@
+"""The convolutional or transformer network under the pooling: any timm model, as a feature map."""
+
+import difflib
+import itertools
+import math
+from typing import Any
+
+import timm
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
+
+from listwise.errors import InputError
+
+# To take images of any size and leave the feature map unpooled is spelled in several ways among
+# timm's families, and some models refuse some of them: the first that a model accepts is used.
+_ANY_SIZE: tuple[dict[str, Any], ...] = (
+    {"strict_img_size": False},
+    {"dynamic_img_size": True, "dynamic_img_pad": True},
+    {},
+)
+_UNPOOLED: tuple[dict[str, Any], ...] = ({"global_pool": ""}, {})
+_OPTIONS = [size | pool for size, pool in itertools.product(_ANY_SIZE, _UNPOOLED)]
+
+# How torch words it when an image does not divide as a backbone needs it to.
+_SIZE_COMPLAINTS = ("must match the size of tensor", "is invalid for input of size")
+
+
+def check_backbone(name: str) -> None:
+    """Raise an `InputError` that names the nearest ones unless timm has a model of that name."""
+    if not timm.is_model(name):
+        known = timm.list_models()
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists them"
+        raise InputError(f"timm has no backbone called {name!r}: {hint}")
+    base, _, tag = name.partition(".")
+    tagged = timm.list_pretrained(f"{base}.*")
+    if tag and name not in tagged:
+        known_tags = ", ".join(tagged) or base
+        raise InputError(f"timm has no weights tagged {tag!r} for {base}: choose {known_tags}")
+
+
+def create_backbone(name: str, **timm_options: Any) -> nn.Module:
+    """Make timm's model `name` without a classifier, for images of any size where it can be."""
+    for options in _OPTIONS:
+        try:
+            model: nn.Module = timm.create_model(name, num_classes=0, **options, **timm_options)
+        except (TypeError, AssertionError):
+            if not options:
+                raise
+        else:
+            break
+    embed = getattr(model, "patch_embed", None)
+    if isinstance(embed, PatchEmbed) and not embed.strict_img_size:
+        embed.dynamic_img_pad = True
+    return model
+
+
+def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
+    """Feature map of normalised images: [B, 3, H, W] -> [B, C, H', W'], class tokens left out."""
+    model: Any = backbone
+    try:
+        features = model.forward_features(images)
+    except (AssertionError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(c in str(error) for c in _SIZE_COMPLAINTS):
+            raise
+        reason = f" ({error})" if str(error) else ""
+        given = "×".join(str(side) for side in images.shape[-2:])
+        made = "×".join(str(side) for side in model.pretrained_cfg["input_size"][-2:])
+        raise InputError(
+            f"{type(model).__name__} cannot take images of {given} pixels{reason}: "
+            f"it was made for {made}"
+        ) from error
+    if isinstance(features, Tensor) and features.ndim == 4:
+        channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"
+        return features.permute(0, 3, 1, 2) if channels_last else features
+    embed: Any = getattr(model, "patch_embed", None)
+    if isinstance(features, Tensor) and features.ndim == 3 and hasattr(embed, "feat_ratio"):
+        patches = features[:, getattr(model, "num_prefix_tokens", 0) :].transpose(1, 2)
+        stride = embed.feat_ratio(as_scalar=False)
+        rows, columns = (
+            math.ceil(side / step) for side, step in zip(images.shape[-2:], stride, strict=True)
+        )
+        if patches.shape[2] == rows * columns:
+            return patches.reshape(*patches.shape[:2], rows, columns)
+    raise InputError(
+        f"{type(model).__name__} gives no feature map to pool: choose another backbone"
+    )

@@ -1,0 +1,125 @@
+"""The network: an image becomes a unit descriptor."""
+
+from pathlib import Path
+from typing import Self
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from listwise.errors import InputError
+from listwise.models.backbone import feature_map
+from listwise.models.pooling import make_pooling
+from listwise.models.storage import NetConfig, fingerprint, read_network, write_network
+from listwise.models.weights import fit_state, load_backbone
+
+
+class RetrievalNet(nn.Module):
+    """Backbone → pooling → optional projection → L2: images [B, 3, H, W] -> [B, dim], unit rows.
+
+    Images are uint8, or floating point in [0, 1]; the network normalises them itself with the
+    mean and deviation of its backbone, and takes any size that the backbone takes. Batch norm is
+    frozen: it uses its running statistics in training too, while its scale and shift are learned.
+
+    Args:
+        backbone: the name of a timm model.
+        pooling: one of `listwise.models.POOLINGS`.
+        projection: output dimensions of a linear layer after the pooling; none by default.
+        weights: a file, or one of "auto", "pretrained", "imagenet-package" and "random"
+            (see `listwise.models.weights.load_backbone`).
+
+    Example:
+        >>> net = RetrievalNet("resnet18", weights="random")
+        >>> net(torch.zeros(2, 3, 97, 130, dtype=torch.uint8)).shape
+        torch.Size([2, 512])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        backbone: str = "resnet101",
+        pooling: str = "gem",
+        projection: int | None = None,
+        weights: str | Path = "auto",
+    ) -> None:
+        super().__init__()
+        if projection is not None and projection < 1:
+            raise InputError(
+                f"a projection to {projection} dimensions is impossible: give 1 or more"
+            )
+        self.pooling = make_pooling(pooling)
+        self.backbone, source = load_backbone(backbone, weights)
+        features = int(self.backbone.num_features)  # type: ignore[arg-type]
+        self.projection = nn.Linear(features, projection) if projection else None
+        self.dim = projection or features
+        preprocessing = timm.data.resolve_model_data_config(self.backbone)
+        self.config = NetConfig(
+            backbone=backbone,
+            pooling=pooling,
+            projection=projection,
+            mean=preprocessing["mean"],
+            std=preprocessing["std"],
+            image_size=preprocessing["input_size"][-1],
+            provenance={"weights": source, "timm": timm.__version__},
+        )
+        self._register_preprocessing()
+        self.train()
+
+    def _register_preprocessing(self) -> None:
+        for name, values in (("mean", self.config.mean), ("std", self.config.std)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Descriptors of images: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InputError(f"images must be [B, 3, H, W], not {list(images.shape)}")
+        if images.dtype == torch.uint8:
+            images = images.to(self.mean.dtype) / 255
+        elif not images.is_floating_point():
+            raise InputError(f"images must be uint8, or float in [0, 1], not {images.dtype}")
+        features = feature_map(self.backbone, (images.to(self.mean.dtype) - self.mean) / self.std)
+        vectors = self.pooling(features)
+        if self.projection is not None:
+            vectors = self.projection(vectors.to(self.mean.dtype))
+        # Half precision has too few digits to tell neighbours apart.
+        return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode for everything but batch norm, which stays frozen."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
+    def fingerprint(self) -> str:
+        """SHA-256 of architecture, preprocessing and weights: equal if the descriptors must be."""
+        return fingerprint(self.config, self.state_dict())
+
+    def save(self, folder: str | Path) -> None:
+        """Write `model.safetensors` and `config.json` into `folder`, each of them atomically."""
+        write_network(Path(folder), self.config, self.state_dict())
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Open a saved folder, in evaluation mode; nothing in it is executed."""
+        config, state = read_network(Path(folder))
+        net = cls(config.backbone, config.pooling, config.projection, weights="random")
+        net.config = config
+        net._register_preprocessing()
+        net.to(dtype=next((t.dtype for t in state.values() if t.is_floating_point()), None))
+        fit_state(net, state, f"{folder} does not fit its own config.json")
+        return net.to(device=device).eval()
+
+
+def live_batch_norms(module: nn.Module) -> list[str]:
+    """Names of the batch norms that would mix the images of a batch: those not frozen."""
+    return [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
+    ]

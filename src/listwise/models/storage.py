@@ -1,0 +1,107 @@
+"""A network on disk: one folder with `model.safetensors` and `config.json`, and no pickle."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from listwise.errors import InputError
+from listwise.files import publish
+
+FORMAT_VERSION: Final = 1
+WEIGHTS_FILE: Final = "model.safetensors"
+CONFIG_FILE: Final = "config.json"
+
+
+class NetConfig(BaseModel):
+    """What a network is made of, how it wants its images, and where it comes from.
+
+    `mean` and `std` are those of an RGB image in [0, 1]; `image_size` is the side of the images
+    that the backbone's weights were learned from, a hint and no limit; `provenance` is free.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    backbone: str
+    pooling: str
+    projection: int | None = None
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    image_size: int
+    provenance: dict[str, JsonValue] = {}
+
+
+def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> None:
+    """Write both files, each of them atomically; the config is last, so its presence means done."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(
+            f"{folder} is a file, and a network is saved as a folder: give another name"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # A copy each: safetensors takes neither shared memory nor gaps between the values.
+    tensors = {
+        key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for key, value in state.items()
+    }
+    partial = folder / f"{WEIGHTS_FILE}.{os.getpid()}.tmp"
+    try:
+        save_file(tensors, partial)
+        publish(partial, folder / WEIGHTS_FILE)
+        partial = folder / f"{CONFIG_FILE}.{os.getpid()}.tmp"
+        partial.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        publish(partial, folder / CONFIG_FILE)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
+    """Read what `write_network` wrote; nothing in the files is executed."""
+    if not folder.is_dir():
+        raise InputError(f"no model folder {folder}: give one that holds {CONFIG_FILE}")
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} is not a complete model folder: it has no {name}")
+    config = _read_config(folder / CONFIG_FILE)
+    try:
+        return config, load_file(folder / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise InputError(f"{folder / WEIGHTS_FILE} is damaged ({error}): save it again") from error
+
+
+def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of everything that a descriptor depends on: architecture, preprocessing, weights."""
+    fields = config.model_dump(include={"backbone", "pooling", "projection", "mean", "std"})
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for key in sorted(state):
+        value = state[key].detach().cpu()
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_config(path: Path) -> NetConfig:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error})") from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise InputError(
+            f"{path} was written by a newer Listwise (format {version}, this one reads "
+            f"{FORMAT_VERSION}): pip install --upgrade listwise"
+        )
+    try:
+        return NetConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise InputError(f"{path} describes no network: {place}: {first['msg']}") from error

