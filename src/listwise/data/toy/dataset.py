@@ -1,0 +1,223 @@
+"""The folder of toy landmarks: photos, training labels, and a benchmark with its judgements."""
+
+import csv
+import json
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from listwise.data.toy.facade import build
+from listwise.data.toy.photo import draw_view, take_photo
+from listwise.data.toy.plans import FAMILY, Building, draw_family
+from listwise.data.toy.scene import Box
+from listwise.errors import InputError
+
+TOY_PHOTOS = "jpg"
+TOY_LABELS = "train.csv"
+TOY_GROUND_TRUTH = "gnd_toylandmarks.pkl"
+TOY_PARAMETERS = "toy.json"
+
+_VERSION = 1
+_QUALITY = 88
+_QUERIES = 2  # of each building of the benchmark
+_JUNK = 2
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Photos of one building, or of streets: their names and kinds."""
+
+    part: str  # "train", "val", "benchmark" or "distractor"
+    label: str
+    building: Building | None
+    photos: list[tuple[str, str]]
+    seed: list[int]
+
+
+def make_toy_landmarks(
+    folder: str | Path,
+    *,
+    buildings: int = 90,
+    views: int = 14,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Make the toy landmarks in `folder`, or leave them as they are if they are there already.
+
+    Written are `jpg/*.jpg`, `train.csv` (path, label, split: train or val) and, for buildings that
+    are in neither, `gnd_toylandmarks.pkl` in the layout of the revisited benchmarks. The photos
+    depend on `buildings`, `views` and `seed` alone. `progress` is called with the number of photos
+    made and of all.
+    """
+    if buildings < 3 * FAMILY or views < _QUERIES + _JUNK + 2:
+        raise InputError(
+            f"toy landmarks need at least {3 * FAMILY} buildings with {_QUERIES + _JUNK + 2} views "
+            f"each, not {buildings} with {views}"
+        )
+    folder = Path(folder).absolute()
+    parameters = {"version": _VERSION, "buildings": buildings, "views": views, "seed": seed}
+    tasks = list(_tasks(buildings, views, seed))
+    total = sum(len(task.photos) for task in tasks)
+    if _is_complete(folder, parameters, total):
+        return folder
+    _check_place(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workshop:
+        made = Path(workshop) / "new"
+        (made / TOY_PHOTOS).mkdir(parents=True)
+        boxes = _take_photos(made / TOY_PHOTOS, tasks, workers, progress, total)
+        _write_labels(made / TOY_LABELS, tasks)
+        _write_ground_truth(made / TOY_GROUND_TRUTH, tasks, boxes)
+        (made / TOY_PARAMETERS).write_text(json.dumps(parameters, indent=2) + "\n")
+        if folder.exists():
+            folder.rename(Path(workshop) / "old")
+        made.rename(folder)
+    return folder
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse to replace anything but toy landmarks or an empty folder."""
+    replaceable = (folder / TOY_PARAMETERS).exists() or (
+        folder.is_dir() and not any(folder.iterdir())
+    )
+    if folder.exists() and not replaceable:
+        raise InputError(f"{folder}: is something else than toy landmarks; name another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); name another") from None
+    if not os.access(folder.parent, os.W_OK):
+        raise InputError(f"{folder}: cannot be made (its folder is read-only); name another")
+
+
+def _is_complete(folder: Path, parameters: dict[str, int], photos: int) -> bool:
+    try:
+        found = json.loads((folder / TOY_PARAMETERS).read_text())
+    except (OSError, ValueError):
+        return False
+    return (
+        found == parameters
+        and (folder / TOY_LABELS).is_file()
+        and (folder / TOY_GROUND_TRUTH).is_file()
+        and len(list((folder / TOY_PHOTOS).glob("*.jpg"))) == photos
+    )
+
+
+def _tasks(buildings: int, views: int, seed: int) -> Iterator[_Task]:
+    """What is to be photographed: whole families go to one part."""
+    families = -(-buildings // FAMILY)
+    benchmark, val = max(1, round(families / 3)), max(1, round(families / 10))
+    plain = ["easy" if view % 2 else "hard" for view in range(views)]
+    judged = ["query"] * _QUERIES + ["junk"] * _JUNK + plain[: views - _QUERIES - _JUNK]
+    for family in range(families):
+        part = "train"
+        if family < benchmark:
+            part = "benchmark"
+        elif family < benchmark + val:
+            part = "val"
+        members = draw_family(np.random.default_rng([seed, 0, family]), FAMILY + 1)
+        for member in range(min(FAMILY, buildings - family * FAMILY)):
+            number = family * FAMILY + member
+            kinds = judged if part == "benchmark" else plain
+            label = f"building{number:03d}"
+            yield _task(part, label, members[member], kinds, [seed, 1, number])
+        if part == "benchmark":
+            kinds = plain[: views // 2]
+            yield _task(
+                "distractor", f"lookalike{family:03d}", members[-1], kinds, [seed, 2, family]
+            )
+    for block in range(benchmark):
+        kinds = ["easy"] * (views // 2)
+        yield _task("distractor", f"street{block:03d}", None, kinds, [seed, 3, block])
+
+
+def _task(
+    part: str, label: str, building: Building | None, kinds: list[str], seed: list[int]
+) -> _Task:
+    photos = [(f"{label}_{view:02d}", kind) for view, kind in enumerate(kinds)]
+    return _Task(part, label, building, photos, seed)
+
+
+def _take_photos(
+    folder: Path,
+    tasks: list[_Task],
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+    total: int,
+) -> dict[str, Box]:
+    count = workers if workers is not None else _cores()
+    boxes: dict[str, Box] = {}
+
+    def collect(results: Iterator[dict[str, Box]]) -> None:
+        for result in results:
+            boxes.update(result)
+            if progress is not None:
+                progress(len(boxes), total)
+
+    folders = [folder] * len(tasks)
+    if count == 1:
+        collect(map(_run, folders, tasks))
+    else:
+        # A forked worker needs no `if __name__ == "__main__"` in the caller's script.
+        method = "fork" if sys.platform == "linux" else "spawn"
+        context = multiprocessing.get_context(method)
+        with ProcessPoolExecutor(count, mp_context=context) as pool:
+            collect(pool.map(_run, folders, tasks))
+    return boxes
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run(folder: Path, task: _Task) -> dict[str, Box]:
+    """Take and save the photos of one task; each depends on its own seed alone."""
+    model = None
+    if task.building is not None:
+        model = build(task.building, np.random.default_rng(task.seed))
+    boxes: dict[str, Box] = {}
+    for view, (name, kind) in enumerate(task.photos):
+        rng = np.random.default_rng([*task.seed, view])
+        photo, boxes[name] = take_photo(model, draw_view(kind, rng), rng)
+        photo.save(folder / f"{name}.jpg", quality=_QUALITY)
+    return boxes
+
+
+def _write_labels(path: Path, tasks: list[_Task]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label", "split"])
+        for task in tasks:
+            if task.part in ("train", "val"):
+                for name, _ in task.photos:
+                    writer.writerow([f"{TOY_PHOTOS}/{name}.jpg", task.label, task.part])
+
+
+def _write_ground_truth(path: Path, tasks: list[_Task], boxes: dict[str, Box]) -> None:
+    shown = [task for task in tasks if task.part in ("benchmark", "distractor")]
+    names = [name for task in shown for name, kind in task.photos if kind != "query"]
+    place = {name: index for index, name in enumerate(names)}
+    queries: list[str] = []
+    judgements: list[dict[str, Any]] = []
+    for task in shown:
+        found = {
+            level: [place[name] for name, kind in task.photos if kind == level]
+            for level in ("easy", "hard", "junk")
+        }
+        for name, kind in task.photos:
+            if kind == "query":
+                queries.append(name)
+                judgements.append({"bbx": list(boxes[name]), **found})
+    content = {"imlist": names, "qimlist": queries, "gnd": judgements}
+    path.write_bytes(pickle.dumps(content, protocol=2))

@@ -1,0 +1,164 @@
+"""The front and the side of a building, as flat pictures with transparent surroundings."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from PIL import Image
+
+from listwise.data.toy.canvas import Canvas, Grain, shade
+from listwise.data.toy.openings import draw_door, draw_window, outline
+from listwise.data.toy.plans import Building, Colour, Details, Plan
+from listwise.data.toy.roofs import (
+    draw_ornament,
+    draw_roof,
+    draw_towers,
+    total_height,
+)
+
+_BEAM: Colour = (86, 58, 42)
+_PIXELS = 340  # of the longer side of a finished front
+
+
+@dataclass(frozen=True)
+class Model:
+    """A building ready to be photographed: lengths in metres, pictures at falling sizes."""
+
+    front: list[Image.Image]
+    side: list[Image.Image]
+    width: float
+    height: float
+    depth: float
+    eaves: float
+    margin: float  # what roofs and steps jut out beyond the walls, left and right of the front
+
+
+def build(building: Building, rng: np.random.Generator) -> Model:
+    """Draw a building's front and side."""
+    plan, margin = building.plan, 0.9
+    height = total_height(building)
+    scale = _PIXELS / max(plan.width + 2 * margin, height)
+    front = Canvas(plan.width + 2 * margin, height, scale)
+    _draw_front(front, building, margin, rng)
+    side_height = plan.eaves + 2.2
+    side = Canvas(plan.depth, side_height, scale * 0.8)
+    _draw_side(side, building, rng)
+    return Model(_sizes(front), _sizes(side), plan.width, height, plan.depth, side_height, margin)
+
+
+def _sizes(canvas: Canvas) -> list[Image.Image]:
+    """The picture at full, half and quarter size, so that far buildings do not flicker."""
+    picture = canvas.finish()
+    return [picture, picture.reduce(2), picture.reduce(4)]
+
+
+def _draw_front(canvas: Canvas, building: Building, left: float, rng: np.random.Generator) -> None:
+    plan, details = building.plan, building.details
+    right = left + plan.width
+    stone, tiles = canvas.grain(plan.wall, rng), canvas.grain("tiles", rng)
+    draw_roof(canvas, building, left, stone, tiles)
+    canvas.rectangle(left, 0, right, plan.eaves, plan.wall_colour, stone)
+    _draw_skeleton(canvas, plan, details, left, right, stone)
+    _draw_floors(canvas, plan, details, left)
+    _draw_ground_floor(canvas, plan, details, left)
+    draw_towers(canvas, building, left, stone, tiles)
+    draw_ornament(canvas, building, left)
+
+
+def _draw_skeleton(
+    canvas: Canvas, plan: Plan, details: Details, left: float, right: float, stone: Grain
+) -> None:
+    """Plinth, courses, corners and cornice."""
+    trim = details.trim
+    if plan.wall == "timber":
+        _draw_beams(canvas, plan, left, right)
+    canvas.rectangle(left - 0.1, 0, right + 0.1, 0.7, shade(plan.wall_colour, 0.72), stone)
+    if details.band:
+        for floor in range(1, plan.floors):
+            level = plan.ground_height + (floor - 1) * plan.floor_height
+            canvas.rectangle(left, level - 0.12, right, level + 0.32, trim)
+            canvas.rectangle(left, level - 0.24, right, level - 0.12, shade(plan.wall_colour, 0.62))
+    if plan.pilasters:
+        for bay in range(plan.bays + 1):
+            x = left + 0.6 + bay * plan.bay_width
+            canvas.rectangle(x - 0.22, 0.7, x + 0.22, plan.eaves, shade(trim, 0.95))
+            canvas.rectangle(x + 0.1, 0.7, x + 0.22, plan.eaves, shade(trim, 0.78))
+    elif plan.wall in ("brick", "plaster"):
+        for step in range(int(plan.eaves / 0.7)):
+            reach = 0.75 if step % 2 else 0.45
+            level = step * 0.7
+            canvas.rectangle(left, level, left + reach, level + 0.62, shade(trim, 0.93))
+            canvas.rectangle(right - reach, level, right, level + 0.62, shade(trim, 0.93))
+    eaves = plan.eaves
+    canvas.rectangle(left, eaves - 0.75, right, eaves - 0.5, shade(plan.wall_colour, 0.6))
+    canvas.rectangle(left - 0.3, eaves - 0.5, right + 0.3, eaves - 0.2, trim)
+    canvas.rectangle(left - 0.5, eaves - 0.2, right + 0.5, eaves + 0.12, shade(trim, 1.06))
+
+
+def _draw_beams(canvas: Canvas, plan: Plan, left: float, right: float) -> None:
+    levels = [plan.ground_height + f * plan.floor_height for f in range(plan.floors)]
+    for low, high in pairwise(levels):
+        canvas.line([(left, low), (right, low)], _BEAM, 0.3)
+        for bay in range(plan.bays + 1):
+            x = left + 0.6 + bay * plan.bay_width
+            canvas.line([(x, low), (x, high)], _BEAM, 0.24)
+        canvas.line([(left, high), (left + 1.6, low)], _BEAM, 0.2)
+        canvas.line([(right, high), (right - 1.6, low)], _BEAM, 0.2)
+
+
+def _draw_floors(canvas: Canvas, plan: Plan, details: Details, left: float) -> None:
+    for floor in range(1, plan.floors):
+        sill = plan.ground_height + (floor - 1) * plan.floor_height + 0.9
+        height = plan.floor_height * (0.56 if floor < plan.floors - 1 else 0.5)
+        for bay in range(plan.bays):
+            x = left + 0.6 + (bay + 0.5) * plan.bay_width
+            draw_window(canvas, details, x, sill, plan.bay_width * 0.42, height)
+
+
+def _draw_ground_floor(canvas: Canvas, plan: Plan, details: Details, left: float) -> None:
+    middle = plan.bays // 2
+    height = plan.ground_height * 0.72
+    for bay in range(plan.bays):
+        x = left + 0.6 + (bay + 0.5) * plan.bay_width
+        width = plan.bay_width
+        if bay == middle:
+            continue
+        if details.ground == "arcade":
+            canvas.polygon(outline("round", x, 0, width * 0.82, height + 0.3), details.trim)
+            canvas.polygon(outline("round", x, 0, width * 0.66, height), (44, 40, 40))
+            canvas.polygon(outline("round", x + 0.1, 0, width * 0.5, height * 0.8), (66, 60, 58))
+        elif details.ground == "shop":
+            canvas.rectangle(x - width * 0.44, 0, x + width * 0.44, height, details.door_colour)
+            canvas.rectangle(x - width * 0.38, 0.6, x + width * 0.38, height * 0.8, (120, 132, 138))
+            canvas.rectangle(x - width * 0.38, 0.6, x + width * 0.1, height * 0.5, (92, 104, 114))
+            canvas.polygon(
+                [
+                    (x - width * 0.46, height * 0.95),
+                    (x + width * 0.46, height * 0.95),
+                    (x + width * 0.5, height * 0.72),
+                    (x - width * 0.5, height * 0.72),
+                ],
+                shade(details.door_colour, 1.5),
+            )
+        else:
+            draw_window(canvas, details, x, 1.3, width * 0.4, height * 0.66)
+    x = left + 0.6 + (middle + 0.5) * plan.bay_width
+    draw_door(canvas, details, x, plan.bay_width * 0.52, height)
+
+
+def _draw_side(canvas: Canvas, building: Building, rng: np.random.Generator) -> None:
+    plan, details = building.plan, building.details
+    stone, tiles = canvas.grain(plan.wall, rng), canvas.grain("tiles", rng)
+    if plan.roof != "parapet":
+        roof = [(0, plan.eaves), (plan.depth, plan.eaves)]
+        top = [(plan.depth, plan.eaves + 2.1), (0.6, plan.eaves + 2.1)]
+        canvas.polygon([*roof, *top], shade(plan.roof_colour, 0.95), tiles)
+    canvas.rectangle(0, 0, plan.depth, plan.eaves, plan.wall_colour, stone)
+    canvas.rectangle(0, 0, plan.depth, 0.7, shade(plan.wall_colour, 0.72), stone)
+    canvas.rectangle(0, plan.eaves - 0.4, plan.depth, plan.eaves + 0.1, details.trim)
+    count = int(plan.depth / plan.bay_width)
+    for floor in range(1, plan.floors):
+        sill = plan.ground_height + (floor - 1) * plan.floor_height + 0.9
+        for bay in range(count):
+            x = (bay + 0.5) * plan.depth / count
+            draw_window(canvas, details, x, sill, plan.bay_width * 0.4, plan.floor_height * 0.5)

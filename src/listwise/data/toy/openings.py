@@ -1,0 +1,123 @@
+"""Windows and doors."""
+
+import math
+
+from listwise.data.toy.canvas import Canvas, Point, shade
+from listwise.data.toy.plans import Colour, Details
+
+_GLASS: Colour = (58, 72, 88)
+
+
+def outline(kind: str, x: float, y: float, width: float, height: float) -> list[Point]:
+    """The outline of an opening centred on x that stands on y."""
+    half = width / 2
+    if kind == "round":
+        spring = y + height - half
+        arch = [
+            (x + half * math.cos(t * math.pi / 10), spring + half * math.sin(t * math.pi / 10))
+            for t in range(11)
+        ]
+    elif kind == "pointed":
+        rise = width * 0.95
+        spring = y + height - rise
+        right = [
+            (x + half * (1 - t / 5) ** 0.6 if t < 5 else x, spring + rise * t / 5) for t in range(6)
+        ]
+        arch = right + [(2 * x - px, py) for px, py in reversed(right[:-1])]
+    else:
+        arch = [(x + half, y + height), (x - half, y + height)]
+    return [(x - half, y), (x + half, y), *arch]
+
+
+def draw_window(
+    canvas: Canvas, details: Details, x: float, y: float, width: float, height: float
+) -> None:
+    """A window centred on x with its sill on y."""
+    if details.window == "twin":
+        for side in (-1, 1):
+            _light(canvas, details, "round", x + side * width * 0.28, y, width * 0.48, height)
+        return
+    if details.window == "wide":
+        width, height = width * 1.3, height * 0.72
+    kind = details.window if details.window in ("round", "pointed") else "square"
+    if details.shutters is not None and details.window != "wide":
+        for side in (-1, 1):
+            near, far = x + side * width * 0.54, x + side * width * 0.92
+            canvas.rectangle(min(near, far), y, max(near, far), y + height * 0.9, details.shutters)
+            for step in range(1, 6):
+                level = y + height * 0.15 * step
+                canvas.line([(near, level), (far, level)], shade(details.shutters, 0.75), 0.05)
+    _light(canvas, details, kind, x, y, width, height)
+
+
+def _light(
+    canvas: Canvas, details: Details, kind: str, x: float, y: float, width: float, height: float
+) -> None:
+    trim, border = details.trim, 0.16
+    if details.hood == "frame":
+        border = 0.3
+    canvas.polygon(
+        outline(kind, x, y - border, width + 2 * border, height + 2 * border), shade(trim, 0.97)
+    )
+    canvas.polygon(outline(kind, x, y, width, height), shade(_GLASS, 0.75))
+    canvas.polygon(outline(kind, x, y, width, height * 0.86), _GLASS)
+    canvas.polygon(  # a reflection of the sky
+        [
+            (x - width * 0.4, y + height * 0.1),
+            (x - width * 0.1, y + height * 0.1),
+            (x + width * 0.3, y + height * 0.55),
+            (x, y + height * 0.55),
+        ],
+        shade(_GLASS, 1.35),
+    )
+    if details.glazing != "plain":
+        canvas.line([(x, y), (x, y + height)], trim, 0.1)
+        levels = (0.55,) if details.glazing == "cross" else (0.25, 0.5)
+        for level in levels:
+            ends = [(x - width / 2, y + height * level), (x + width / 2, y + height * level)]
+            canvas.line(ends, trim, 0.1)
+    canvas.rectangle(x - width * 0.62, y - 0.3, x + width * 0.62, y - 0.08, shade(trim, 1.04))
+    canvas.rectangle(x - width * 0.58, y - 0.38, x + width * 0.58, y - 0.3, shade(trim, 0.6))
+    top = y + height + border
+    if details.hood == "lintel":
+        canvas.rectangle(x - width * 0.7, top, x + width * 0.7, top + 0.28, shade(trim, 1.05))
+        canvas.rectangle(x - width * 0.66, top - 0.08, x + width * 0.66, top, shade(trim, 0.6))
+    elif details.hood == "peak":
+        peak = [(x - width * 0.75, top), (x + width * 0.75, top), (x, top + 0.55)]
+        canvas.polygon(peak, shade(trim, 1.05))
+        canvas.line(peak[:2], shade(trim, 0.6), 0.09)
+
+
+def draw_door(canvas: Canvas, details: Details, x: float, width: float, height: float) -> None:
+    """The main door, centred on x."""
+    trim, colour = details.trim, details.door_colour
+    kind = "square" if details.door == "porch" else details.door
+    if details.door == "porch":
+        for side in (-1, 1):
+            post = x + side * width * 0.8
+            canvas.rectangle(post - 0.2, 0, post + 0.2, height * 0.98, shade(trim, 0.98))
+            canvas.rectangle(post + 0.08, 0.3, post + 0.2, height * 0.95, shade(trim, 0.8))
+            canvas.rectangle(post - 0.3, 0, post + 0.3, 0.3, trim)
+        canvas.rectangle(x - width * 1.05, height, x + width * 1.05, height + 0.35, trim)
+        gable = [
+            (x - width * 1.1, height + 0.35),
+            (x + width * 1.1, height + 0.35),
+            (x, height + 1.1),
+        ]
+        canvas.polygon(gable, shade(trim, 1.05))
+        canvas.polygon(
+            [(px * 0.6 + x * 0.4, py * 0.6 + (height + 0.55) * 0.4) for px, py in gable],
+            shade(trim, 0.8),
+        )
+    else:
+        canvas.polygon(outline(kind, x, 0, width + 0.7, height + 0.4), trim)
+        canvas.polygon(outline(kind, x, 0, width + 0.25, height + 0.15), shade(trim, 0.7))
+    canvas.polygon(outline(kind, x, 0, width, height - 0.1), shade(colour, 0.9))
+    canvas.line([(x, 0), (x, height - 0.2)], shade(colour, 0.5), 0.08)
+    for side in (-1, 1):
+        for low, high in ((0.08, 0.36), (0.42, 0.66)):
+            near, far = x + side * width * 0.1, x + side * width * 0.4
+            canvas.rectangle(
+                min(near, far), height * low, max(near, far), height * high, shade(colour, 1.25)
+            )
+    canvas.rectangle(x - width * 0.9, 0, x + width * 0.9, 0.16, shade(trim, 0.85))

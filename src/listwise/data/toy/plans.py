@@ -1,0 +1,166 @@
+"""What a toy building is made of, and how look-alikes are drawn from it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+Colour = tuple[int, int, int]
+
+FAMILY = 3  # look-alikes that share one plan
+CHANGED = 5  # details in which a look-alike differs from the first of its family
+
+WALLS = ("brick", "ashlar", "plaster", "timber")
+ROOFS = ("hip", "gable", "stepped", "mansard", "parapet", "pediment")
+TOWERS = ("none", "none", "centre", "side", "twin", "dome")
+
+WALL_COLOURS: dict[str, tuple[Colour, ...]] = {
+    "brick": ((168, 92, 72), (150, 78, 60), (186, 128, 92), (190, 160, 110)),
+    "ashlar": ((206, 194, 168), (184, 178, 170), (214, 186, 140), (160, 156, 150)),
+    "plaster": (
+        (232, 214, 178),
+        (222, 178, 150),
+        (198, 208, 190),
+        (236, 232, 222),
+        (214, 190, 120),
+    ),
+    "timber": ((238, 228, 208), (230, 210, 170), (214, 214, 206)),
+}
+ROOF_COLOURS: tuple[Colour, ...] = ((128, 70, 56), (92, 96, 108), (156, 92, 64), (104, 84, 76))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The masses of a building: what all of its look-alikes share. Lengths are in metres."""
+
+    bays: int
+    floors: int
+    bay_width: float
+    floor_height: float
+    depth: float
+    wall: str
+    wall_colour: Colour
+    roof: str
+    roof_colour: Colour
+    tower: str
+    pilasters: bool
+
+    @property
+    def width(self) -> float:
+        """Width of the front."""
+        return self.bays * self.bay_width + 1.2
+
+    @property
+    def ground_height(self) -> float:
+        """Height of the ground floor."""
+        return self.floor_height * 1.25
+
+    @property
+    def eaves(self) -> float:
+        """Height of the wall, up to the roof."""
+        return self.ground_height + (self.floors - 1) * self.floor_height + 0.6
+
+
+@dataclass(frozen=True)
+class Details:
+    """What tells look-alikes apart."""
+
+    window: str
+    glazing: str
+    hood: str
+    shutters: Colour | None
+    door: str
+    door_colour: Colour
+    ground: str
+    ornament: str
+    dormers: int
+    cap: str
+    trim: Colour
+    band: bool
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "window": ("square", "round", "pointed", "wide", "twin"),
+    "glazing": ("cross", "grid", "plain"),
+    "hood": ("none", "lintel", "peak", "frame"),
+    "shutters": (None, (62, 98, 74), (120, 52, 44), (70, 92, 130)),
+    "door": ("square", "round", "pointed", "porch"),
+    "door_colour": ((92, 54, 36), (40, 82, 62), (128, 36, 36), (42, 62, 104)),
+    "ground": ("windows", "arcade", "shop"),
+    "ornament": ("clock", "rose", "shield", "niche"),
+    "dormers": (0, 1, 2, 3),
+    "cap": ("spire", "pyramid", "onion", "battlements"),
+    "trim": ((240, 234, 220), (196, 178, 146), (120, 104, 92), (206, 132, 96)),
+    "band": (False, True),
+}
+
+
+@dataclass(frozen=True)
+class Building:
+    """One building: a plan and its details."""
+
+    plan: Plan
+    details: Details
+
+
+def draw_family(rng: np.random.Generator, size: int = FAMILY) -> list[Building]:
+    """Buildings of one plan that differ in a few details."""
+    plan = _draw_plan(rng)
+    first = Details(**{name: _pick(rng, choices) for name, choices in CHOICES.items()})
+    family = [Building(plan, first)]
+    while len(family) < size:
+        names = rng.permutation(_visible(plan))[:CHANGED]
+        changes = {
+            str(name): _pick(rng, [c for c in CHOICES[name] if c != getattr(first, name)])
+            for name in names
+        }
+        building = Building(plan, replace(first, **changes))
+        if building not in family:
+            family.append(building)
+    return family
+
+
+def draw_house(rng: np.random.Generator) -> Building:
+    """A nameless house of the neighbourhood: smaller, and without tower."""
+    building = draw_family(rng, size=1)[0]
+    plan = replace(
+        building.plan, bays=int(rng.integers(2, 4)), floors=int(rng.integers(2, 4)), tower="none"
+    )
+    return Building(plan, replace(building.details, ornament="none"))
+
+
+def _draw_plan(rng: np.random.Generator) -> Plan:
+    wall = _pick(rng, WALLS)
+    return Plan(
+        bays=int(rng.integers(3, 6)),
+        floors=int(rng.integers(2, 4)),
+        bay_width=float(rng.uniform(2.5, 3.3)),
+        floor_height=float(rng.uniform(3.2, 4.0)),
+        depth=float(rng.uniform(7, 12)),
+        wall=wall,
+        wall_colour=_vary(rng, _pick(rng, WALL_COLOURS[wall])),
+        roof=_pick(rng, ROOFS),
+        roof_colour=_vary(rng, _pick(rng, ROOF_COLOURS)),
+        tower=_pick(rng, TOWERS),
+        pilasters=bool(rng.random() < 0.4),
+    )
+
+
+def _visible(plan: Plan) -> list[str]:
+    """The details that show on a building of this plan."""
+    hidden = set()
+    if plan.tower in ("none", "dome"):
+        hidden.add("cap")
+    if plan.roof not in ("hip", "mansard"):
+        hidden.add("dormers")
+    return [name for name in CHOICES if name not in hidden]
+
+
+def _pick(rng: np.random.Generator, choices: Any) -> Any:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def _vary(rng: np.random.Generator, colour: Colour) -> Colour:
+    """A colour near another."""
+    red, green, blue = (min(255, round(c * rng.uniform(0.86, 1.1))) for c in colour)
+    return red, green, blue

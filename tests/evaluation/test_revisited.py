@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from listwise.data.ground_truth import GroundTruth
+from listwise.errors import InputError
+from listwise.evaluation import RevisitedResult, evaluate_revisited
+
+
+def make_truth(names: int, judgements: list[tuple[list[int], list[int], list[int]]]) -> GroundTruth:
+    easy, hard, junk = (
+        [np.array(j[part], dtype=np.int64) for j in judgements] for part in range(3)
+    )
+    queries = [f"query{i}" for i in range(len(judgements))]
+    boxes = [(0.0, 0.0, 1.0, 1.0)] * len(judgements)
+    return GroundTruth([f"image{i}" for i in range(names)], queries, boxes, easy, hard, junk)
+
+
+def plain_protocol(
+    scores: np.ndarray, positives: list[list[int]], junk: list[list[int]], ks: tuple[int, ...]
+) -> tuple[float, list[float]]:
+    """Sort, walk down the list skipping junk, and sum trapezoids."""
+    aps, precisions = [], []
+    for row, wanted, ignored in zip(scores, positives, junk, strict=True):
+        if not wanted:
+            continue
+        ranked = sorted(range(len(row)), key=lambda i: (-row[i], i))
+        hits = [i in wanted for i in ranked if i not in ignored]
+        area, found, last_precision = 0.0, 0, 1.0
+        for position, hit in enumerate(hits):
+            if hit:
+                found += 1
+                area += (last_precision + found / (position + 1)) / 2 / len(wanted)
+            last_precision = found / (position + 1)
+        aps.append(area)
+        last = max(position for position, hit in enumerate(hits, start=1) if hit)
+        precisions.append([sum(hits[: min(k, last)]) / min(k, last) for k in ks])
+    if not aps:
+        return math.nan, [math.nan] * len(ks)
+    return float(np.mean(aps)), list(np.mean(precisions, axis=0))
+
+
+def check(result: RevisitedResult, scores: np.ndarray, truth: GroundTruth) -> None:
+    easy, hard, junk = (
+        [list(part) for part in parts] for parts in (truth.easy, truth.hard, truth.junk)
+    )
+    protocols = {
+        "easy": (easy, [a + b for a, b in zip(junk, hard, strict=True)]),
+        "medium": ([a + b for a, b in zip(easy, hard, strict=True)], junk),
+        "hard": (hard, [a + b for a, b in zip(junk, easy, strict=True)]),
+    }
+    for name, (positives, ignored) in protocols.items():
+        got = getattr(result, name)
+        mean_ap, precisions = plain_protocol(scores, positives, ignored, (1, 5, 10))
+        assert got.mAP == pytest.approx(mean_ap, abs=1e-12, nan_ok=True)
+        assert list(got.mp) == [1, 5, 10]
+        assert list(got.mp.values()) == pytest.approx(precisions, abs=1e-12, nan_ok=True)
+        assert np.isnan(got.per_query_ap).tolist() == [not wanted for wanted in positives]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[np.ndarray, GroundTruth]:
+    names = draw(st.integers(4, 40))
+    queries = draw(st.integers(1, 4))
+    levels = draw(st.sampled_from([3, 1000]))  # few levels: many ties
+    judgements = []
+    for _ in range(queries):
+        kinds = draw(st.lists(st.integers(0, 4), min_size=names, max_size=names))
+        easy, hard, junk = ([i for i, kind in enumerate(kinds) if kind == k] for k in range(3))
+        judgements.append((easy, hard, junk))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scores = rng.integers(0, levels, (queries, names)).astype(np.float32)
+    return scores, make_truth(names, judgements)
+
+
+@given(cases())
+def test_equals_the_protocol_written_out(case: tuple[np.ndarray, GroundTruth]) -> None:
+    scores, truth = case
+    check(evaluate_revisited(scores, truth), scores, truth)
+
+
+def test_junk_on_top_of_the_list_costs_nothing() -> None:
+    truth = make_truth(6, [([3], [4], [0, 1, 2])])
+    result = evaluate_revisited([[9, 8, 7, 6, 5, 4]], truth)
+    assert (result.easy.mAP, result.medium.mAP, result.hard.mAP) == (1.0, 1.0, 1.0)
+
+
+def test_hard_images_are_junk_for_easy_and_easy_ones_for_hard() -> None:
+    truth = make_truth(3, [([1], [0], [])])
+    result = evaluate_revisited([[3, 2, 1]], truth)
+    assert (result.easy.mAP, result.hard.mAP) == (1.0, 1.0)
+    # A negative on top costs half of the first trapezoid's left side as well.
+    result = evaluate_revisited([[2, 1, 3]], truth)
+    assert (result.easy.mAP, result.hard.mAP) == (0.25, 0.25)
+
+
+def test_queries_without_positives_do_not_count() -> None:
+    truth = make_truth(3, [([], [0], []), ([1], [], [])])
+    scores = np.array([[1, 3, 2], [1, 3, 2]])
+    result = evaluate_revisited(scores, truth)
+    assert result.easy.mAP == 1.0
+    assert np.isnan(result.easy.per_query_ap[0])
+    assert result.hard.mAP == result.hard.per_query_ap[0] < 1
+    check(result, scores, truth)
+
+
+def test_depth_ends_at_the_last_positive() -> None:
+    truth = make_truth(20, [([0, 1], [], [])])
+    result = evaluate_revisited([list(range(20, 0, -1))], truth)
+    assert result.easy.mp == {1: 1.0, 5: 1.0, 10: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [(np.zeros((1, 4)), "Q, N"), (np.zeros(3), "Q, N"), (np.full((1, 3), np.nan), "NaN")],
+)
+def test_bad_scores_are_refused(scores: np.ndarray, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        evaluate_revisited(scores, make_truth(3, [([0], [], [])]))
