@@ -1,0 +1,109 @@
+"""What the processes of one training step tell each other (nothing, when there is only one)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+BUCKET_BYTES = 64 * 2**20
+
+
+def world() -> tuple[int, int]:
+    """This process's rank and the number of processes; (0, 1) without torch.distributed."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def gather_numbers(number: int, device: torch.device) -> list[int]:
+    """The integer of every process, in rank order."""
+    _, size = world()
+    if size == 1:
+        return [number]
+    numbers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64, device=device))
+    return [int(n) for n in torch.cat(numbers).tolist()]
+
+
+def gather_rows(rows: Tensor, parts: Sequence[int]) -> Tensor:
+    """The rows of all processes in rank order: [parts[rank], ...] to [sum(parts), ...]."""
+    if len(parts) == 1:
+        return rows
+    # Collectives want equal sizes, so shorter parts travel padded.
+    padded = rows.new_zeros(max(parts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    pieces = [torch.empty_like(padded) for _ in parts]
+    dist.all_gather(pieces, padded)
+    return torch.cat([piece[:part] for piece, part in zip(pieces, parts, strict=True)])
+
+
+def sum_over_processes(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor, in place, by its sum over all processes, in a few large messages.
+
+    Every process passes tensors of the same shapes in the same order. Half-precision tensors
+    are summed in float32.
+    """
+    if world()[1] == 1:
+        return
+    buckets: list[list[Tensor]] = []
+    room, bucket_dtype = 0, None
+    for tensor in tensors:
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        if dtype != bucket_dtype or tensor.nbytes > room:
+            buckets.append([])
+            room, bucket_dtype = BUCKET_BYTES, dtype
+        buckets[-1].append(tensor)
+        room -= tensor.nbytes
+    for bucket in buckets:
+        dtype = torch.promote_types(bucket[0].dtype, torch.float32)
+        flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in bucket])
+        dist.all_reduce(flat)
+        summed = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, total in zip(bucket, summed, strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+
+def sum_gradients(parameters: Sequence[Tensor]) -> None:
+    """Sum `.grad` over all processes; a parameter without one anywhere keeps none."""
+    if world()[1] == 1 or not parameters:
+        return
+    device = parameters[0].device
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
+    dist.all_reduce(used)
+    gradients = []
+    for parameter, users in zip(parameters, used.tolist(), strict=True):
+        if users:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    sum_over_processes(gradients)
+
+
+@contextmanager
+def failing_together(device: torch.device) -> Iterator[None]:
+    """Run local work; if it raises in one process, it raises in all before they next talk.
+
+    Without this, the healthy processes would wait in their next collective until it times out.
+    Running out of memory anywhere is a `torch.OutOfMemoryError` everywhere, so that all of them
+    try again alike.
+    """
+    if world()[1] == 1:
+        yield
+        return
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    failure = 0 if error is None else 1 if isinstance(error, torch.OutOfMemoryError) else 2
+    failures = gather_numbers(failure, device)
+    worst = max(failures)
+    if error is not None and failure == worst:
+        raise error
+    if worst:
+        ranks = ", ".join(str(rank) for rank, code in enumerate(failures) if code == worst)
+        if worst == 1:
+            raise torch.OutOfMemoryError(f"process {ranks} ran out of memory")
+        raise RuntimeError(f"this training step failed in process {ranks}; see its message")

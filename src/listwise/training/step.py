@@ -1,0 +1,289 @@
+"""Three-stage backpropagation (section 3.3): the exact gradient at any batch size.
+
+A listwise loss needs all descriptors of the batch at once, but not all graphs of the network at
+once. By the chain rule, the gradient of the loss with respect to the weights is a sum over images
+of (gradient with respect to the descriptor) × (derivative of the descriptor). So
+
+1. compute the descriptors of the batch without graph, micro-batch by micro-batch;
+2. compute the loss and its gradient with respect to the descriptors, which are small;
+3. compute the descriptors again with graph and backpropagate that gradient, micro-batch by
+   micro-batch, while the weights' gradients add up.
+
+`MultistageStep._backpropagate` is these three stages.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from listwise.errors import InputError
+from listwise.models.net import live_batch_norms
+from listwise.training.distributed import (
+    failing_together,
+    gather_numbers,
+    gather_rows,
+    sum_gradients,
+    sum_over_processes,
+    world,
+)
+from listwise.training.forward import Forward
+from listwise.training.memory import Fit, images_that_fit
+
+
+class Loss(Protocol):
+    """What the step asks of a loss; every loss of `listwise.losses` is one."""
+
+    def __call__(
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        *,
+        queries: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Descriptors [B, C], labels [B] and weights [B] to a scalar.
+
+        With `queries` (start, stop), only the share of those rows: the shares of a partition of
+        the batch add up to the loss of the batch.
+        """
+        ...
+
+
+@dataclass
+class Counts:
+    """What the steps so far cost over all processes: images forward and backward, and calls."""
+
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+
+
+class MultistageStep:
+    """Adds the gradient of a loss over a whole batch to `.grad` of every trainable parameter.
+
+    It does what `loss(net(images), labels).backward()` would do, in the memory of one
+    micro-batch. Under torch.distributed each process passes its own part of the batch and gets
+    the loss and the gradient of the whole batch.
+
+    Args:
+        net: images [b, 3, H, W] to descriptors [b, C]; a row must depend on its own image alone,
+            so batch norm must be frozen.
+        loss: see `Loss`; parameters of its own, if it is a module, get their gradient too.
+        micro_batch: images whose graph is held at once. "auto" finds what fits, takes the whole
+            batch in one pass if it can, and halves the micro-batch when CUDA memory runs out.
+        weighting: labels [B] of the whole batch to weights [B] of the queries.
+        autocast: dtype in which the network runs, such as torch.bfloat16; the loss is computed
+            outside autocast.
+
+    Attributes:
+        micro_batch: the number in use; "auto" becomes a number at the first call.
+        choice: a sentence that says what was chosen and why.
+        counts: forwards, backwards and updates so far.
+
+    Example:
+        >>> from listwise.losses import QuantizedAPLoss
+        >>> from listwise.models import RetrievalNet
+        >>> net = RetrievalNet("resnet18", weights="random")
+        >>> step = MultistageStep(net, QuantizedAPLoss(), micro_batch=4)
+        >>> value = step(torch.rand(10, 3, 64, 64), torch.arange(10) // 2)
+        >>> step.counts
+        Counts(forwards=20, backwards=10, updates=1)
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        loss: Loss,
+        micro_batch: int | Literal["auto"] = "auto",
+        *,
+        weighting: Callable[[Tensor], Tensor] | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        if micro_batch != "auto" and (not isinstance(micro_batch, int) or micro_batch < 1):
+            raise InputError(f'micro_batch must be "auto" or at least 1, not {micro_batch!r}')
+        if isinstance(net, DistributedDataParallel):
+            raise InputError(
+                "DistributedDataParallel would sum gradients at every micro-batch; "
+                "pass net.module, the step sums them once"
+            )
+        self.net = net
+        self.loss = loss
+        self.weighting = weighting
+        self.autocast = autocast
+        self.micro_batch: int | Literal["auto"] = micro_batch
+        self.choice = "" if micro_batch == "auto" else f"micro-batches of {micro_batch}, as asked"
+        self.counts = Counts()
+        self._asked: int | Literal["auto"] = micro_batch
+        self._fit: Fit | None = None
+        self._fit_shape: torch.Size | None = None
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Add the gradient of the loss of this batch to `.grad`; return the loss.
+
+        Args:
+            images: [B, 3, H, W] on any device; they go to the network's, as they are, one
+                micro-batch at a time.
+            labels: [B] integers; images of equal label are relevant to each other.
+
+        Returns:
+            The loss of the whole batch, a scalar without graph.
+        """
+        parameters = _trainable(self.net, self.loss)
+        forward = Forward(self.net, self.autocast)
+        with torch.autocast(forward.device.type, enabled=False):
+            with failing_together(forward.device):
+                _check(self.net, images, labels)
+            parts = gather_numbers(len(images), forward.device)
+            micro_batch = self._choose_micro_batch(forward, images, max(parts))
+            while True:
+                random_state = forward.random_state()
+                try:
+                    with _added_to_what_was_there(parameters):
+                        value = self._backpropagate(forward, images, labels, parts, micro_batch)
+                        sum_gradients(parameters)
+                    break
+                except torch.OutOfMemoryError as error:
+                    smaller = self._choose_smaller(micro_batch, error)
+                # Not in the handler, where the error still holds the tensors of the attempt.
+                torch.cuda.empty_cache()
+                forward.set_random_state(random_state)
+                micro_batch = smaller
+        batch = sum(parts)
+        self.counts.forwards += batch if micro_batch >= max(parts) else 2 * batch
+        self.counts.backwards += batch
+        self.counts.updates += 1
+        return value
+
+    def _backpropagate(
+        self,
+        forward: Forward,
+        images: Tensor,
+        labels: Tensor,
+        parts: Sequence[int],
+        micro_batch: int,
+    ) -> Tensor:
+        """The three stages for this process's images [parts[rank], 3, H, W] of the batch."""
+        device, rank = forward.device, world()[0]
+        start = sum(parts[:rank])
+        stop = start + parts[rank]
+        crops = torch.split(images, micro_batch)
+        # A batch that fits keeps the graph of stage 1, and stage 3 need not compute it again.
+        one_pass = micro_batch >= max(parts)
+
+        # Stage 1: descriptors.
+        pieces, random_states = [], []
+        with failing_together(device), torch.set_grad_enabled(one_pass):
+            for crop in crops:
+                random_states.append(forward.random_state())
+                pieces.append(forward(crop))
+
+        # Stage 2: the loss, and its gradient with respect to the descriptors.
+        descriptors = gather_rows(torch.cat(pieces).detach(), parts).requires_grad_()
+        all_labels = gather_rows(labels.to(device), parts)
+        with failing_together(device):
+            weights = None if self.weighting is None else self.weighting(all_labels)
+            queries = (start, stop) if len(parts) > 1 else None
+            value = self.loss(descriptors, all_labels, weights, queries=queries)
+            torch.autograd.backward(value)
+            if descriptors.grad is None:
+                raise InputError("the loss does not depend on the descriptors")
+        value, gradient = value.detach(), descriptors.grad
+        sum_over_processes([value, gradient])
+
+        # Stage 3: the descriptors again, now with graph, to carry the gradient to the weights.
+        gradients = torch.split(gradient[start:stop], micro_batch)
+        with failing_together(device):
+            if one_pass:
+                torch.autograd.backward(pieces[0], gradients[0])
+                return value
+            drifts = []
+            for crop, piece, state, gradient in zip(
+                crops, pieces, random_states, gradients, strict=True
+            ):
+                again = forward.again(crop, state)
+                torch.autograd.backward(again, gradient)
+                drifts.append(forward.drift(piece, again))
+            _check_drift(drifts)
+        return value
+
+    def _choose_micro_batch(self, forward: Forward, images: Tensor, batch: int) -> int:
+        """The micro-batch for at most `batch` images in a process, the same in every process."""
+        if self._asked != "auto":
+            return self._asked
+        with failing_together(forward.device):
+            if self._fit is None or self._fit_shape != images.shape[1:]:
+                self._fit, self._fit_shape = images_that_fit(forward, images), images.shape[1:]
+        everywhere = min(gather_numbers(self._fit.images, forward.device))
+        self.micro_batch, self.choice = replace(self._fit, images=everywhere).choose(batch)
+        return self.micro_batch
+
+    def _choose_smaller(self, micro_batch: int, error: torch.OutOfMemoryError) -> int:
+        """Half of a micro-batch that ran out of memory, from now on; the error if there is none."""
+        if self._asked != "auto":
+            advice = f'micro-batches of {micro_batch} do not fit: ask for less, or for "auto"'
+            raise torch.OutOfMemoryError(f"{advice} ({error})") from error
+        if micro_batch == 1:
+            advice = "one image at a time does not fit: use smaller crops, a smaller backbone or"
+            raise torch.OutOfMemoryError(f"{advice} autocast=torch.bfloat16 ({error})") from error
+        smaller = micro_batch // 2
+        self._fit = Fit(smaller, smaller, f"{micro_batch} ran out of memory")
+        self.micro_batch, self.choice = self._fit.choose(micro_batch)
+        return self.micro_batch
+
+
+def _trainable(net: nn.Module, loss: Loss) -> list[nn.Parameter]:
+    """The parameters that get a gradient."""
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError("the network has no trainable parameter; set requires_grad on some")
+    if isinstance(loss, nn.Module):
+        parameters += [p for p in loss.parameters() if p.requires_grad]
+    return parameters
+
+
+def _check(net: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """Refuse what cannot be trained on."""
+    if images.ndim != 4 or len(images) == 0 or labels.shape != images.shape[:1]:
+        raise InputError(
+            f"images {list(images.shape)} and labels {list(labels.shape)} do not match; "
+            "give [B, 3, H, W] and [B], with at least one image in every process"
+        )
+    live = live_batch_norms(net)
+    if live:
+        raise InputError(
+            f"batch norm {live[0]!r} ({len(live)} in all) is live: its output depends on the other "
+            "images of a micro-batch, so stage 3 would not recompute the descriptors of stage 1; "
+            "freeze it with .eval()"
+        )
+
+
+def _check_drift(drifts: Sequence[Tensor]) -> None:
+    """Refuse a network whose second forward differed from its first."""
+    if torch.stack(list(drifts)).max() > 1:
+        raise InputError(
+            "the network gave other descriptors in stage 3 than in stage 1 for the same images "
+            "and random state, so its gradients would be wrong; it must not change its own state "
+            "in forward or draw from generators other than PyTorch's"
+        )
+
+
+@contextmanager
+def _added_to_what_was_there(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Start from empty gradients; add the earlier ones at the end, or put them back on failure."""
+    earlier = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    except BaseException:
+        for parameter, gradient in zip(parameters, earlier, strict=True):
+            parameter.grad = gradient
+        raise
+    for parameter, gradient in zip(parameters, earlier, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)

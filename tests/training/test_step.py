@@ -1,0 +1,387 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_examples import (
+    Crowded,
+    SoftmaxLoss,
+    TinyNet,
+    assert_equal_gradients,
+    gradients,
+    make_batch,
+    make_net,
+    ordinary,
+)
+from torch import nn
+
+import listwise.losses
+from listwise.errors import InputError
+from listwise.losses import QuantizedAPLoss, class_balanced_weights
+from listwise.models import POOLINGS, RetrievalNet
+from listwise.training.step import Counts, MultistageStep
+
+LOSSES = [SoftmaxLoss] + [loss for loss in vars(listwise.losses).values() if isinstance(loss, type)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("micro_batch", [1, 4, 5, 11, 64])
+def test_gradients_are_those_of_ordinary_backpropagation(loss, pooling, micro_batch):
+    net, (images, labels) = make_net(pooling=pooling), make_batch(11)
+    expected_value, expected = ordinary(net, loss(), images, labels)
+    value = MultistageStep(net, loss(), micro_batch)(images, labels)
+    torch.testing.assert_close(value, expected_value, rtol=1e-9, atol=0)
+    assert not value.requires_grad
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(4, 20), micro_batch=st.integers(1, 24), seed=st.integers(0, 2**32 - 1))
+def test_dropout_and_stochastic_depth_draw_the_same_numbers_again(size, micro_batch, seed):
+    net, (images, labels) = make_net(drop=0.4), make_batch(size)
+    torch.manual_seed(seed)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels, micro_batch)
+    after = torch.get_rng_state()
+    torch.manual_seed(seed)
+    MultistageStep(net, SoftmaxLoss(), micro_batch)(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_the_next_step_draws_other_numbers():
+    net, (images, labels) = make_net(drop=0.4), make_batch(12)
+    step = MultistageStep(net, SoftmaxLoss(), 5)
+    assert step(images, labels) != step(images, labels)
+
+
+def test_random_numbers_of_the_loss_stay_drawn():
+    def loss(descriptors, labels, weights=None, *, queries=None):
+        drawn.append(torch.rand(()))
+        return SoftmaxLoss()(descriptors, labels)
+
+    drawn: list[torch.Tensor] = []
+    MultistageStep(make_net(drop=0.4), loss, 5)(*make_batch(12))
+    assert torch.rand(()) != drawn[0]
+
+
+def test_a_vision_transformer_with_dropout():
+    torch.manual_seed(0)
+    net = RetrievalNet("test_vit", weights="random").double().train()
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+    images, labels = make_batch(5, side=160)
+    assert not torch.equal(net(images), net(images))
+    torch.manual_seed(3)
+    _, expected = ordinary(net, QuantizedAPLoss(), images, labels, 2)
+    torch.manual_seed(3)
+    MultistageStep(net, QuantizedAPLoss(), 2)(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+
+
+def test_gradients_add_to_those_there():
+    net, (images, labels) = make_net(), make_batch(9)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels)
+    step = MultistageStep(net, SoftmaxLoss(), 4)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    step(images, labels)
+    step(images, labels)
+    doubled = {name: 2 * gradient + 1 for name, gradient in expected.items()}
+    assert_equal_gradients(gradients(net), doubled, 1e-9)
+
+
+def test_weights_come_from_the_labels_of_the_whole_batch():
+    net, (images, _) = make_net(), make_batch(9)
+    labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2])
+    weights = class_balanced_weights(labels).double()
+    _, expected = ordinary(net, QuantizedAPLoss(), images, labels, weights=weights)
+    _, unweighted = ordinary(net, QuantizedAPLoss(), images, labels)
+    MultistageStep(net, QuantizedAPLoss(), 2, weighting=class_balanced_weights)(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+    assert not torch.allclose(net.head.weight.grad, unweighted["head.weight"], rtol=1e-3)
+
+
+def test_a_loss_with_parameters_gets_their_gradient():
+    class ProxyLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proxies = nn.Parameter(torch.eye(3, 6, dtype=torch.float64))
+
+        def forward(self, descriptors, labels, weights=None, *, queries=None):
+            return nn.functional.cross_entropy(descriptors @ self.proxies.T, labels)
+
+    net, loss, (images, labels) = make_net(), ProxyLoss(), make_batch(9)
+    _, expected = ordinary(net, loss, images, labels)
+    expected_proxies = loss.proxies.grad.clone()
+    loss.zero_grad()
+    MultistageStep(net, loss, 2)(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+    torch.testing.assert_close(loss.proxies.grad, expected_proxies, rtol=1e-9, atol=0)
+
+
+def test_bytes_are_the_network_s_to_read():
+    torch.manual_seed(0)
+    net = RetrievalNet("test_resnet", weights="random").double()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)  # zero in fresh residual branches: no gradient to compare
+    images = torch.randint(0, 256, (6, 3, 96, 96), dtype=torch.uint8)
+    labels = torch.arange(6) // 2
+    _, expected = ordinary(net, QuantizedAPLoss(), images.double() / 255, labels)
+    MultistageStep(net, QuantizedAPLoss(), 4)(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "forwards"), [(1, 20), (3, 20), (9, 20), (10, 10), (64, 10), ("auto", 10)]
+)
+def test_counts_are_the_images_that_went_through(micro_batch, forwards):
+    net, (images, labels) = make_net(), make_batch(10)
+    step = MultistageStep(net, SoftmaxLoss(), micro_batch)
+    step(images, labels)  # lets "auto" measure first
+    seen = []
+    net.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    step(images, labels)
+    assert sum(seen) == forwards
+    assert step.counts == Counts(forwards=2 * forwards, backwards=20, updates=2)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("micro_batch", [3, 64])
+def test_images_go_to_the_network_s_device(pinned, micro_batch):
+    net, (images, labels) = make_net(drop=0.4).cuda(), make_batch(11)
+    torch.cuda.manual_seed(3)
+    _, expected = ordinary(net, QuantizedAPLoss(), images.cuda(), labels.cuda(), micro_batch)
+    after = torch.cuda.get_rng_state()
+    torch.cuda.manual_seed(3)
+    images = images.pin_memory() if pinned else images
+    MultistageStep(net, QuantizedAPLoss(), micro_batch)(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+    assert torch.equal(torch.cuda.get_rng_state(), after)
+
+
+@needs_cuda
+def test_auto_recovers_when_cuda_runs_out_of_memory():
+    net, (images, labels) = make_net().cuda(), make_batch(96, side=256)
+    _, expected = ordinary(net, QuantizedAPLoss(), images.cuda(), labels.cuda())
+    torch.cuda.empty_cache()
+    one_image = 8 * 256 * 256 * 8
+    room = torch.cuda.memory_allocated() + 100 * one_image
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        step = MultistageStep(net, QuantizedAPLoss())
+        step(images, labels)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert step.micro_batch < 96
+    assert step.choice.endswith("ran out of memory")
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+
+
+class AutocastInside(nn.Module):
+    """A network that opens autocast itself."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(images)
+
+
+@pytest.mark.parametrize("where", ["argument", "caller", "both", "network"])
+@pytest.mark.parametrize("micro_batch", [2, 5, 64])
+def test_autocast(where, micro_batch):
+    net, (images, labels) = make_net(torch.float32, drop=0.3), make_batch(11, torch.float32)
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        pieces = [net(crop) for crop in images.split(micro_batch)]
+    value = SoftmaxLoss()(torch.cat(pieces).float(), labels)
+    value.backward()
+    expected = gradients(net)
+    net.zero_grad()
+
+    seen = []
+
+    def loss(descriptors, labels, weights=None, *, queries=None):
+        seen.append((descriptors.dtype, torch.is_autocast_enabled("cpu")))
+        return SoftmaxLoss()(descriptors.float(), labels, weights, queries=queries)
+
+    torch.manual_seed(5)
+    step = MultistageStep(
+        AutocastInside(net) if where == "network" else net,
+        loss,
+        micro_batch,
+        autocast=torch.bfloat16 if where in ("argument", "both") else None,
+    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=where in ("caller", "both")):
+        with torch.no_grad():
+            net(images[:2])  # leaves casts without graph in the cache
+        torch.manual_seed(5)
+        step(images, labels)
+    assert seen == [(pieces[0].dtype, False)]
+    assert_equal_gradients(gradients(net), expected, 2e-2)
+
+
+def test_updates_inside_one_autocast_context_see_the_new_weights():
+    net, (images, labels) = make_net(torch.float32), make_batch(11, torch.float32)
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        step(images, labels)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(-0.5)
+        second = step(images, labels)
+    torch.testing.assert_close(second, step(images, labels), rtol=1e-4, atol=0)
+
+
+def test_live_batch_norm_is_refused_by_name():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
+    images, labels = make_batch(8, torch.float32)
+    step = MultistageStep(net, SoftmaxLoss(), 4)
+    with pytest.raises(InputError, match=r"'1'.*stage 1.*\.eval\(\)") as error:
+        step(images, labels)
+    assert "\n" not in str(error.value)
+    assert all(p.grad is None for p in net.parameters())
+    net[1].eval()
+    step(images, labels)
+    assert net[1].weight.grad.norm() > 0
+
+
+def test_frozen_parameters_get_no_gradient():
+    net, (images, labels) = make_net(), make_batch(9)
+    net.stem.requires_grad_(False)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels)
+    MultistageStep(net, SoftmaxLoss(), 4)(images, labels)
+    assert net.stem.weight.grad is None
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+    net.requires_grad_(False)
+    with pytest.raises(InputError, match="no trainable parameter"):
+        MultistageStep(net, SoftmaxLoss(), 4)(images, labels)
+
+
+class Unrepeatable(nn.Module):
+    """A network with random numbers that PyTorch does not know of."""
+
+    def __init__(self, net: nn.Module, noise: float) -> None:
+        super().__init__()
+        self.net = net
+        self.noise = noise
+        self.generator = np.random.default_rng(0)
+
+    def forward(self, images):
+        return self.net(images + self.noise * self.generator.random())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_that_cannot_be_repeated_is_refused(dtype):
+    net, (images, labels) = make_net(dtype), make_batch(9, dtype)
+    before = {p: torch.ones_like(p) for p in net.parameters()}
+    for parameter, gradient in before.items():
+        parameter.grad = gradient
+    step = MultistageStep(Unrepeatable(net, 0.5), SoftmaxLoss(), 4)
+    with pytest.raises(InputError, match="other descriptors in stage 3"):
+        step(images, labels)
+    assert all(p.grad is gradient and gradient.eq(1).all() for p, gradient in before.items())
+    MultistageStep(Unrepeatable(net, 0.0), SoftmaxLoss(), 4)(images, labels)
+    MultistageStep(Unrepeatable(net, 0.5), SoftmaxLoss(), 64)(images, labels)
+
+
+def test_auto_halves_the_micro_batch_until_it_fits():
+    net, (images, labels) = make_net(drop=0.3), make_batch(13)
+    crowded = Crowded(net, room=3)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    step = MultistageStep(crowded, SoftmaxLoss())
+    assert step.micro_batch == "auto"
+    torch.manual_seed(7)
+    step(images, labels)
+    actual = gradients(net)
+    assert step.micro_batch == 3
+    assert step.choice == "micro-batches of 3: 6 ran out of memory"
+    assert step.counts == Counts(forwards=26, backwards=13, updates=1)
+    assert crowded.failures == 2
+
+    torch.manual_seed(7)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels, 3)
+    assert_equal_gradients(actual, {name: 1 + g for name, g in expected.items()}, 1e-9)
+    step(images, labels)
+    assert crowded.failures == 2
+
+
+def test_memory_too_small_for_one_image_says_what_to_do():
+    net, (images, labels) = make_net(), make_batch(9)
+    crowded = Crowded(net, room=2)
+    step = MultistageStep(crowded, SoftmaxLoss())
+    step(images, labels)
+    net.zero_grad()
+    crowded.room = 0
+    with pytest.raises(torch.OutOfMemoryError, match="one image at a time does not fit: use"):
+        step(images, labels)
+    with pytest.raises(torch.OutOfMemoryError, match="micro-batches of 4 do not fit: ask for less"):
+        MultistageStep(crowded, SoftmaxLoss(), 4)(images, labels)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_auto_says_what_it_chose_and_follows_the_batch():
+    net = make_net()
+    step = MultistageStep(net, SoftmaxLoss())
+    step(*make_batch(6))
+    assert step.micro_batch == 6
+    assert step.choice.startswith("all 6 images in one pass: one image keeps ")
+    step(*make_batch(9))
+    assert step.micro_batch == 9
+
+
+def test_auto_draws_no_random_numbers_of_its_own():
+    net, (images, labels) = make_net(drop=0.4), make_batch(12)
+    twin = copy.deepcopy(net)
+    torch.manual_seed(2)
+    MultistageStep(net, SoftmaxLoss())(images, labels)
+    torch.manual_seed(2)
+    MultistageStep(twin, SoftmaxLoss(), 12)(images, labels)
+    assert_equal_gradients(gradients(net), gradients(twin), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (torch.zeros(3, 8, 8), torch.zeros(3)),
+        (torch.zeros(0, 3, 8, 8), torch.zeros(0)),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(5)),
+        (torch.zeros(4, 3, 8, 8), torch.zeros(4, 1)),
+    ],
+)
+def test_batches_that_do_not_match_are_refused(images, labels):
+    with pytest.raises(InputError, match="do not match"):
+        MultistageStep(make_net(), SoftmaxLoss(), 4)(images, labels)
+
+
+def test_a_feature_map_is_no_descriptor():
+    images, labels = make_batch(4, torch.float32)
+    with pytest.raises(InputError, match=r"\[2, 4, 6, 6\] of 2 images"):
+        MultistageStep(nn.Conv2d(3, 4, 3), SoftmaxLoss(), 2)(images, labels)
+
+
+@pytest.mark.parametrize("micro_batch", [0, -1, 2.5, "all"])
+def test_micro_batch_must_be_a_number_or_auto(micro_batch):
+    with pytest.raises(InputError, match="micro_batch must be"):
+        MultistageStep(TinyNet(), SoftmaxLoss(), micro_batch)

@@ -1,0 +1,209 @@
+"""Two processes on the CPU against one."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from step_examples import (
+    Crowded,
+    SoftmaxLoss,
+    assert_equal_gradients,
+    gradients,
+    make_batch,
+    make_net,
+    ordinary,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from listwise.errors import InputError
+from listwise.losses import QuantizedAPLoss, class_balanced_weights
+from listwise.training import distributed
+from listwise.training.step import MultistageStep
+
+CASES = {
+    # name: (loss, dtype, micro-batch, images of each process, weighting)
+    "even": (SoftmaxLoss, torch.float64, 2, (6, 6), None),
+    "uneven": (SoftmaxLoss, torch.float64, 3, (7, 4), None),
+    "uneven, other way": (QuantizedAPLoss, torch.float64, 5, (3, 8), None),
+    "one image": (QuantizedAPLoss, torch.float64, 4, (10, 1), class_balanced_weights),
+    "one pass": (QuantizedAPLoss, torch.float64, 64, (7, 4), class_balanced_weights),
+    "auto": (SoftmaxLoss, torch.float64, "auto", (7, 4), None),
+    "float32": (QuantizedAPLoss, torch.float32, 3, (7, 4), class_balanced_weights),
+    "bfloat16 weights": (SoftmaxLoss, torch.bfloat16, 3, (7, 4), None),
+}
+
+
+class WithSpareParts(nn.Module):
+    """A network with a layer that only some processes use and one that none does."""
+
+    def __init__(self, net: nn.Module, use: bool) -> None:
+        super().__init__()
+        self.net = net
+        self.use = use
+        self.sometimes = nn.Parameter(torch.ones(6, dtype=torch.float64))
+        self.never = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+    def forward(self, images):
+        descriptors = self.net(images)
+        return descriptors * self.sometimes if self.use else descriptors
+
+
+class FailsInProcess1(nn.Module):
+    """A network that raises in process 1, in a forward with or without graph."""
+
+    def __init__(self, net: nn.Module, error: Exception, with_graph: bool) -> None:
+        super().__init__()
+        self.net = net
+        self.error = error
+        self.with_graph = with_graph
+
+    def forward(self, images):
+        if dist.get_rank() == 1 and torch.is_grad_enabled() == self.with_graph:
+            raise self.error
+        return self.net(images)
+
+
+def part(tensor, parts, rank):
+    return tensor.split(parts)[rank]
+
+
+def run_case(rank, case):
+    loss, dtype, micro_batch, parts, weighting = case
+    net, (images, labels) = make_net(dtype), make_batch(sum(parts), dtype)
+    step = MultistageStep(net, loss(), micro_batch, weighting=weighting)
+    value = step(part(images, parts, rank), part(labels, parts, rank))
+    return value, gradients(net), step.counts
+
+
+def run_twice(rank):
+    net, (images, labels) = make_net(), make_batch(8)
+    step = MultistageStep(net, SoftmaxLoss(), 3)
+    for _ in range(2):
+        step(part(images, (4, 4), rank), part(labels, (4, 4), rank))
+    return gradients(net)
+
+
+def run_failure(rank, error, with_graph):
+    """The exception that a failure of process 1 becomes here."""
+    net, (images, labels) = make_net(), make_batch(8)
+    step = MultistageStep(FailsInProcess1(net, error, with_graph), SoftmaxLoss(), 2)
+    try:
+        step(part(images, (4, 4), rank), part(labels, (4, 4), rank))
+    except Exception as caught:
+        assert all(p.grad is None for p in net.parameters())
+        return f"{type(caught).__name__}: {caught}"
+    return "nothing"
+
+
+def run_spare_parts(rank):
+    net, (images, labels) = WithSpareParts(make_net(), use=rank == 0), make_batch(8)
+    step = MultistageStep(net, SoftmaxLoss(), 3)
+    step(part(images, (4, 4), rank), part(labels, (4, 4), rank))
+    return net.sometimes.grad, net.never.grad
+
+
+def run_out_of_memory(rank):
+    net, (images, labels) = make_net(), make_batch(11)
+    step = MultistageStep(Crowded(net, room=3 if rank == 1 else 100), SoftmaxLoss())
+    step(part(images, (7, 4), rank), part(labels, (7, 4), rank))
+    return step.micro_batch, gradients(net)
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    # Small buckets, so that these small networks need several.
+    distributed.BUCKET_BYTES = 1000
+    results = {name: run_case(rank, case) for name, case in CASES.items()}
+    results["twice"] = run_twice(rank)
+    results["fails at once"] = run_failure(rank, InputError("bad image"), with_graph=False)
+    results["fails later"] = run_failure(rank, RuntimeError("bad kernel"), with_graph=True)
+    results["out of memory"] = run_out_of_memory(rank)
+    results["spare parts"] = run_spare_parts(rank)
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What each of the two processes got: a list of two dictionaries."""
+    folder = tmp_path_factory.mktemp("two-processes")
+    mp.spawn(worker, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def whole(gradients):
+    """All gradients as one: in float32 a small one among them is mostly the others' rounding."""
+    return {"all": torch.cat([gradient.flatten() for gradient in gradients.values()])}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_give_the_loss_and_gradients_of_one(results, name):
+    loss, dtype, micro_batch, parts, weighting = CASES[name]
+    net, (images, labels) = make_net(dtype), make_batch(sum(parts), dtype)
+    weights = None if weighting is None else weighting(labels).to(dtype)
+    value, expected = ordinary(net, loss(), images, labels, weights=weights)
+    relative = {torch.float64: 1e-9, torch.float32: 1e-6, torch.bfloat16: 3e-2}[dtype]
+    view = whole if dtype == torch.float32 else dict
+    passes = 1 if micro_batch in (64, "auto") else 2
+    for result in results:
+        actual_value, actual, counts = result[name]
+        torch.testing.assert_close(actual_value, value, rtol=relative, atol=0)
+        assert_equal_gradients(view(actual), view(expected), relative)
+        assert counts.forwards == passes * sum(parts)
+        assert counts.backwards == sum(parts)
+    (_, first, _), (_, second, _) = results[0][name], results[1][name]
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_gradients_there_before_are_not_summed_again(results):
+    net, (images, labels) = make_net(), make_batch(8)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels)
+    for result in results:
+        assert_equal_gradients(result["twice"], {k: 2 * g for k, g in expected.items()}, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [("fails at once", "InputError: bad image"), ("fails later", "RuntimeError: bad kernel")],
+)
+def test_a_failure_in_one_process_is_raised_in_both(results, case, message):
+    assert results[1][case] == message
+    assert results[0][case] == (
+        "RuntimeError: this training step failed in process 1; see its message"
+    )
+
+
+def test_processes_take_the_smaller_micro_batch_together(results):
+    net, (images, labels) = make_net(), make_batch(11)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels)
+    for result in results:
+        micro_batch, actual = result["out of memory"]
+        assert micro_batch == 3
+        assert_equal_gradients(actual, expected, 1e-9)
+
+
+def test_a_parameter_used_in_one_process_has_a_gradient_in_both(results):
+    for result in results:
+        sometimes, never = result["spare parts"]
+        assert torch.equal(sometimes, results[0]["spare parts"][0])
+        assert sometimes.norm() > 0
+        assert never is None
+
+
+def test_data_parallel_wrappers_are_refused(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/x", rank=0, world_size=1)
+    try:
+        with pytest.raises(InputError, match=r"pass net\.module"):
+            MultistageStep(DistributedDataParallel(make_net()), SoftmaxLoss(), 4)
+    finally:
+        dist.destroy_process_group()
