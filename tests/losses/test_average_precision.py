@@ -433,3 +433,32 @@ def test_bad_score_matrices(scores, relevance, says):
 def test_repr_says_the_settings():
     assert repr(QuantizedAPLoss(7)) == "QuantizedAPLoss(bins=7, include_self=False)"
     assert "form=closed" in repr(TieAwareAPLoss(form="closed"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-8), (torch.float32, 1e-3), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
+)
+def test_gpu_equals_cpu(make, dtype, tolerance):
+    generator = torch.Generator().manual_seed(10)
+    labels = torch.randint(0, 300, (3000,), generator=generator)
+    centers = torch.randn(300, 64, generator=generator)
+    raw = (centers[labels] + torch.randn(3000, 64, generator=generator)).double()
+    descriptors = normalize(raw, dim=1).to(dtype)
+    exact = descriptors.double().clone().requires_grad_()
+    weights = class_balanced_weights(labels)
+    expected = make()(exact, labels, weights)
+    expected.backward()
+    there = descriptors.cuda().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        value = make()(there, labels.cuda(), weights.cuda())
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), abs=1e-5)
+    error = (there.grad.cpu().double() - exact.grad).norm() / exact.grad.norm()
+    assert error < tolerance
+    scores = (there.detach() @ there.detach().T).float().clamp(-1, 1)
+    relevance = labels[:, None] == labels
+    on_gpu = quantized_ap(scores, relevance.cuda())
+    torch.testing.assert_close(on_gpu.cpu(), quantized_ap(scores.cpu(), relevance))
