@@ -9,6 +9,7 @@ and G = dL/dS, the gradient is (G + Gᵀ) D. Both G_ij and G_ji follow from the 
 a table row of i and of j, so each pair of images is scored once, not twice, in each direction.
 """
 
+import importlib.util
 from collections.abc import Iterator
 
 import torch
@@ -67,6 +68,10 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def _label_histograms(
     descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
 ) -> Tensor:
+    if _on_gpu(descriptors, bins):
+        from listwise.losses import gpu
+
+        return gpu.label_histograms(descriptors, labels, bins, include_self, start, stop)
     points = descriptors.to(accumulation_dtype(descriptors.dtype))
     # Rows of the first table are written along a tile's rows, columns of the second along its
     # columns: both writes run over memory in order.
@@ -101,9 +106,15 @@ def _label_histograms_backward(
     gradient: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
 ) -> Tensor:
     bins = gradient.shape[-1]
-    points = descriptors.to(gradient.dtype)
-    slopes = points.new_zeros(len(points), 2 * (2 * bins - 1))
+    slopes = gradient.new_zeros(len(descriptors), 2 * (2 * bins - 1))
     slopes[start:stop] = _slopes(gradient)
+    if _on_gpu(descriptors, bins):
+        from listwise.losses import gpu
+
+        return gpu.label_histograms_backward(
+            slopes, descriptors, labels, bins, include_self, start, stop
+        )
+    points = descriptors.to(gradient.dtype)
     slopes_by_column = slopes.T.contiguous()
     result = torch.zeros_like(points)
     for rows, columns in _tile_pairs(len(points), start, stop):
@@ -188,6 +199,15 @@ def _backward_to_scores(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
 
 
 _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_scores)
+
+
+def _on_gpu(descriptors: Tensor, bins: int) -> bool:
+    """Whether the kernels of `gpu.py` take this case."""
+    if not descriptors.is_cuda or importlib.util.find_spec("triton") is None:
+        return False
+    from listwise.losses import gpu
+
+    return gpu.suits(descriptors, bins)
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:

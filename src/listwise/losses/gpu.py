@@ -1,0 +1,160 @@
+"""Soft histograms on a CUDA GPU: matrix products by cuBLAS, everything else in two kernels.
+
+The work is that of `histogram.py`, cut so that no step waits for memory: a tile of scores stays
+in the level-2 cache between the matrix product that makes it and the kernel that reads it.
+
+**Precision.** Slopes jump at bin centers, so scores must be exact to a few 1e-7, as in float32,
+or some pairs land in the wrong bin. A float32 descriptor is written as the sum of two float16
+numbers, high + low, and S ≈ high·highᵀ + high·lowᵀ + low·highᵀ: three products at the speed of
+the tensor cores, with an error of some 2⁻²². Half-precision descriptors are their own high part
+and need one product: that is the fast mode. The product of slopes with descriptors needs no such
+care and runs on high parts alone.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from listwise.losses.kernels import histogram_kernel, split_kernel, weight_kernel
+
+TILE_ROWS, TILE_COLUMNS = 2048, 4096
+# Entries of unit rows are small: this moves them, and their low parts, into float16's range.
+DESCRIPTOR_SCALE = 64.0
+# Largest slope after scaling; two are added, and float16 ends at 65504.
+SLOPE_PEAK = 8192.0
+MAX_BINS = 128
+
+
+def suits(descriptors: Tensor, bins: int) -> bool:
+    """Whether this path takes the case: not float64, and not very many bins."""
+    return descriptors.dtype != torch.float64 and bins <= MAX_BINS
+
+
+def label_histograms(
+    descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
+) -> Tensor:
+    """Histograms of the relevant and of all images of each query: [2, Q, M], float32."""
+    parts = _Parts(descriptors)
+    size = len(descriptors)
+    table = torch.zeros(2, stop - start, bins, dtype=torch.float32, device=descriptors.device)
+    for rows in _blocks(start, stop, TILE_ROWS):
+        for columns in _blocks(0, size, TILE_COLUMNS):
+            scores = parts.scores(rows, columns)
+            histogram_kernel[(len(scores),)](
+                scores,
+                labels,
+                table,
+                rows.start,
+                start,
+                stop - start,
+                columns.start,
+                scores.shape[1],
+                1 / DESCRIPTOR_SCALE**2,
+                BINS=bins,
+                SLOTS=triton.next_power_of_2(bins),
+                BLOCK=64,
+                INCLUDE_SELF=include_self,
+                num_warps=1,
+            )
+    return table
+
+
+def label_histograms_backward(
+    slopes: Tensor,
+    descriptors: Tensor,
+    labels: Tensor,
+    bins: int,
+    include_self: bool,
+    start: int,
+    stop: int,
+) -> Tensor:
+    """Gradient by the descriptors [B, C].
+
+    Args:
+        slopes: [B, 2(2M − 1)] of each query, as `histogram.py` makes them; zero for other rows.
+        descriptors: [B, C].
+        labels: [B].
+        bins: number M of bins.
+        include_self: whether an image counts in its own list.
+        start: first query.
+        stop: end of the queries.
+    """
+    parts = _Parts(descriptors)
+    size, dim = descriptors.shape
+    by_column = slopes.T.contiguous()
+    peak = slopes.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+    scale = SLOPE_PEAK / peak
+    result = torch.empty(size, dim, dtype=torch.float32, device=descriptors.device)
+    for rows in _blocks(0, size, TILE_ROWS):
+        asks = start < rows.stop and rows.start < stop
+        total: Tensor | None = None
+        for columns in _blocks(0, size, TILE_COLUMNS):
+            if not asks and not (start < columns.stop and columns.start < stop):
+                continue
+            scores = parts.scores(rows, columns)
+            weights = torch.empty_like(scores, dtype=torch.float16)
+            grid = (scores.shape[0], triton.cdiv(scores.shape[1], 1024))
+            weight_kernel[grid](
+                scores,
+                labels,
+                slopes,
+                by_column,
+                scale,
+                weights,
+                rows.start,
+                columns.start,
+                scores.shape[1],
+                size,
+                1 / DESCRIPTOR_SCALE**2,
+                BINS=bins,
+                BLOCK=1024,
+                INCLUDE_SELF=include_self,
+            )
+            total = _product(weights, parts.high(columns), total)
+        if total is None:
+            result[rows] = 0
+        else:
+            torch.mul(total, peak / (SLOPE_PEAK * DESCRIPTOR_SCALE), out=result[rows])
+    return result.to(descriptors.dtype)
+
+
+class _Parts:
+    """Descriptors as high + low halves, laid out as high | low | high."""
+
+    def __init__(self, descriptors: Tensor) -> None:
+        self.dim = descriptors.shape[1]
+        self.exact = descriptors.dtype in (torch.float16, torch.bfloat16)
+        if self.exact:
+            self.halves = (descriptors.float() * DESCRIPTOR_SCALE).half()
+            return
+        descriptors = descriptors.contiguous()
+        shape = (len(descriptors), 3 * self.dim)
+        self.halves = torch.empty(shape, dtype=torch.float16, device=descriptors.device)
+        grid = (len(descriptors), triton.cdiv(self.dim, 1024))
+        split_kernel[grid](descriptors, self.halves, self.dim, DESCRIPTOR_SCALE, BLOCK=1024)
+
+    def high(self, rows: slice) -> Tensor:
+        return self.halves[rows, : self.dim]
+
+    def scores(self, rows: slice, columns: slice) -> Tensor:
+        """Scores times DESCRIPTOR_SCALE², float32."""
+        scores = _product(self.high(rows), self.high(columns).T)
+        if self.exact:
+            return scores
+        low_high = self.halves[columns, self.dim :].T
+        return _product(self.halves[rows, : 2 * self.dim], low_high, scores)
+
+
+def _product(left: Tensor, right: Tensor, add: Tensor | None = None) -> Tensor:
+    """Product left · right (+ add) of halves, summed and returned in float32."""
+    if not left.is_cuda:  # Triton's interpreter
+        result = left.float() @ right.float()
+        return result if add is None else result + add
+    with torch.autocast("cuda", enabled=False):
+        if add is None:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.addmm(add, left, right, out_dtype=torch.float32)
+
+
+def _blocks(start: int, stop: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
