@@ -1,0 +1,37 @@
+"""A page that shows how well models search: figures, curves, and what each query found."""
+
+from listwise.evaluation.report.build import (
+    Gallery,
+    Judged,
+    Photos,
+    judged_result,
+    labelled_results,
+    oxford_result,
+    revisited_result,
+)
+from listwise.evaluation.report.content import (
+    ListEntry,
+    ModelResult,
+    QueryResult,
+    RankedList,
+    TableRow,
+)
+from listwise.evaluation.report.curves import precision_recall_curve
+from listwise.evaluation.report.page import write_report
+
+__all__ = [
+    "Gallery",
+    "Judged",
+    "ListEntry",
+    "ModelResult",
+    "Photos",
+    "QueryResult",
+    "RankedList",
+    "TableRow",
+    "judged_result",
+    "labelled_results",
+    "oxford_result",
+    "precision_recall_curve",
+    "revisited_result",
+    "write_report",
+]

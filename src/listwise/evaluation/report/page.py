@@ -1,0 +1,312 @@
+"""The report as one HTML file that needs nothing else."""
+
+import json
+import math
+import re
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from listwise import __version__
+from listwise.data.images import ImageError, image_size
+from listwise.errors import InputError
+from listwise.evaluation.report.content import ModelResult, QueryResult, RankedList, TableRow
+from listwise.evaluation.report.curves import draw_curves
+from listwise.evaluation.report.thumbnails import thumbnails
+from listwise.files import write_text
+
+
+def write_report(
+    path: str | Path,
+    title: str,
+    models: Sequence[ModelResult],
+    *,
+    benchmark: str = "",
+    command: str = "",
+    date: datetime | None = None,
+    table: Sequence[TableRow] = (),
+    notes: Sequence[str] = (),
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Path:
+    """Write the page that shows how one model, or two side by side, do on a benchmark.
+
+    Args:
+        path: where to; the file is at every moment the old one or the new one.
+        title: heading of the page.
+        models: one, or two with the same protocols and queries.
+        benchmark: name of the benchmark.
+        command: the command line that made the report.
+        date: when; now, by default.
+        table: further rows for the table of figures, below those of the models.
+        notes: sentences to show with the figures.
+        on_progress: called with the number of photos made small so far, and of all.
+    """
+    _check(models)
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent} for the report; make it first")
+    lists = [
+        ranked for model in models for query in model.queries for ranked in query.lists.values()
+    ]
+    found = {entry.path for ranked in lists for entry in ranked.entries}
+    asked = {query.path for query in models[0].queries}
+    photos = thumbnails(sorted(found), sorted(asked), on_progress)
+    facts = _facts(models, benchmark, command, date or datetime.now())
+    every_note = dict.fromkeys([*notes, *(model.note for model in models if model.note)])
+    page = _page(
+        title,
+        body=[
+            _head(title, facts),
+            _table([*(TableRow(model.name, model.figures) for model in models), *table], models),
+            *(f'<p class="note">{escape(note)}</p>' for note in every_note),
+            _curves(models),
+        ],
+        data=_data(models, photos),
+    )
+    try:
+        write_text(path, page)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); name another") from None
+    return path
+
+
+def _check(models: Sequence[ModelResult]) -> None:
+    if len(models) not in (1, 2):
+        raise InputError(f"a report shows one model or two side by side, not {len(models)}")
+    first = models[0]
+    if not first.figures or not first.queries:
+        raise InputError(f"{first.name}: there is no protocol or no query to report on")
+    for model in models[1:]:
+        if list(model.figures) != list(first.figures):
+            raise InputError(f"{first.name} and {model.name}: protocols differ, nothing to compare")
+        if [query.name for query in model.queries] != [query.name for query in first.queries]:
+            raise InputError(f"{first.name} and {model.name}: queries differ, nothing to compare")
+
+
+def _facts(
+    models: Sequence[ModelResult], benchmark: str, command: str, date: datetime
+) -> list[tuple[str, str]]:
+    names = "".join(
+        f'<span class="model"><i class="swatch model{index}"></i>{escape(model.name)}</span>'
+        for index, model in enumerate(models)
+    )
+    facts = [
+        ("Benchmark", escape(benchmark)),
+        ("Models" if len(models) > 1 else "Model", names),
+        ("Date", f"<time>{date:%Y-%m-%d %H:%M}</time>"),
+        ("Command", f"<code>{escape(command)}</code>" if command else ""),
+    ]
+    return [(name, content) for name, content in facts if content]
+
+
+def _head(title: str, facts: list[tuple[str, str]]) -> str:
+    listed = "".join(f"<div><dt>{name}</dt><dd>{content}</dd></div>" for name, content in facts)
+    return f"<header><h1>{escape(title)}</h1><dl>{listed}</dl></header>"
+
+
+def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> str:
+    columns = _columns(rows)
+    best = {
+        column: max((_shown(_figure(row, column)) for row in rows), default="", key=_number)
+        for column in columns
+    }
+    protocols = list(dict.fromkeys(protocol for protocol, _ in columns))
+    top = "".join(
+        f'<th colspan="{sum(protocol == name for protocol, _ in columns)}" scope="colgroup" '
+        f'class="first">{escape(name)}</th>'
+        for name in protocols
+    )
+    starts = {next(c for c in columns if c[0] == protocol) for protocol in protocols}
+    second = "".join(
+        f'<th scope="col"{_classes(first=column in starts)}>{escape(column[1])}</th>'
+        for column in columns
+    )
+    lines = []
+    for index, row in enumerate(rows):
+        swatch = f'<i class="swatch model{index}"></i>' if index < len(models) else ""
+        cells = []
+        for column in columns:
+            shown = _shown(_figure(row, column))
+            leads = len(rows) > 1 and shown == best[column] and shown != "–"
+            cells.append(f"<td{_classes(first=column in starts, best=leads)}>{shown}</td>")
+        lines.append(
+            f'<tr><th scope="row">{swatch}{_breakable(row.name)}</th>{"".join(cells)}</tr>'
+        )
+    if len(models) == 2:
+        cells = []
+        for column in columns:
+            change = _change(_figure(rows[0], column), _figure(rows[1], column))
+            classes = _classes(first=column in starts, gain=change[0] == "+", loss=change[0] == "−")
+            cells.append(f"<td{classes}>{change}</td>")
+        lines.insert(2, f'<tr class="change"><th scope="row">change</th>{"".join(cells)}</tr>')
+    return (
+        '<section aria-labelledby="figures"><h2 id="figures">Figures</h2>'
+        '<div class="wide" tabindex="0" role="region" aria-labelledby="figures"><table>'
+        f'<thead><tr><td rowspan="2"></td>{top}</tr><tr>{second}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div></section>"
+    )
+
+
+def _columns(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
+    """Every protocol with every metric that some row has, protocol by protocol."""
+    metrics: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for protocol, figures in row.figures.items():
+            metrics.setdefault(protocol, {}).update(dict.fromkeys(figures))
+    return [(protocol, metric) for protocol, names in metrics.items() for metric in names]
+
+
+def _figure(row: TableRow, column: tuple[str, str]) -> float:
+    protocol, metric = column
+    return row.figures.get(protocol, {}).get(metric, math.nan)
+
+
+def _shown(value: float) -> str:
+    return "–" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _number(shown: str) -> float:
+    return -math.inf if shown == "–" else float(shown)
+
+
+def _change(before: float, after: float) -> str:
+    """The difference of two figures as they are shown, so that a reader's sum comes out."""
+    if math.isnan(before) or math.isnan(after):
+        return "–"
+    difference = round(round(100 * after, 1) - round(100 * before, 1), 1)
+    return f"{difference:+.1f}".replace("-", "−") if difference else "0.0"
+
+
+def _breakable(name: str) -> str:
+    return "<wbr>".join(escape(part) for part in re.split(r"(?<=[_./-])", name))
+
+
+def _classes(**given: bool) -> str:
+    names = " ".join(name for name, holds in given.items() if holds)
+    return f' class="{names}"' if names else ""
+
+
+def _curves(models: Sequence[ModelResult]) -> str:
+    legend = "".join(
+        f'<li><svg class="key" viewBox="0 0 28 8" aria-hidden="true">'
+        f'<path class="curve model{index}" d="M0 4H28"/></svg>{escape(model.name)}</li>'
+        for index, model in enumerate(models)
+    )
+    figures = []
+    for protocol in models[0].curves:
+        drawn = draw_curves([model.curves[protocol] for model in models], protocol)
+        values = [model.figures[protocol].get("mAP", math.nan) for model in models]
+        caption = " → ".join(_shown(value) for value in values)
+        figures.append(
+            f"<figure><figcaption><b>{escape(protocol)}</b> mAP {caption}</figcaption>{drawn}"
+            "</figure>"
+        )
+    return (
+        '<section aria-labelledby="curves"><h2 id="curves">Precision and recall</h2>'
+        f'<ul class="legend">{legend}</ul><div class="plots">{"".join(figures)}</div>'
+        '<p class="note">Interpolated precision, mean over the queries.</p></section>'
+    )
+
+
+def _data(models: Sequence[ModelResult], photos: dict[str, str | None]) -> str:
+    """All the lists as JSON that is safe inside HTML."""
+    places = {path: place for place, path in enumerate(photos)}
+    names = {
+        entry.path: entry.name
+        for model in models
+        for query in model.queries
+        for ranked in query.lists.values()
+        for entry in ranked.entries
+    }
+    protocols = list(models[0].figures)
+    content = {
+        "models": [model.name for model in models],
+        "protocols": protocols,
+        "photos": list(photos.values()),
+        "names": [names.get(path, "") for path in photos],
+        "queries": [
+            {
+                "name": query.name,
+                "photo": places[query.path],
+                "box": _fractions(query),
+                "lists": [
+                    [_list(model.queries[number].lists[protocol], places) for protocol in protocols]
+                    for model in models
+                ],
+            }
+            for number, query in enumerate(models[0].queries)
+        ],
+    }
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # The only characters that could end the element or open a comment in it.
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _list(ranked: RankedList, places: dict[str, int]) -> dict[str, Any]:
+    return {
+        "ap": ranked.ap,
+        "found": ranked.found,
+        "positives": ranked.positives,
+        "hidden": ranked.hidden_junk,
+        "entries": [
+            [places[entry.path], _score(entry.score), entry.mark, entry.rank]
+            for entry in ranked.entries
+        ],
+    }
+
+
+def _score(score: float) -> float | None:
+    return round(score, 4) if math.isfinite(score) else None
+
+
+def _fractions(query: QueryResult) -> list[float] | None:
+    """Left, top, right and bottom of the query's box as parts of the photo's width and height."""
+    if query.box is None:
+        return None
+    try:
+        size = image_size(query.path)
+    except ImageError:
+        return None
+    return [
+        round(min(max(edge / length, 0.0), 1.0), 4)
+        for edge, length in zip(query.box, size * 2, strict=True)
+    ]
+
+
+def _page(title: str, body: list[str], data: str) -> str:
+    folder = files("listwise.evaluation.report")
+    style = folder.joinpath("style.css").read_text("utf-8")
+    script = folder.joinpath("script.js").read_text("utf-8")
+    lists = folder.joinpath("lists.html").read_text("utf-8")
+    # Only our own style and script may act, whatever names and titles hold; nothing is fetched.
+    policy = (
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    )
+    page = "".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            '<meta name="color-scheme" content="light dark">\n',
+            '<meta name="referrer" content="no-referrer">\n',
+            f'<meta name="generator" content="listwise {__version__}">\n',
+            f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            '<a class="skip" href="#lists">Skip to the ranked lists</a>\n<main>\n',
+            "\n".join(body),
+            f"\n{lists}</main>\n<footer>Made by listwise {__version__}.</footer>\n",
+            f'<script type="application/json" id="data">{data}</script>\n',
+            f"<script>{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+    # File names need not be text; what is not becomes a question mark.
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,436 @@
+import base64
+import io
+import json
+import math
+import re
+from datetime import datetime
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from listwise.data.ground_truth import GroundTruth
+from listwise.data.oxford import OxfordGroundTruth
+from listwise.errors import InputError
+from listwise.evaluation import average_precision, evaluate_labelled, evaluate_revisited
+from listwise.evaluation.report import (
+    Gallery,
+    Judged,
+    ModelResult,
+    Photos,
+    TableRow,
+    judged_result,
+    labelled_results,
+    oxford_result,
+    precision_recall_curve,
+    revisited_result,
+    write_report,
+)
+
+Many = list[list[int]]
+
+
+def plain_curve(lists: Many, recall: float) -> float:
+    """Best precision at any depth whose recall is at least that asked for, mean over queries."""
+    best = []
+    for ranks in lists:
+        if not ranks:
+            continue
+        reached = [0.0]
+        for depth in range(1, max(ranks) + 2):
+            found = sum(rank < depth for rank in ranks)
+            if found >= recall * len(ranks) - 1e-9:
+                reached.append(found / depth)
+        best.append(max(reached))
+    return sum(best) / len(best)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 40), unique=True, max_size=8), min_size=1, max_size=5).filter(
+        any
+    ),
+    st.sampled_from([2, 5, 11, 101]),
+)
+def test_the_curve_is_the_mean_interpolated_precision(lists: Many, points: int) -> None:
+    recall, precision = precision_recall_curve(lists, points)
+    assert recall == pytest.approx([i / (points - 1) for i in range(points)])
+    assert precision == pytest.approx([plain_curve(lists, r) for r in recall], abs=1e-12)
+    assert (np.diff(precision) <= 1e-12).all()
+
+
+def test_a_curve_without_positives_is_nan() -> None:
+    assert np.isnan(precision_recall_curve([[], []])[1]).all()
+
+
+def test_negative_ranks_are_refused() -> None:
+    with pytest.raises(InputError, match="from 0"):
+        precision_recall_curve([[3, -1]])
+
+
+def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarray, GroundTruth]:
+    """Scores with ties, and judgements; the last query has no hard positive."""
+    random = np.random.default_rng(seed)
+    parts: list[list[np.ndarray]] = [[], [], []]
+    for query in range(queries):
+        order = random.permutation(names)
+        sizes = (7, 0, 4) if query == queries - 1 else (7, 4, 4)
+        for part, cut in zip(parts, np.split(order, np.cumsum(sizes))[:3], strict=True):
+            part.append(cut.astype(np.int64))
+    truth = GroundTruth(
+        [f"photo{i}" for i in range(names)],
+        [f"query{i}" for i in range(queries)],
+        [(2.0, 4.0, 10.0, 16.0)] * queries,
+        *parts,
+    )
+    return np.round(random.random((queries, names)), 1), truth
+
+
+def save_photos(folder: Path, names: list[str]) -> list[str]:
+    paths = []
+    for number, name in enumerate(names):
+        paths.append(str(folder / f"{name}.png"))
+        color = (37 * number % 256, 91 * number % 256, 53 * number % 256)
+        Image.new("RGB", (20, 40), color).save(paths[-1])
+    return paths
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[ModelResult]:
+    scores, truth = example()
+    queries, database = save_photos(tmp_path, truth.queries), save_photos(tmp_path, truth.names)
+    return [
+        revisited_result("first", scores, truth, queries, database, k=5),
+        revisited_result("second", scores[:, ::-1], truth, queries, database, k=5),
+    ]
+
+
+def read_data(path: Path) -> dict:
+    found = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.S
+    )
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_lists_follow_the_protocols(k: int) -> None:
+    scores, truth = example()
+    result = revisited_result("m", scores, truth, truth.queries, truth.names, k=k)
+    figures = evaluate_revisited(scores, truth)
+    assert list(result.figures) == ["Easy", "Medium", "Hard"]
+    for protocol, level, right, passed in (
+        ("Easy", figures.easy, (truth.easy,), (truth.hard, truth.junk)),
+        ("Medium", figures.medium, (truth.easy, truth.hard), (truth.junk,)),
+        ("Hard", figures.hard, (truth.hard,), (truth.easy, truth.junk)),
+    ):
+        assert result.figures[protocol] == {
+            "mAP": level.mAP,
+            "mP@1": level.mp[1],
+            "mP@5": level.mp[5],
+            "mP@10": level.mp[10],
+        }
+        for number, query in enumerate(result.queries):
+            wanted = {int(i) for part in right for i in part[number]}
+            junk = {int(i) for part in passed for i in part[number]}
+            expected, rank, hidden, skipped = [], 0, 0, []
+            for place in sorted(range(30), key=lambda i: (-scores[number, i], i)):
+                if rank == k:
+                    break
+                if place in junk:
+                    skipped.append((f"photo{place}", "junk", None))
+                    continue
+                # Junk counts only once something after it counts.
+                shown = [entry for entry in expected if entry[1] == "junk"]
+                room = 3 - len(shown)
+                expected += skipped[:room]
+                hidden += len(skipped[room:])
+                skipped = []
+                rank += 1
+                expected.append((f"photo{place}", "right" if place in wanted else "wrong", rank))
+            ranked = query.lists[protocol]
+            assert [(e.name, e.mark, e.rank) for e in ranked.entries] == expected
+            assert ranked.hidden_junk == hidden
+            assert ranked.positives == len(wanted)
+            assert ranked.found == sum(mark == "right" for _, mark, _ in expected)
+            ap = level.per_query_ap[number]
+            assert ranked.ap == (None if np.isnan(ap) else ap)
+            for entry in ranked.entries:
+                assert entry.score == scores[number, int(entry.name.removeprefix("photo"))]
+
+
+def test_the_curves_leave_junk_out() -> None:
+    scores, truth = example()
+    result = revisited_result("m", scores, truth, truth.queries, truth.names)
+    ranks = []
+    for number, row in enumerate(scores):
+        junk = {*truth.junk[number], *truth.easy[number]}
+        order = [i for i in sorted(range(30), key=lambda i: (-row[i], i)) if i not in junk]
+        ranks.append([order.index(i) for i in truth.hard[number]])
+    recall, precision = result.curves["Hard"]
+    assert precision == pytest.approx([plain_curve(ranks, r) for r in recall])
+
+
+def test_scores_of_another_shape_or_nan_are_refused() -> None:
+    photos = Photos(["a", "b"], ["a", "b"])
+    judged = {"Labels": Judged([[0], [1]], [[], []], [1.0, 1.0], {"mAP": 1.0})}
+    with pytest.raises(InputError, match=r"\(2, 2\)"):
+        judged_result("m", np.zeros((2, 3)), photos, photos, judged)
+    with pytest.raises(InputError, match="NaN"):
+        judged_result("m", np.full((2, 2), np.nan), photos, photos, judged)
+    with pytest.raises(InputError, match="one path"):
+        Photos(["a"], ["a", "b"])
+
+
+def labelled(count: int, most: int) -> tuple[dict[str, np.ndarray], np.ndarray, list[ModelResult]]:
+    random = np.random.default_rng(3)
+    labels = np.arange(count) % 9
+    labels[-1] = 99  # alone: no query
+    vectors = {}
+    for name, noise in (("near", 0.5), ("far", 1.5)):
+        rows = random.normal(size=(100, 16))[labels] + noise * random.normal(size=(count, 16))
+        vectors[name] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    names = [f"photo{i}" for i in range(count)]
+    results = {name: evaluate_labelled(rows, labels) for name, rows in vectors.items()}
+    photos = Photos(names, names)
+    return vectors, labels, labelled_results(vectors, labels, photos, results, k=6, most=most)
+
+
+def test_labelled_sets_show_the_worst_queries_and_some_others() -> None:
+    vectors, labels, results = labelled(60, most=20)
+    lowest = []
+    for query in range(59):
+        others = np.arange(60) != query
+        lowest.append(
+            min(
+                average_precision((rows @ rows[query])[others], (labels == labels[query])[others])
+                for rows in vectors.values()
+            )
+        )
+    worst = {f"photo{i}" for i in np.argsort(lowest)[:10]}
+    shown = [query.name for query in results[0].queries]
+    assert len(set(shown)) == len(shown) == 20
+    assert worst < set(shown)
+    assert [query.name for query in results[1].queries] == shown
+    assert "20 of 59" in results[0].note
+
+
+def test_a_labelled_query_is_not_in_its_own_list() -> None:
+    vectors, labels, results = labelled(60, most=100)
+    assert results[0].note == ""
+    for result in results:
+        rows = vectors[result.name]
+        assert len(result.queries) == 59
+        lists = []
+        for query in result.queries:
+            number = int(query.name.removeprefix("photo"))
+            order = sorted(set(range(60)) - {number}, key=lambda i: -float(rows[i] @ rows[number]))
+            right = ["right" if labels[i] == labels[number] else "wrong" for i in order]
+            entries = query.lists["Labels"].entries
+            assert [entry.name for entry in entries] == [f"photo{i}" for i in order[:6]]
+            assert [entry.mark for entry in entries] == right[:6]
+            lists.append([rank for rank, mark in enumerate(right) if mark == "right"])
+            precisions = [(i + 1) / (rank + 1) for i, rank in enumerate(lists[-1])]
+            assert query.lists["Labels"].ap == pytest.approx(np.mean(precisions))
+        recall, precision = result.curves["Labels"]
+        assert precision == pytest.approx([plain_curve(lists, r) for r in recall])
+        figures = result.figures["Labels"]
+        assert figures["mAP"] == evaluate_labelled(rows, labels).mAP
+        assert list(figures) == ["mAP", "mAP@R", "Recall@1", "Recall@2", "Recall@4", "Recall@8"]
+
+
+def test_a_list_as_long_as_the_set_does_not_show_the_query() -> None:
+    vectors = np.eye(4)[[0, 0, 1, 1]] + 0.1
+    labels = [0, 0, 1, 1]
+    photos = Photos(["a", "b", "c", "d"], ["a", "b", "c", "d"])
+    results = {"m": evaluate_labelled(vectors, labels)}
+    (result,) = labelled_results({"m": vectors}, labels, photos, results)
+    for query in result.queries:
+        names = [entry.name for entry in query.lists["Labels"].entries]
+        assert sorted([*names, query.name]) == ["a", "b", "c", "d"]
+
+
+def test_a_gallery_is_searched_in_place_of_the_others() -> None:
+    queries, gallery = np.eye(3)[[0, 1, 2]], np.eye(3)[[1, 0, 0, 1]]
+    labels, gallery_labels = ["x", "y", "z"], ["y", "x", "y", "y"]
+    results = {"m": evaluate_labelled(queries, labels, gallery, gallery_labels)}
+    (result,) = labelled_results(
+        {"m": queries},
+        labels,
+        Photos(["q0", "q1", "q2"], ["q0", "q1", "q2"]),
+        results,
+        Gallery({"m": gallery}, gallery_labels, Photos(list("abcd"), list("abcd"))),
+    )
+    found = {
+        query.name: [(entry.name, entry.mark) for entry in query.lists["Labels"].entries]
+        for query in result.queries
+    }
+    assert found == {  # nothing is labelled z
+        "q0": [("b", "right"), ("c", "wrong"), ("a", "wrong"), ("d", "wrong")],
+        "q1": [("a", "right"), ("d", "right"), ("b", "wrong"), ("c", "right")],
+    }
+
+
+def test_labels_and_photos_that_do_not_belong_together_are_refused() -> None:
+    photos = Photos(["a", "b"], ["a", "b"])
+    results = {"m": evaluate_labelled(np.ones((3, 2)), [0, 0, 0])}
+    with pytest.raises(InputError, match="one of each"):
+        labelled_results({"m": np.ones((3, 2))}, [0, 0, 0], photos, results)
+
+
+def test_the_original_protocol_has_good_and_ok_positives() -> None:
+    scores, truth = example()
+    boxes = [(0.0, 0.0, 1.0, 1.0)] * 6
+    oxford = OxfordGroundTruth(
+        truth.names, truth.queries, boxes, truth.easy, truth.hard, truth.junk
+    )
+    paths = truth.queries, truth.names
+    result = oxford_result("m", scores, oxford, *paths)
+    medium = revisited_result("m", scores, truth, *paths)
+    assert result.figures == {"Original": medium.figures["Medium"]}
+    assert [query.lists["Original"] for query in result.queries] == [
+        query.lists["Medium"] for query in medium.queries
+    ]
+
+
+def test_the_page_holds_every_photo_once(models: list[ModelResult], tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    path = write_report(
+        tmp_path / "report.html", "t", models, on_progress=lambda *counts: done.append(counts)
+    )
+    assert path == tmp_path / "report.html"
+    data = read_data(path)
+    shown = {
+        entry.path
+        for model in models
+        for query in model.queries
+        for ranked in query.lists.values()
+        for entry in ranked.entries
+    } | {query.path for query in models[0].queries}
+    assert path.read_text("utf-8").count("data:image/jpeg") == len(data["photos"]) == len(shown)
+    assert done == [(i + 1, len(shown)) for i in range(len(shown))]
+    for model in range(2):
+        for number, query in enumerate(models[model].queries):
+            for place, protocol in enumerate(("Easy", "Medium", "Hard")):
+                ranked, written = query.lists[protocol], data["queries"][number]["lists"][model]
+                assert written[place]["ap"] == ranked.ap
+                for entry, (photo, score, mark, rank) in zip(
+                    ranked.entries, written[place]["entries"], strict=True
+                ):
+                    assert data["names"][photo] == entry.name
+                    assert (score, mark, rank) == (entry.score, entry.mark, entry.rank)
+                    picture = base64.b64decode(data["photos"][photo].split(",")[1])
+                    kept = Image.open(io.BytesIO(picture)).convert("RGB").getpixel((5, 5))
+                    real = Image.open(entry.path).getpixel((5, 5))
+                    assert kept == pytest.approx(real, abs=8)
+    assert data["queries"][0]["box"] == [0.1, 0.1, 0.5, 0.4]  # of 20 × 40 pixels
+
+
+def test_many_photos_stay_small(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    queries, names, k = 70, 2600, 40
+    noise = Image.fromarray(random.integers(0, 256, (40, 60, 3), np.uint8)).resize((240, 160))
+    paths = [str(tmp_path / f"{i}.jpg") for i in range(names)]
+    noise.save(paths[0], quality=90)
+    for path in paths[1:]:
+        Path(path).hardlink_to(paths[0])
+    positives = [[i] for i in range(queries)]
+    judged = {"All": Judged(positives, [[]] * queries, np.ones(queries), {"mAP": 1.0})}
+    asked = Photos(paths[:queries], paths[:queries])
+    result = judged_result(
+        "m", random.random((queries, names)), asked, Photos(paths, paths), judged, k=k
+    )
+    path = write_report(tmp_path / "report.html", "t", [result])
+    assert len(read_data(path)["photos"]) > 1500
+    assert path.stat().st_size < 10_000_000
+
+
+def test_a_photo_that_cannot_be_read_is_left_out(models: list[ModelResult], tmp_path: Path) -> None:
+    broken = models[0].queries[0].path
+    Path(broken).write_bytes(b"no photo")
+    data = read_data(write_report(tmp_path / "report.html", "t", models))
+    assert data["photos"][data["queries"][0]["photo"]] is None
+    assert data["queries"][0]["box"] is None
+    assert data["photos"].count(None) == 1
+
+
+def test_the_table_shows_every_row_and_marks_the_best(
+    models: list[ModelResult], tmp_path: Path
+) -> None:
+    row = TableRow("whitened", {"Medium": {"mAP": 0.999}, "Hard": {"mAP": math.nan}})
+    path = write_report(
+        tmp_path / "report.html",
+        "Title & more",
+        models,
+        benchmark="toy",
+        command="listwise evaluate <model>",
+        date=datetime(2030, 1, 2, 3, 4),
+        table=[row],
+        notes=["A note."],
+    )
+    text = path.read_text("utf-8")
+    for said in ("<title>Title &amp; more</title>", "listwise evaluate &lt;model&gt;"):
+        assert said in text
+    assert "2030-01-02 03:04" in text
+    assert '<p class="note">A note.</p>' in text
+    lines = re.findall(r"<tr.*?</tr>", text)
+    cells = [
+        [unescape(re.sub("<.*?>", "", c)) for c in re.findall(r"<t[dh].*?</t[dh]>", line)]
+        for line in lines
+    ]
+    metrics = ["mAP", "mP@1", "mP@5", "mP@10"]
+    assert cells[0] == ["", "Easy", "Medium", "Hard"]
+    assert cells[1] == metrics * 3
+    figures = [
+        [
+            f"{100 * model.figures[protocol][metric]:.1f}"
+            for protocol in ("Easy", "Medium", "Hard")
+            for metric in metrics
+        ]
+        for model in models
+    ]
+    assert cells[2] == ["first", *figures[0]]
+    assert cells[3] == ["second", *figures[1]]
+    assert cells[4][0] == "change"
+    for before, after, change in zip(*figures, cells[4][1:], strict=True):
+        assert float(change.replace("−", "-")) == pytest.approx(float(after) - float(before))
+    assert cells[5] == ["whitened", *["–"] * 4, "99.9", *["–"] * 7]
+    best = re.findall(r'class="[^"]*best[^"]*">([^<]*)<', lines[5])
+    assert best == ["99.9"]
+    assert text.count("<polyline") == 6
+
+
+def test_nothing_is_fetched_from_elsewhere(models: list[ModelResult], tmp_path: Path) -> None:
+    text = write_report(tmp_path / "report.html", "t", models).read_text("utf-8")
+    assert re.findall(r"https?://[^\"' ]*", text) == ["http://www.w3.org/2000/svg"]  # a name only
+    assert not re.search(r"<link|@import|url\(|<iframe|\bfetch\(|XMLHttpRequest", text)
+
+
+def test_file_names_that_are_no_text_are_written(tmp_path: Path) -> None:
+    (path,) = save_photos(tmp_path, ["a"])
+    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
+    result = judged_result("m", [[1.0]], Photos(["\udcff"], [path]), Photos(["b"], [path]), judged)
+    data = read_data(write_report(tmp_path / "report.html", "\udcff", [result]))
+    assert data["queries"][0]["name"] == "?"
+
+
+def test_models_that_cannot_be_compared_are_refused(
+    models: list[ModelResult], tmp_path: Path
+) -> None:
+    scores, truth = example(queries=5)
+    other = revisited_result("other", scores, truth, truth.queries, truth.names)
+    path = tmp_path / "report.html"
+    with pytest.raises(InputError, match="queries differ"):
+        write_report(path, "t", [models[0], other])
+    judged = {"All": Judged(truth.easy, truth.junk, np.ones(5), {"mAP": 1.0})}
+    photos = Photos(truth.queries, truth.queries), Photos(truth.names, truth.names)
+    with pytest.raises(InputError, match="protocols differ"):
+        write_report(path, "t", [other, judged_result("x", scores, *photos, judged)])
+    with pytest.raises(InputError, match="one model or two"):
+        write_report(path, "t", [])
+    with pytest.raises(InputError, match="make it first"):
+        write_report(tmp_path / "none" / "report.html", "t", models)
+    assert not path.exists()

@@ -1,0 +1,425 @@
+"""The report in a real browser, driven over Chrome's debugging pipe; skipped without one."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from listwise.evaluation.report import Judged, Photos, judged_result, write_report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+EVIL = [
+    "<script>window.evil = 1</script>",
+    "</script><script>window.evil = 2</script>",
+    "\"><img src=x onerror='window.evil = 3'>",
+    "<!--<script>",
+    "' autofocus onfocus='window.evil = 4' &amp; &lt;b&gt;",
+]
+# The browser reads commands from descriptor 3 and answers on 4.
+LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3); os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Browser:
+    def __init__(self, program: str, profile: Path) -> None:
+        commands, self.commands = os.pipe()
+        self.answers, answers = os.pipe()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+        flags += ["--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(commands), str(answers), program, *flags],
+            pass_fds=(commands, answers),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(commands)
+        os.close(answers)
+        self.buffer, self.number, self.events = b"", 0, []
+
+    def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        os.write(self.commands, json.dumps(message).encode() + b"\0")
+        return self.wait(lambda answer: answer.get("id") == self.number)
+
+    def wait(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        until = time.monotonic() + 30
+        while True:
+            while b"\0" in self.buffer:
+                line, self.buffer = self.buffer.split(b"\0", 1)
+                message = json.loads(line)
+                self.events.append(message)
+                if wanted(message):
+                    assert "error" not in message, message
+                    return message
+            ready, _, _ = select.select([self.answers], [], [], until - time.monotonic())
+            assert ready, "the browser does not answer"
+            part = os.read(self.answers, 1 << 16)
+            assert part, "the browser has ended"
+            self.buffer += part
+
+    def close(self) -> None:
+        try:
+            self.send("Browser.close")
+            self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self.commands)
+            os.close(self.answers)
+
+
+class Page:
+    """One tab with one file in it."""
+
+    def __init__(self, browser: Browser, path: Path, width: int = 1280, dark: bool = False) -> None:
+        self.browser = browser
+        browser.events.clear()
+        target = browser.send("Target.createTarget", url="about:blank")["result"]["targetId"]
+        attached = browser.send("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["result"]["sessionId"]
+        for part in ("Page", "Runtime", "Network", "Log"):
+            self.send(f"{part}.enable")
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.send("Page.navigate", url=path.as_uri())
+        browser.wait(lambda event: event.get("method") == "Page.loadEventFired")
+        self.settle()
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self.browser.send(method, self.session, **parameters)
+
+    def run(self, script: str) -> Any:
+        result = self.send(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )["result"]
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def settle(self) -> None:
+        """Until what is near the window is drawn."""
+        self.run(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame("
+            "() => setTimeout(done, 50))))"
+        )
+
+    def key(self, key: str) -> None:
+        text = {"text": key} if len(key) == 1 else {}
+        text = {"text": "\r"} if key == "Enter" else text
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+        self.settle()
+
+    def click(self, x: float, y: float) -> None:
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        self.settle()
+
+    def choose(self, protocol: str) -> None:
+        place = self.run(
+            f"""(() => {{
+              const label = [...document.querySelectorAll("#protocols label")]
+                .find((label) => label.textContent === {json.dumps(protocol)});
+              label.scrollIntoView({{ block: "center" }});
+              const at = label.getBoundingClientRect();
+              return [at.x + at.width / 2, at.y + at.height / 2];
+            }})()"""
+        )
+        self.click(*place)
+
+    def sort(self, order: str) -> None:
+        self.run(
+            f"""document.getElementById("sort").value = {json.dumps(order)};
+            document.getElementById("sort").dispatchEvent(new Event("change"))"""
+        )
+        self.settle()
+
+    def filter(self, text: str) -> None:
+        self.run("document.getElementById('filter').focus()")
+        self.run("document.getElementById('filter').select()")
+        self.send("Input.insertText", text=text)
+        self.settle()
+
+    def names(self) -> list[str]:
+        found: list[str] = self.run(
+            "[...document.querySelectorAll('.query h3')].map(h => h.innerText)"
+        )
+        return found
+
+    def figures(self) -> list[str]:
+        found: list[str] = self.run(
+            "[...document.querySelectorAll('.query .ap')].map(a => a.innerText)"
+        )
+        return found
+
+    def complaints(self) -> list[dict[str, Any]]:
+        told = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [event for event in self.browser.events if event.get("method") in told]
+
+    def requests(self) -> list[str]:
+        return [
+            event["params"]["request"]["url"]
+            for event in self.browser.events
+            if event.get("method") == "Network.requestWillBeSent"
+        ]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None or sys.platform == "win32":
+        pytest.skip(f"no browser to look at the report with: none of {', '.join(BROWSERS)}")
+    started = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()
+
+
+QUERIES = 30
+AP = {  # protocol -> model -> AP of each query, all different
+    "Easy": [np.roll(np.linspace(0.3, 0.9, QUERIES), shift) for shift in (3, 11)],
+    "Medium": [np.roll(np.linspace(0.1, 0.8, QUERIES), shift) for shift in (17, 7)],
+    "Hard": [np.roll(np.linspace(0.01, 0.5, QUERIES), shift) for shift in (23, 5)],
+}
+AP["Hard"][0][4] = AP["Hard"][1][4] = np.nan  # a query that does not count
+
+
+def make_report(folder: Path, names: list[str], models: list[str], title: str = "Report") -> Path:
+    paths = []
+    for number in range(40):
+        paths.append(str(folder / f"{number}.png"))
+        Image.new("RGB", (60, 40), (6 * number, 90, 200)).save(paths[-1])
+    random = np.random.default_rng(0)
+    queries = Photos(names, paths[: len(names)], [(6.0, 4.0, 30.0, 36.0)] * len(names))
+    database = Photos([names[i % len(names)] + str(i) for i in range(40)], paths)
+    positives = [random.choice(40, 6, replace=False) for _ in names]
+    results = []
+    for model, name in enumerate(models):
+        protocols = {
+            protocol: Judged(
+                positives,
+                [[place for place in (1, 2, 3) if place not in p] for p in positives],
+                aps[model][: len(names)],
+                {"mAP": float(np.nanmean(aps[model]))},
+            )
+            for protocol, aps in AP.items()
+        }
+        scores = random.random((len(names), 40))
+        results.append(judged_result(name, scores, queries, database, protocols))
+    command = f"listwise evaluate '{title}'"
+    return write_report(
+        folder / "report.html", title, results, benchmark=title, command=command, notes=[title]
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = [f"place{i:02d}" for i in range(QUERIES)]
+    return make_report(tmp_path_factory.mktemp("report"), names, ["before", "after"])
+
+
+def test_it_opens_quietly_and_asks_nobody(browser: Browser, report: Path) -> None:
+    page = Page(browser, report)
+    for protocol in AP:
+        page.choose(protocol)
+    page.run("window.scrollTo(0, document.body.scrollHeight)")
+    page.settle()
+    assert page.complaints() == []
+    urls = page.requests()
+    assert report.as_uri() in urls
+    assert {url.split(":")[0] for url in urls} <= {"file", "data"}
+    broken = "[...document.images].filter(i => i.complete && !i.naturalWidth).length"
+    assert page.run(broken) == 0
+
+
+def test_the_worst_come_first(browser: Browser, report: Path) -> None:
+    page = Page(browser, report)
+    before, after = AP["Medium"]
+
+    def order(key: Callable[[int], float]) -> list[str]:
+        return [f"place{i:02d}" for i in sorted(range(QUERIES), key=key)]
+
+    assert page.names() == order(lambda i: after[i])
+    place = int(np.argmin(after))
+    change = f"{100 * after[place]:.1f}"
+    assert page.figures()[0].startswith(f"AP {100 * before[place]:.1f} → {change}")
+    for key, expected in {
+        "best1": order(lambda i: -after[i]),
+        "worst0": order(lambda i: before[i]),
+        "gain": order(lambda i: before[i] - after[i]),
+        "loss": order(lambda i: after[i] - before[i]),
+        "name": order(lambda i: i),
+    }.items():
+        page.sort(key)
+        assert page.names() == expected, key
+    page.sort("difference")
+    sizes = [abs(after[int(name[5:])] - before[int(name[5:])]) for name in page.names()]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_protocol_changes_what_is_shown(browser: Browser, report: Path) -> None:
+    page = Page(browser, report)
+    page.sort("name")
+    for protocol in ("Hard", "Easy", "Medium"):
+        page.choose(protocol)
+        for number, shown in enumerate(page.figures()):
+            before, after = (100 * aps[number] for aps in AP[protocol])
+            if np.isnan(after):
+                assert shown == "no positives: not counted"
+            else:
+                assert shown.startswith(f"AP {before:.1f} → {after:.1f}")
+    page.choose("Hard")
+    page.sort("worst1")
+    assert page.names()[-1] == "place04"
+
+
+def test_the_filter_and_its_keys(browser: Browser, report: Path) -> None:
+    page = Page(browser, report)
+    page.key("/")
+    assert page.run("document.activeElement.id") == "filter"
+    page.filter("PLACE1")
+    assert sorted(page.names()) == [f"place1{i}" for i in range(10)]
+    assert page.run("document.getElementById('count').textContent") == "10 of 30 queries"
+    page.filter("nowhere")
+    assert page.names() == []
+    assert page.run("document.getElementById('nothing').hidden") is False
+
+
+def test_keys_and_chart_lead_to_a_query(browser: Browser, report: Path) -> None:
+    page = Page(browser, report)
+    names = page.names()
+    page.key("j")
+    page.key("j")
+    page.key("j")
+    page.key("k")
+    assert page.run("document.activeElement.getAttribute('aria-label')") == names[1]
+    page.run("document.getElementById('chart').focus()")
+    page.key("End")
+    page.key("ArrowLeft")
+    assert names[-2] in page.run("document.getElementById('readout').textContent")
+    page.key("Enter")
+    assert page.run("document.activeElement.getAttribute('aria-label')") == names[-2]
+    top = page.run("document.activeElement.getBoundingClientRect().top")
+    tools = page.run("document.getElementById('tools').getBoundingClientRect().bottom")
+    assert tools <= top < 450
+
+    left, y, width = page.run(
+        """(() => {
+          document.getElementById("chart").scrollIntoView({ block: "center" });
+          const at = document.querySelector("#chart svg").getBoundingClientRect();
+          return [at.x, at.y + at.height / 2, at.width];
+        })()"""
+    )
+    page.click(left + width - 6, y)
+    assert page.run("document.activeElement.getAttribute('aria-label')") == names[-1]
+
+
+def test_lists_are_drawn_when_they_are_near(browser: Browser, report: Path) -> None:
+    page = Page(browser, report)
+    drawn = "document.querySelectorAll('.body > *').length / 2"
+    assert 1 <= page.run(drawn) < QUERIES
+    first = page.run(
+        """(() => {
+          const card = document.querySelector(".query");
+          const box = card.querySelector(".box").getBoundingClientRect();
+          const photo = card.querySelector(".frame img").getBoundingClientRect();
+          return {
+            rows: card.querySelectorAll(".tiles").length,
+            ranks: [...card.querySelector(".tiles").querySelectorAll(".tile:not(.junk) b")]
+              .map((rank) => rank.textContent),
+            symbols: [...card.querySelectorAll(".tile")]
+              .map((tile) => [tile.className, tile.querySelector(".chip").textContent]),
+            box: [(box.x - photo.x) / photo.width, (box.y - photo.y) / photo.height,
+                  box.width / photo.width, box.height / photo.height],
+          };
+        })()"""
+    )
+    assert first["rows"] == 2
+    assert first["ranks"] == [str(rank) for rank in range(1, 11)]
+    symbols = {"tile right": "✓", "tile wrong": "✕", "tile junk": "–"}
+    assert all(symbols[kind] == symbol for kind, symbol in first["symbols"])
+    assert {kind for kind, _ in first["symbols"]} >= {"tile right", "tile wrong"}
+    assert first["box"] == pytest.approx([0.1, 0.1, 0.4, 0.8], abs=0.03)
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert page.run(drawn) == QUERIES
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_and_is_readable(browser: Browser, report: Path, width: int, dark: bool) -> None:
+    page = Page(browser, report, width, dark)
+    assert (
+        page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    )
+    assert page.run("document.documentElement.scrollWidth") <= width
+    colors = page.run(
+        """["body", ".query h3", ".note", ".chip.right", ".chip.wrong", ".chip.junk", ".gain",
+            ".loss"].map((what) => {
+          const element = document.querySelector(what);
+          let back = element;
+          while (getComputedStyle(back).backgroundColor === "rgba(0, 0, 0, 0)") {
+            back = back.parentElement;
+          }
+          return [getComputedStyle(element).color, getComputedStyle(back).backgroundColor];
+        })"""
+    )
+    assert (luminance(colors[0][1]) < 0.1) is dark
+    for text, back in colors:
+        low, high = sorted([luminance(text), luminance(back)])
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, back)
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`."""
+    parts = [int(part) / 255 for part in color[4:-1].split(",")]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def test_evil_names_are_only_text(browser: Browser, tmp_path: Path) -> None:
+    title = "".join(EVIL)
+    page = Page(browser, make_report(tmp_path, EVIL, [EVIL[1], EVIL[2]], title))
+    assert page.run("window.evil") is None
+    assert page.complaints() == []
+    assert page.run("document.scripts.length") == 2
+    assert page.run("document.querySelectorAll('img:not([src^=\"data:image/jpeg\"])').length") == 0
+    assert page.run("document.querySelector('h1').textContent") == title
+    assert page.run("document.title") == " ".join(title.split())
+    assert sorted(page.run("[...document.querySelectorAll('h3 a')].map(a => a.textContent)")) == (
+        sorted(EVIL)
+    )
+    labels = page.run("[...document.querySelectorAll('.label')].map(a => a.textContent)")
+    assert {label.rstrip("0123456789") for label in labels} == set(EVIL)
+    # Should a name ever become markup, the page's own policy still stops it.
+    page.run("document.body.insertAdjacentHTML('beforeend', '<img src=data:x onerror=\"evil=5\">')")
+    page.settle()
+    assert page.run("window.evil") is None
+
+
+def test_one_model_has_bars_and_no_comparison(browser: Browser, tmp_path: Path) -> None:
+    page = Page(browser, make_report(tmp_path, ["x", "y"], ["only"]))
+    assert page.complaints() == []
+    assert page.run("document.querySelectorAll('#chart .bar').length") == 2
+    assert page.run("[...document.getElementById('sort').options].map(o => o.value)") == [
+        "worst0",
+        "best0",
+        "name",
+    ]
+    assert all("→" not in figures for figures in page.figures())
