@@ -16,3 +16,10 @@ def publish(partial: Path, final: Path) -> None:
     os.umask(mask)
     partial.chmod(0o666 & ~mask)
     os.replace(partial, final)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that is at every moment the old one or the new one."""
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    publish(partial, path)

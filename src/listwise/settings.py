@@ -5,7 +5,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,7 +19,7 @@ class CropSettings(BaseModel):
     A crop is a rotated rectangle that lies within the photo, so that no padding is ever seen.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     size: int = Field(800, ge=8, description="side of the square crop in pixels")
     min_area: float = Field(
@@ -55,7 +55,7 @@ class CropSettings(BaseModel):
 class TrainConfig(BaseModel):
     """Everything a training run depends on; the defaults are the paper's (section 4.2)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # data
     val_fraction: float = Field(
@@ -97,7 +97,7 @@ class TrainConfig(BaseModel):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16 runs the network under autocast"
     )
-    micro_batch: int | Literal["auto"] = Field(
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="images whose graph is in memory at once"
     )
     workers: int | None = Field(
@@ -128,14 +128,18 @@ def make_config(settings: dict[str, Any], where: str) -> TrainConfig:
     try:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        first, *others = error.errors()
+        inner = first["loc"][:1] == ("crops",)
+        name = ".".join(str(part) for part in first["loc"][: 2 if inner else 1])
         if first["type"] == "extra_forbidden":
-            known = CropSettings if name.startswith("crops.") else TrainConfig
+            known = CropSettings if inner else TrainConfig
             raise InputError(
                 f"{where}: unknown setting {name!r}; there are {', '.join(known.model_fields)}"
             ) from error
-        raise InputError(f"{where}: {name or 'settings'}: {first['msg']}") from error
+        # A setting of several types has an error for each of them.
+        same = [other for other in others if other["loc"][:1] == first["loc"][:1] and not inner]
+        reason = ", or ".join(fault["msg"] for fault in (first, *same))
+        raise InputError(f"{where}: {name}: {reason}") from error
 
 
 def merge(*layers: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from listwise.data.ground_truth import read_ground_truth, read_pickle_restricted
+from listwise.data.ground_truth import read_ground_truth
+from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

@@ -1,10 +1,12 @@
 """`listwise benchmark`: the measured comparisons."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from listwise.benchmarks import evaluation as evaluation_benchmark
     from listwise.benchmarks.loss import Row
 
 app = typer.Typer(help="Measure this machine: time and memory beside the alternatives.")
@@ -33,12 +35,8 @@ def loss(
 
     from listwise.benchmarks import loss as benchmark
     from listwise.benchmarks.measure import machine
-    from listwise.errors import InputError
 
-    try:
-        batches = sorted({int(size) for size in sizes.split(",")})
-    except ValueError:
-        raise InputError(f"--sizes takes whole numbers with commas, not {sizes!r}") from None
+    batches = _whole_numbers(sizes)
     if json:
         for row in benchmark.run(batches, dim):
             typer.echo(encoder.dumps(row.as_json()))
@@ -62,3 +60,72 @@ def _cell(row: "Row") -> str:
     if row.seconds is None or row.extra_bytes is None:
         return str(row.skipped)
     return f"{row.seconds:.2f} s  {row.extra_bytes / 1e6:,.0f} MB"
+
+
+@app.command(
+    epilog="Example:  listwise benchmark evaluation --sizes 100000 --json",
+)
+def evaluation(
+    sizes: Annotated[
+        str, typer.Option(help="Images in the database, with commas.")
+    ] = "100000,1000000",
+    dim: Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)] = 2048,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where descriptors lie meanwhile (8 GB a million).", exists=True),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+) -> None:
+    """Evaluation among distractors: counted ranks beside a score matrix that is sorted."""
+    import json as encoder
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from listwise.benchmarks import evaluation as benchmark
+    from listwise.benchmarks.measure import machine
+
+    images = _whole_numbers(sizes)
+    if json:
+        for row in benchmark.run(images, dim, folder):
+            typer.echo(encoder.dumps(row.as_json()))
+        return
+    console = Console()
+    rows: dict[tuple[int, str], benchmark.Row] = {}
+    with console.status("measuring") as status:
+        for row in benchmark.run(images, dim, folder, status.update):
+            rows[row.images, row.method] = row
+    table = Table(title=f"{benchmark.QUERIES} queries, C = {dim}, files in the page cache")
+    for column in ("images", "method"):
+        table.add_column(column, no_wrap=True)
+    for column in ("seconds", "memory", "Easy", "Medium", "Hard", "faster"):
+        table.add_column(column, justify="right")
+    for row in rows.values():
+        plain = rows[row.images, row.method.replace("listwise", "plain")]
+        table.add_row(f"{row.images:,}", row.method, *_evaluation_cells(row, plain.seconds))
+    console.print(table)
+    console.print(machine())
+    for row in rows.values():
+        parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in row.parts.items())
+        console.print(f"{row.images:,} {row.method}: {parts or row.skipped}")
+
+
+def _evaluation_cells(row: "evaluation_benchmark.Row", plain_seconds: float | None) -> list[str]:
+    if row.seconds is None or row.extra_bytes is None:
+        return ["–"]
+    faster = plain_seconds / row.seconds if plain_seconds else 1.0
+    return [
+        f"{row.seconds:.2f}",
+        f"{row.extra_bytes / 1e6:,.0f} MB",
+        *([f"{100 * value:.4f}" for value in row.figures.values()] or [""] * 3),
+        f"{faster:.1f} ×" if "listwise" in row.method else "",
+    ]
+
+
+def _whole_numbers(sizes: str) -> list[int]:
+    from listwise.errors import InputError
+
+    try:
+        return sorted({int(size) for size in sizes.split(",")})
+    except ValueError:
+        raise InputError(f"--sizes takes whole numbers with commas, not {sizes!r}") from None

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from listwise.evaluation import ProtocolResult, RevisitedResult
     from listwise.models import RetrievalNet
 
+EXAMPLES = """Example:
+
+  listwise demo --folder /tmp/demo
+"""
+
 # Found by trial on two cores: small crops and few updates, for a run of some three minutes.
 SETTINGS = {
     "backbone": "tf_efficientnet_lite0",

@@ -1,25 +1,44 @@
 """`listwise`: the commands put together, and errors turned into one line."""
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
 from listwise import __version__
-from listwise.cli import benchmark
-from listwise.cli.train import EXAMPLES, train
+from listwise.cli import (
+    benchmark,
+    demo,
+    download,
+    evaluate,
+    extract,
+    import_model,
+    study,
+    train,
+    whiten,
+)
 from listwise.errors import InputError
+
+# click's, or that of the copy of click which newer versions of typer carry.
+UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="listwise",
     help="Image retrieval trained on the metric it is judged by.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=EXAMPLES)(train)
+app.command(epilog=demo.EXAMPLES)(demo.demo)
+app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=extract.EXAMPLES)(extract.extract)
+app.command(epilog=whiten.EXAMPLES)(whiten.whiten)
+app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("import", epilog=import_model.EXAMPLES)(import_model.import_model)
+app.command(epilog=download.EXAMPLES)(download.download)
+app.add_typer(study.app, name="study")
 app.add_typer(benchmark.app, name="benchmark")
 
 
@@ -29,22 +48,31 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    if not sys.warnoptions:
+        # What libraries warn their callers of tells a person at the terminal nothing.
+        warnings.simplefilter("ignore")
     try:
-        app()
+        sys.exit(app(prog_name="listwise", standalone_mode=False))
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else "listwise"
+        _leave(f"{error.format_message().rstrip('.')}; see {command} --help")
     except InputError as error:
-        print(f"listwise: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("listwise: stopped", file=sys.stderr)
-        sys.exit(130)
+        _leave(str(error))
+
+
+def _leave(reason: str) -> None:
+    print(f"listwise: {' '.join(reason.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -12,18 +13,21 @@ from rich.console import Console
 from rich.table import Table
 
 from listwise.training import Plan, TrainResult
+from listwise.training.view import readable_time
 
 
 @contextmanager
-def in_processes(device: str) -> Iterator[bool]:
+def in_processes() -> Iterator[bool]:
     """Join the other processes if `torchrun` started several; gives whether this is the first."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
-    gpu = torch.cuda.is_available() and device != "cpu"
-    if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    # The others wait while the first validates, which may take longer than the usual ten minutes.
+    dist.init_process_group(backend, timeout=timedelta(hours=6))
     try:
         yield dist.get_rank() == 0
     finally:
@@ -33,10 +37,14 @@ def in_processes(device: str) -> Iterator[bool]:
 def show_plan(plan: Plan, console: Console) -> None:
     """Print what will be trained on what, and why so."""
     for note in plan.notes:
-        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+        console.print(
+            f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
     console.print(
         f"{len(plan.train)} photos of {len(plan.train.class_names)} classes to train on, "
-        f"{len(plan.validation)} of {len(plan.validation.class_names)} to validate with"
+        f"{len(plan.validation)} of {len(plan.validation.class_names)} to validate with",
+        highlight=False,
+        soft_wrap=True,
     )
     if not plan.reasons:
         return
@@ -56,8 +64,11 @@ def show_result(result: TrainResult, console: Console, as_json: bool) -> None:
         print(json.dumps(asdict(result), default=str))
         return
     console.print(
-        f"validation mAP {100 * result.first_map:.1f} -> [bold]{100 * result.best_map:.1f}[/bold] "
-        f"(best at update {result.best_update} of {result.updates}, {result.seconds:.0f} s)\n"
-        f"the network is in [bold]{result.model}[/bold]",
+        f"validation mAP {100 * result.first_map:.1f} -> {100 * result.best_map:.1f} "
+        f"(best at update {result.best_update} of {result.updates}, "
+        f"{readable_time(result.seconds)})\nthe network is in {result.model}",
+        style="bold",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )

@@ -1,5 +1,6 @@
 """`listwise train`: a folder of labelled photos to a network."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ EXAMPLES = """Examples:
 
   listwise train photos                          settings from the photos and this machine
 
-  listwise train labels.csv --run runs/b --preset paper --batch-size 1024
+  listwise train labels.csv --run-folder runs/b --preset paper --batch-size 1024
 
   listwise train --resume runs/b                 go on after an interruption
 
@@ -26,7 +27,9 @@ def train(
         typer.Argument(help="A folder of class folders, a .csv or .parquet table, or a .txt list."),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of the run. [dim]default: runs/NAME[/dim]")
+        Path | None,
+        # Not --run: torchrun takes that for the beginning of an option of its own.
+        typer.Option("--run-folder", help="Folder of the run. [dim]default: runs/NAME[/dim]"),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     preset: Annotated[
@@ -61,18 +64,29 @@ def train(
     from listwise.cli.run import in_processes, show_plan, show_result
     from listwise.training import Trainer, prepare
     from listwise.training import resume as resume_run
+    from listwise.training.trainer import RUN_FILE, check_unused
     from listwise.training.view import LiveView
 
-    console = Console(stderr=json)
-    with in_processes(given.get("device", "auto")) as first:
-        view = LiveView(console) if first else None
-        if resume is not None:
-            trainer = resume_run(resume, view)
-        else:
-            plan = prepare(str(data), given, preset)  # type: ignore[arg-type]
-            if first:
+    with in_processes() as first:
+        console = Console(stderr=json, quiet=not first)
+        view = LiveView(console)
+        folder = resume or run or Path("runs") / Path(str(data)).resolve().stem
+        try:
+            if resume is not None:
+                with console.status("opening the run"):
+                    trainer = resume_run(resume, view)
+            else:
+                check_unused(folder)
+                with console.status("checking the photos"):
+                    plan = prepare(str(data), given, preset)  # type: ignore[arg-type]
                 show_plan(plan, console)
-            trainer = Trainer(plan, run or Path("runs") / Path(str(data)).stem, view)
-        result = trainer.fit()
+                with console.status(f"loading {plan.config.backbone}"):
+                    trainer = Trainer(plan, folder, view)
+            result = trainer.fit()
+        except KeyboardInterrupt:
+            started = (folder / RUN_FILE).exists()
+            how = f"; go on with: listwise train --resume {folder}" if started else ""
+            print(f"listwise: stopped{how}", file=sys.stderr)
+            raise typer.Exit(130) from None
         if first:
             show_result(result, console, json)

@@ -4,7 +4,6 @@ from listwise.data.crops import (
     Crop,
     CropBatch,
     CropDataset,
-    CropSettings,
     UnreadableClassError,
     collate,
     random_crop,
@@ -28,6 +27,7 @@ from listwise.data.labelled import (
     read_images,
     read_labelled,
 )
+from listwise.settings import CropSettings
 
 __all__ = [
     "IMAGE_SUFFIXES",

@@ -8,20 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from listwise.data.ground_truth import GroundTruth
 from listwise.errors import InputError
-
-Ranks = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class ProtocolResult:
-    """The figures of one protocol, from 0 to 1 (NaN where no query has a positive).
-
-    Shapes: `mp` maps each k to mP@k; `per_query_ap` is [Q], NaN where a query does not count.
-    """
-
-    mAP: float
-    mp: dict[int, float]
-    per_query_ap: NDArray[np.float64]
+from listwise.evaluation.protocol import ProtocolResult, evaluate_protocol
+from listwise.evaluation.ranks import rank_scores
 
 
 @dataclass(frozen=True)
@@ -45,60 +33,38 @@ def evaluate_revisited(
     expected = (len(ground_truth.queries), len(ground_truth.names))
     if table.shape != expected:
         raise InputError(f"scores should be [Q, N] = {expected}, found {table.shape}")
-    if np.isnan(table).any():
-        raise InputError("scores hold NaN, which has no rank; look for broken descriptors")
-    easy, hard, junk = (
-        [_ranks(row, judged) for row, judged in zip(table, part, strict=True)]
-        for part in (ground_truth.easy, ground_truth.hard, ground_truth.junk)
-    )
-    return RevisitedResult(
-        easy=_protocol(easy, _both(junk, hard), ks),
-        medium=_protocol(_both(easy, hard), junk, ks),
-        hard=_protocol(hard, _both(junk, easy), ks),
-    )
+    return evaluate_ranks(rank_scores(table, judged_images(ground_truth)), ground_truth, ks)
 
 
-def _both(first: list[Ranks], second: list[Ranks]) -> list[Ranks]:
-    return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+def judged_images(ground_truth: GroundTruth) -> list[NDArray[np.int64]]:
+    """The positions of each query's easy, hard and junk images, in that order."""
+    parts = zip(ground_truth.easy, ground_truth.hard, ground_truth.junk, strict=True)
+    return [np.concatenate(part) for part in parts]
 
 
-def _ranks(row: NDArray[np.floating], judged: NDArray[np.int64]) -> Ranks:
-    """The ranks, from 0, that the judged images have in the whole list.
+def evaluate_ranks(
+    ranks: Sequence[NDArray[np.int64]], ground_truth: GroundTruth, ks: Sequence[int] = (1, 5, 10)
+) -> RevisitedResult:
+    """`evaluate_revisited` from the ranks of the judged images, distractors counted or not.
 
-    They are counted, not sorted: a few hundred images are judged of up to a million.
+    Shapes: for each query the ranks, from 0, of its `judged_images` in the whole list.
     """
-    return np.array(
-        [np.count_nonzero(row > row[i]) + np.count_nonzero(row[:i] == row[i]) for i in judged],
-        dtype=np.int64,
+    judged = judged_images(ground_truth)
+    if [len(found) for found in ranks] != [len(images) for images in judged]:
+        raise InputError("ranks should hold one rank for each of judged_images(ground_truth)")
+    parts = [
+        np.split(found, [len(easy), len(easy) + len(hard)])
+        for found, easy, hard in zip(ranks, ground_truth.easy, ground_truth.hard, strict=True)
+    ]
+    easy, hard, junk = ([part[i] for part in parts] for i in range(3))
+    return RevisitedResult(
+        easy=evaluate_protocol(easy, _both(junk, hard), ks),
+        medium=evaluate_protocol(_both(easy, hard), junk, ks),
+        hard=evaluate_protocol(hard, _both(junk, easy), ks),
     )
 
 
-def _protocol(positives: list[Ranks], junk: list[Ranks], ks: Sequence[int]) -> ProtocolResult:
-    average = np.full(len(positives), np.nan)
-    precisions = np.full((len(positives), len(ks)), np.nan)
-    for query, (found, ignored) in enumerate(zip(positives, junk, strict=True)):
-        if len(found) == 0:
-            continue
-        ranks = np.sort(found)
-        ranks -= np.searchsorted(np.sort(ignored), ranks)
-        average[query] = _trapezoid_ap(ranks)
-        for column, k in enumerate(ks):
-            depth = min(k, int(ranks[-1]) + 1)
-            precisions[query, column] = np.count_nonzero(ranks < depth) / depth
-    counted = ~np.isnan(average)
-    if not counted.any():
-        return ProtocolResult(float("nan"), dict.fromkeys(ks, float("nan")), average)
-    means = precisions[counted].mean(axis=0)
-    return ProtocolResult(
-        mAP=float(average[counted].mean()),
-        mp={k: float(mean) for k, mean in zip(ks, means, strict=True)},
-        per_query_ap=average,
-    )
-
-
-def _trapezoid_ap(ranks: Ranks) -> float:
-    """The area under straight lines from the precision just before each positive to that at it."""
-    before = np.arange(len(ranks))
-    left = np.where(ranks > 0, before / np.maximum(ranks, 1), 1.0)
-    right = (before + 1) / (ranks + 1)
-    return float(((left + right) / 2).mean())
+def _both(
+    first: list[NDArray[np.int64]], second: list[NDArray[np.int64]]
+) -> list[NDArray[np.int64]]:
+    return [np.concatenate(pair) for pair in zip(first, second, strict=True)]

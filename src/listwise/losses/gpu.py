@@ -3,22 +3,20 @@
 The work is that of `histogram.py`, cut so that no step waits for memory: a tile of scores stays
 in the level-2 cache between the matrix product that makes it and the kernel that reads it.
 
-**Precision.** Slopes jump at bin centers, so scores must be exact to a few 1e-7, as in float32,
-or some pairs land in the wrong bin. A float32 descriptor is written as the sum of two float16
-numbers, high + low, and S ≈ high·highᵀ + high·lowᵀ + low·highᵀ: three products at the speed of
-the tensor cores, with an error of some 2⁻²². Half-precision descriptors are their own high part
-and need one product: that is the fast mode. The product of slopes with descriptors needs no such
-care and runs on high parts alone.
+**Precision.** Slopes jump at bin centers, so a score that is off by little can get quite another
+slope. Scores of float32 descriptors are therefore products in float32; those of half-precision
+descriptors are exact products at the speed of the tensor cores: that is the fast mode. The product
+of slopes with descriptors has no jumps and runs in float16, which is exact to 2⁻¹¹, for both.
 """
 
 import torch
 import triton
 from torch import Tensor
 
-from listwise.losses.kernels import histogram_kernel, split_kernel, weight_kernel
+from listwise.losses.kernels import histogram_kernel, weight_kernel
 
 TILE_ROWS, TILE_COLUMNS = 2048, 4096
-# Entries of unit rows are small: this moves them, and their low parts, into float16's range.
+# Entries of unit rows are small: this moves them into float16's range.
 DESCRIPTOR_SCALE = 64.0
 # Largest slope after scaling; two are added, and float16 ends at 65504.
 SLOPE_PEAK = 8192.0
@@ -49,7 +47,7 @@ def label_histograms(
                 stop - start,
                 columns.start,
                 scores.shape[1],
-                1 / DESCRIPTOR_SCALE**2,
+                parts.unit,
                 BINS=bins,
                 SLOTS=triton.next_power_of_2(bins),
                 BLOCK=64,
@@ -105,12 +103,12 @@ def label_histograms_backward(
                 columns.start,
                 scores.shape[1],
                 size,
-                1 / DESCRIPTOR_SCALE**2,
+                parts.unit,
                 BINS=bins,
                 BLOCK=1024,
                 INCLUDE_SELF=include_self,
             )
-            total = _product(weights, parts.high(columns), total)
+            total = _product(weights, parts.halves[columns], total)
         if total is None:
             result[rows] = 0
         else:
@@ -119,30 +117,20 @@ def label_histograms_backward(
 
 
 class _Parts:
-    """Descriptors as high + low halves, laid out as high | low | high."""
+    """Descriptors, and their halves times DESCRIPTOR_SCALE."""
 
     def __init__(self, descriptors: Tensor) -> None:
-        self.dim = descriptors.shape[1]
-        self.exact = descriptors.dtype in (torch.float16, torch.bfloat16)
-        if self.exact:
-            self.halves = (descriptors.float() * DESCRIPTOR_SCALE).half()
-            return
-        descriptors = descriptors.contiguous()
-        shape = (len(descriptors), 3 * self.dim)
-        self.halves = torch.empty(shape, dtype=torch.float16, device=descriptors.device)
-        grid = (len(descriptors), triton.cdiv(self.dim, 1024))
-        split_kernel[grid](descriptors, self.halves, self.dim, DESCRIPTOR_SCALE, BLOCK=1024)
-
-    def high(self, rows: slice) -> Tensor:
-        return self.halves[rows, : self.dim]
+        self.exact = descriptors if descriptors.dtype == torch.float32 else None
+        self.halves = (descriptors.float() * DESCRIPTOR_SCALE).half()
+        # What a score comes multiplied with.
+        self.unit = 1.0 if self.exact is not None else 1 / DESCRIPTOR_SCALE**2
 
     def scores(self, rows: slice, columns: slice) -> Tensor:
-        """Scores times DESCRIPTOR_SCALE², float32."""
-        scores = _product(self.high(rows), self.high(columns).T)
-        if self.exact:
-            return scores
-        low_high = self.halves[columns, self.dim :].T
-        return _product(self.halves[rows, : 2 * self.dim], low_high, scores)
+        """Scores divided by `unit`: float32 [rows, columns]."""
+        if self.exact is None:
+            return _product(self.halves[rows], self.halves[columns].T)
+        with torch.autocast(self.exact.device.type, enabled=False):
+            return self.exact[rows] @ self.exact[columns].T
 
 
 def _product(left: Tensor, right: Tensor, add: Tensor | None = None) -> Tensor:

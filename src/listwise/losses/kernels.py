@@ -5,21 +5,6 @@ import triton.language as tl
 
 
 @triton.jit
-def split_kernel(descriptors, halves, dim, scale, BLOCK: tl.constexpr):
-    """Write part of a row as high | low | high."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < dim
-    scaled = tl.load(descriptors + row * dim + column, mask=inside, other=0.0) * scale
-    high = scaled.to(tl.float16)
-    low = (scaled - high.to(tl.float32)).to(tl.float16)
-    target = halves + row * 3 * dim + column
-    tl.store(target, high, mask=inside)
-    tl.store(target + dim, low, mask=inside)
-    tl.store(target + 2 * dim, high, mask=inside)
-
-
-@triton.jit
 def _position(product, unit, BINS: tl.constexpr):
     """Where a score lies on the axis of bins, 0 at b_1 = 1."""
     position = (1.0 - product * unit) * ((BINS - 1) * 0.5)

@@ -1,6 +1,7 @@
 """Networks: image → unit descriptor."""
 
+from listwise.models.imported import import_checkpoint
 from listwise.models.net import RetrievalNet
 from listwise.models.pooling import POOLINGS
 
-__all__ = ["POOLINGS", "RetrievalNet"]
+__all__ = ["POOLINGS", "RetrievalNet", "import_checkpoint"]

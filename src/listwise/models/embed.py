@@ -1,13 +1,15 @@
 """Whole photos to descriptors, photos of one shape together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from listwise.data import ImageError, Images, image_size, load_image, whole_image
+from listwise.data import Box, ImageError, Images, image_size, load_image, whole_image
+from listwise.errors import InputError
 from listwise.models.net import RetrievalNet
 
 # Pixels in a batch: enough to keep a device busy, few enough for a small one.
@@ -15,11 +17,16 @@ BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
 
 
 class Embedded(NamedTuple):
-    """Descriptors [n, C] of the photos at positions `kept`, and the errors of the others."""
+    """Descriptors [n, C] of the photos at positions `kept`, and the errors of the others.
+
+    `sizes` are the widths and heights of the photos (of the box where there is one), before any
+    reduction.
+    """
 
     descriptors: Tensor
     kept: list[int]
     errors: list[str]
+    sizes: list[tuple[int, int]]
 
 
 def embed_photos(
@@ -39,45 +46,126 @@ def embed_photos(
         max_side: long side that larger photos are reduced to.
         workers: processes that decode.
         autocast: dtype in which the network runs.
-        on_progress: called with the number of photos just done.
+        on_progress: called with the number of photos just done, unreadable ones too.
 
     Returns:
         Descriptors on the CPU, in the order of the photos.
     """
-    device = next(net.parameters()).device
-    shapes, errors = _shapes(images, max_side)
-    batches = _same_shape(shapes, BATCH_PIXELS["cuda" if device.type == "cuda" else "cpu"])
-    loader = DataLoader(
-        _Photos(images, max_side),
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=list,
-        generator=torch.Generator(),
+    (found,) = embed_parts(
+        net,
+        images,
+        [range(len(images))],
+        max_side=max_side,
+        workers=workers,
+        autocast=autocast,
+        on_progress=on_progress,
     )
-    found: dict[int, Tensor] = {}
+    return found
+
+
+def embed_parts(
+    net: RetrievalNet,
+    images: Images,
+    parts: Sequence[range],
+    *,
+    describe: Callable[[Tensor], Tensor] | None = None,
+    max_side: int | None = None,
+    workers: int = 0,
+    autocast: torch.dtype | None = None,
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> Iterator[Embedded]:
+    """`embed_photos` part by part, in one go: the next part is decoded while one is computed.
+
+    A part's descriptors depend on its own photos alone, to the last bit.
+
+    Args:
+        net: the network; in evaluation mode until the last part is taken.
+        images: photos.
+        parts: the positions that belong together; those in `Embedded.kept` are among them.
+        describe: makes descriptors [B, C] of photos uint8 [B, 3, H, W]; the network by default.
+        max_side: as for `embed_photos`, like all that follow.
+        workers: processes that decode.
+        autocast: dtype in which the network runs.
+        on_progress: called with the number of photos just done.
+    """
+    device = next(net.parameters()).device
+    plan = _Plan(images, parts, max_side, "cuda" if device.type == "cuda" else "cpu")
+    batches = iter(
+        DataLoader(
+            _Photos(images, max_side),
+            batch_sampler=plan,
+            num_workers=workers,
+            collate_fn=_stack,
+            generator=torch.Generator(),
+        )
+    )
     training = net.training
     net.eval()
     try:
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
-        ):
-            for photos in loader:
-                good = [(index, photo) for index, photo in photos if isinstance(photo, Tensor)]
-                errors += [photo for _, photo in photos if not isinstance(photo, Tensor)]
-                for group in _equal_shapes(good):
-                    stacked = torch.stack([photo for _, photo in group]).to(device)
-                    rows = net(stacked).cpu()
-                    found.update(zip((index for index, _ in group), rows, strict=True))
-                on_progress(len(photos))
+        for number in range(len(parts)):
+            count, unread = plan.part(number)
+            on_progress(len(unread))
+            errors = list(unread)
+            found: dict[int, tuple[Tensor, tuple[int, int]]] = {}
+            for _ in range(count):
+                batch = next(batches)
+                for group in batch.groups:
+                    with (
+                        torch.inference_mode(),
+                        torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
+                    ):
+                        rows = _descriptors(describe or net, group.photos, device)
+                    sized = zip(rows, group.sizes, strict=True)
+                    found.update(zip(group.indices, sized, strict=True))
+                errors += batch.errors
+                on_progress(len(batch.errors) + sum(len(group.indices) for group in batch.groups))
+            kept = sorted(found)
+            yield Embedded(
+                torch.stack([found[i][0] for i in kept]) if kept else torch.empty(0, net.dim),
+                kept,
+                errors,
+                [found[i][1] for i in kept],
+            )
     finally:
         net.train(training)
-    kept = sorted(found)
-    rows = torch.stack([found[i] for i in kept]) if kept else torch.empty(0, net.dim)
-    return Embedded(rows, kept, errors)
+        # Left to the garbage collector, workers are waited for in vain, five seconds for each.
+        if hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()
 
 
-class _Photos(Dataset[tuple[int, Tensor | str]]):
+def _descriptors(
+    describe: Callable[[Tensor], Tensor], photos: Tensor, device: torch.device
+) -> Tensor:
+    try:
+        return describe(photos.to(device)).cpu()
+    except torch.OutOfMemoryError as error:
+        count, _, height, width = photos.shape
+        raise InputError(
+            f"{count} photos of {width} × {height} at once do not fit into the GPU's memory: "
+            "reduce them to a smaller long side (max_side; when training, --val-max-side)"
+        ) from error
+
+
+class _Group(NamedTuple):
+    """Photos of one shape, uint8 [n, 3, H, W], their positions and sizes before reduction."""
+
+    photos: Tensor
+    indices: list[int]
+    sizes: list[tuple[int, int]]
+
+
+class _Batch(NamedTuple):
+    groups: list[_Group]
+    errors: list[str]
+
+
+class _Decoded(NamedTuple):
+    position: int
+    photo: Tensor
+    size: tuple[int, int]
+
+
+class _Photos(Dataset[_Decoded | str]):
     def __init__(self, images: Images, max_side: int | None) -> None:
         self.images = images
         self.max_side = max_side
@@ -85,27 +173,84 @@ class _Photos(Dataset[tuple[int, Tensor | str]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
+    def __getitem__(self, index: int) -> _Decoded | str:
         try:
             photo = load_image(self.images.paths[index], self.images.box(index))
         except ImageError as error:
-            return index, str(error)
-        return index, whole_image(photo, self.max_side)
+            return str(error)
+        return _Decoded(index, whole_image(photo, self.max_side), photo.size)
 
 
-def _shapes(images: Images, max_side: int | None) -> tuple[dict[int, tuple[int, int]], list[str]]:
+def _stack(decoded: list[_Decoded | str]) -> _Batch:
+    """One batch; should a header have lied, its photo is alone in a group of its true shape."""
+    shapes: dict[torch.Size, list[_Decoded]] = {}
+    for entry in decoded:
+        if not isinstance(entry, str):
+            shapes.setdefault(entry.photo.shape, []).append(entry)
+    groups = [
+        _Group(
+            torch.stack([entry.photo for entry in group]),
+            [entry.position for entry in group],
+            [entry.size for entry in group],
+        )
+        for group in shapes.values()
+    ]
+    return _Batch(groups, [entry for entry in decoded if isinstance(entry, str)])
+
+
+class _Plan:
+    """Batch sampler: photos of one part and one shape together; headers are read when needed."""
+
+    def __init__(
+        self, images: Images, parts: Sequence[range], max_side: int | None, device: str
+    ) -> None:
+        self.images = images
+        self.parts = parts
+        self.max_side = max_side
+        self.pixels = BATCH_PIXELS[device]
+        self.known: dict[int, tuple[int, list[str]]] = {}
+        self.batches: dict[int, list[list[int]]] = {}
+
+    def _read(self, number: int) -> None:
+        if number not in self.known:
+            shapes, errors = _shapes(self.images, self.parts[number], self.max_side)
+            self.batches[number] = _same_shape(shapes, self.pixels)
+            self.known[number] = len(self.batches[number]), errors
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(len(self.parts)):
+            self._read(number)
+            yield from self.batches.pop(number)
+
+    def part(self, number: int) -> tuple[int, list[str]]:
+        """How many batches a part has, and the errors of what has no readable header."""
+        self._read(number)
+        return self.known[number]
+
+
+def _shapes(
+    images: Images, part: range, max_side: int | None
+) -> tuple[dict[int, tuple[int, int]], list[str]]:
     """Width and height each photo will have, read from its header, and what cannot be read."""
     shapes: dict[int, tuple[int, int]] = {}
     errors: list[str] = []
-    for index, path in enumerate(images.paths):
-        try:
-            width, height = image_size(path, images.box(index))
-        except ImageError as error:
-            errors.append(str(error))
-            continue
-        scale = min(1.0, (max_side or max(width, height)) / max(width, height))
-        shapes[index] = max(1, round(width * scale)), max(1, round(height * scale))
+    paths, boxes = [images.paths[i] for i in part], [images.box(i) for i in part]
+    with ThreadPoolExecutor() as pool:
+        for index, found in zip(part, pool.map(_size_or_error, paths, boxes), strict=True):
+            if isinstance(found, str):
+                errors.append(found)
+                continue
+            width, height = found
+            scale = min(1.0, (max_side or max(width, height)) / max(width, height))
+            shapes[index] = max(1, round(width * scale)), max(1, round(height * scale))
     return shapes, errors
+
+
+def _size_or_error(path: str, box: Box | None) -> tuple[int, int] | str:
+    try:
+        return image_size(path, box)
+    except ImageError as error:
+        return str(error)
 
 
 def _same_shape(shapes: dict[int, tuple[int, int]], pixels: int) -> list[list[int]]:
@@ -117,11 +262,3 @@ def _same_shape(shapes: dict[int, tuple[int, int]], pixels: int) -> list[list[in
         size = max(1, pixels // (width * height))
         batches += [members[i : i + size] for i in range(0, len(members), size)]
     return batches
-
-
-def _equal_shapes(photos: list[tuple[int, Tensor]]) -> Iterator[list[tuple[int, Tensor]]]:
-    """Photos grouped by the shape they really have, should a header have lied."""
-    groups: dict[torch.Size, list[tuple[int, Tensor]]] = {}
-    for index, photo in photos:
-        groups.setdefault(photo.shape, []).append((index, photo))
-    yield from groups.values()

@@ -29,6 +29,7 @@ class RetrievalNet(nn.Module):
         projection: output dimensions of a linear layer after the pooling; none by default.
         weights: a file, or one of "auto", "pretrained", "imagenet-package" and "random"
             (see `listwise.models.weights.load_backbone`).
+        normalize_pooled: L2 between pooling and projection too, as some released networks have it.
 
     Example:
         >>> net = RetrievalNet("resnet18", weights="random")
@@ -45,6 +46,7 @@ class RetrievalNet(nn.Module):
         pooling: str = "gem",
         projection: int | None = None,
         weights: str | Path = "auto",
+        normalize_pooled: bool = False,
     ) -> None:
         super().__init__()
         if projection is not None and projection < 1:
@@ -61,6 +63,7 @@ class RetrievalNet(nn.Module):
             backbone=backbone,
             pooling=pooling,
             projection=projection,
+            normalize_pooled=normalize_pooled,
             mean=preprocessing["mean"],
             std=preprocessing["std"],
             image_size=preprocessing["input_size"][-1],
@@ -75,18 +78,23 @@ class RetrievalNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Descriptors of images: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
+        vectors = self.pooling(self.features(images))
+        if self.config.normalize_pooled:
+            vectors = F.normalize(vectors, dim=1)
+        if self.projection is not None:
+            vectors = self.projection(vectors.to(self.mean.dtype))
+        # Half precision has too few digits to tell neighbours apart.
+        return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
+
+    def features(self, images: Tensor) -> Tensor:
+        """The backbone's feature map: [B, 3, H, W], uint8 or float in [0, 1] -> [B, C, h, w]."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise InputError(f"images must be [B, 3, H, W], not {list(images.shape)}")
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
             raise InputError(f"images must be uint8, or float in [0, 1], not {images.dtype}")
-        features = feature_map(self.backbone, (images.to(self.mean.dtype) - self.mean) / self.std)
-        vectors = self.pooling(features)
-        if self.projection is not None:
-            vectors = self.projection(vectors.to(self.mean.dtype))
-        # Half precision has too few digits to tell neighbours apart.
-        return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
+        return feature_map(self.backbone, (images.to(self.mean.dtype) - self.mean) / self.std)
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode for everything but batch norm, which stays frozen."""
@@ -108,12 +116,27 @@ class RetrievalNet(nn.Module):
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Self:
         """Open a saved folder, in evaluation mode; nothing in it is executed."""
         config, state = read_network(Path(folder))
-        net = cls(config.backbone, config.pooling, config.projection, weights="random")
+        net = cls.build(config, state, f"{folder} does not fit its own config.json")
+        return net.to(device=device)
+
+    @classmethod
+    def build(cls, config: NetConfig, state: dict[str, Tensor], failure: str) -> Self:
+        """The network that `config` describes with the weights of `state`, in evaluation mode.
+
+        `failure` opens the message of the `InputError` if the two do not fit.
+        """
+        net = cls(
+            config.backbone,
+            config.pooling,
+            config.projection,
+            weights="random",
+            normalize_pooled=config.normalize_pooled,
+        )
         net.config = config
         net._register_preprocessing()
         net.to(dtype=next((t.dtype for t in state.values() if t.is_floating_point()), None))
-        fit_state(net, state, f"{folder} does not fit its own config.json")
-        return net.to(device=device).eval()
+        fit_state(net, state, failure)
+        return net.eval()
 
 
 def live_batch_norms(module: nn.Module) -> list[str]:

@@ -34,6 +34,7 @@ class NetConfig(BaseModel):
     backbone: str
     pooling: str
     projection: int | None = None
+    normalize_pooled: bool = False
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     image_size: int
@@ -79,7 +80,8 @@ def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
 
 def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
     """SHA-256 of everything that a descriptor depends on: architecture, preprocessing, weights."""
-    fields = config.model_dump(include={"backbone", "pooling", "projection", "mean", "std"})
+    architecture = {"backbone", "pooling", "projection", "normalize_pooled"}
+    fields = config.model_dump(include=architecture | {"mean", "std"})
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for key in sorted(state):
         value = state[key].detach().cpu()

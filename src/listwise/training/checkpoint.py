@@ -51,9 +51,13 @@ def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot continue from {path}: {error}") from error
-    net.load_state_dict(_part(tensors, "net."))
+        progress = Progress(**json.loads(metadata["progress"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged, or no checkpoint of this version: {error}") from error
+    try:
+        net.load_state_dict(_part(tensors, "net."))
+    except RuntimeError as error:
+        raise InputError(f"{path} is of another network than the config names") from error
     states: dict[int, dict[str, Any]] = {}
     for key, value in _part(tensors, "optimizer.").items():
         index, name = key.split(".", 1)
@@ -64,7 +68,7 @@ def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
-    return Progress(**json.loads(metadata["progress"]))
+    return progress
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from listwise.data import LabelledImages
+from listwise.errors import InputError
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; small sets overfit beyond
@@ -27,9 +28,18 @@ class Machine:
     @staticmethod
     def this(device: str = "auto") -> "Machine":
         """The machine this runs on."""
+        gpus = torch.cuda.device_count()
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        gpu = device.startswith("cuda") and torch.cuda.is_available()
+            device = "cuda" if gpus else "cpu"
+        try:
+            named = torch.device(device)
+        except RuntimeError:
+            named = torch.device("meta")
+        if named.type not in ("cpu", "cuda"):
+            raise InputError(f"device {device!r} is not one to train on: give cpu, cuda or cuda:1")
+        gpu = named.type == "cuda"
+        if gpu and (named.index or 0) >= gpus:
+            raise InputError(f"no device {device!r} here: PyTorch sees {gpus} GPU(s)")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         share = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return Machine(device, max(1, share), gpu and torch.cuda.is_bf16_supported())
@@ -54,7 +64,7 @@ def choose_settings(
     Args:
         given: settings the user named; they stand.
         images: the training images.
-        sizes: [N, 2] width and height of each.
+        sizes: [n, 2] widths and heights of photos like them.
         machine: what there is to compute with.
 
     Returns:
@@ -82,25 +92,27 @@ def choose_settings(
     if not gpu:
         choose("backbone", SMALL_BACKBONE, "no GPU here: a small network; resnet101 is the paper's")
 
+    with_what = "as in the paper" if gpu else "without a GPU"
     short = int(np.median(sizes.min(axis=1)))
     limit = CropSettings().size if gpu else 224
-    side = max(64, min(limit, short // 32 * 32))
     crop = choose(
         "crops.size",
-        side,
+        max(64, min(limit, short // 32 * 32)),
         f"half of the photos have a short side of {short} or more"
-        + (f"; at most {limit} without a GPU" if not gpu and short > limit else ""),
+        + (f"; at most {limit} {with_what}" if short > limit else ""),
     )
 
     count = len(images)
-    limit = 4096 if gpu else 256
+    limit = TrainConfig().batch_size if gpu else 256
     # With at least two batches to a pass, batches differ.
-    size = min(limit, max(2, count // 2 if count >= 64 else count))
     batch = choose(
         "batch_size",
-        size,
-        f"{count} training photos" + (f"; at most {limit} without a GPU" if not gpu else ""),
+        min(limit, count // 2 if count >= 64 else count),
+        f"{count} training photos; half of them in a batch, at most {limit} {with_what}"
+        if count >= 64
+        else f"all {count} training photos",
     )
+    batch = min(batch, count)
     updates = choose(
         "updates",
         int(np.clip(math.ceil(PASSES * count / batch), 30, 200)),

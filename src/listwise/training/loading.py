@@ -1,27 +1,20 @@
 """Batches of crops, decoded ahead of the network by worker processes."""
 
-import queue
 import threading
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from listwise.data import CropDataset, collate
+from listwise.data import CropBatch, CropDataset, collate
+from listwise.errors import InputError
 from listwise.training.sampling import Indices
 
 # Images a worker decodes at a time: small enough that all workers share the end of a batch.
 CHUNK = 16
-
-
-class Batch(NamedTuple):
-    """Crops uint8 [B, 3, S, S], labels [B], and the errors of photos that could not be read."""
-
-    images: Tensor
-    labels: Tensor
-    errors: list[str]
 
 
 class _Chunks:
@@ -44,7 +37,7 @@ def load_batches(
     updates: range,
     workers: int,
     pin_memory: bool = False,
-) -> Iterator[Batch]:
+) -> Generator[CropBatch, None, None]:
     """The batches of the given updates in order; the next is decoded while one is in use.
 
     Args:
@@ -63,64 +56,72 @@ def load_batches(
         # Drawing the workers' seeds must not move the generator that dropout uses.
         generator=torch.Generator(),
     )
-    batches = _assemble(iter(loader), draw, updates, pin_memory)
-    return _ahead(batches) if workers else batches
+    stopped = threading.Event()
+    batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
+    return _ahead(batches, stopped) if workers else batches
+
+
+@contextmanager
+def naming_lost_workers() -> Iterator[None]:
+    """Say what it means that a decoding process is gone, wherever PyTorch notices it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise InputError(
+            "a process that decodes photos was ended by the system, mostly for lack of memory or "
+            "of shared memory (docker run --shm-size): use fewer --workers"
+        ) from error
 
 
 def _assemble(
-    chunks: Iterator[Batch], draw: Callable[[int], Indices], updates: range, pin_memory: bool
-) -> Iterator[Batch]:
-    for update in updates:
-        size = len(draw(update))
-        images: Tensor | None = None
-        labels = torch.empty(size, dtype=torch.int64)
-        errors: list[str] = []
-        done = 0
-        while done < size:
-            chunk = next(chunks)
-            if images is None:
-                images = torch.empty(
-                    (size, *chunk.images.shape[1:]), dtype=torch.uint8, pin_memory=pin_memory
-                )
-            stop = done + len(chunk.images)
-            images[done:stop] = chunk.images
-            labels[done:stop] = chunk.labels
-            errors += chunk.errors
-            done = stop
-        assert images is not None
-        yield Batch(images, labels, errors)
-
-
-def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Run an iterator in a thread, one item ahead."""
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=1)
-    stopped = threading.Event()
-
-    def put(item: Batch | BaseException | None) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for batch in batches:
-                if not put(batch):
-                    return
-            put(None)
-        except BaseException as error:  # passed on to whoever waits
-            put(error)
-
-    thread = threading.Thread(target=work, name="crops", daemon=True)
-    thread.start()
+    chunks: Iterator[CropBatch],
+    draw: Callable[[int], Indices],
+    updates: range,
+    pin_memory: bool,
+    stopped: threading.Event,
+) -> Generator[CropBatch, None, None]:
+    """Put the chunks of each batch together."""
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        for update in updates:
+            size = len(draw(update))
+            images: Tensor | None = None
+            labels = torch.empty(size, dtype=torch.int64)
+            errors: tuple[str, ...] = ()
+            done = 0
+            while done < size:
+                if stopped.is_set():
+                    return
+                chunk = next(chunks)
+                if images is None:
+                    shape = (size, *chunk.images.shape[1:])
+                    images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
+                stop = done + len(chunk.images)
+                images[done:stop] = chunk.images
+                labels[done:stop] = chunk.labels
+                errors += chunk.errors
+                done = stop
+            if images is not None:
+                yield CropBatch(images, labels, errors)
     finally:
-        stopped.set()
-        thread.join()
+        # Left to the garbage collector, workers are waited for in vain, five seconds for each.
+        if hasattr(chunks, "_shutdown_workers"):
+            chunks._shutdown_workers()
+
+
+def _ahead(
+    batches: Generator[CropBatch, None, None], stopped: threading.Event
+) -> Generator[CropBatch, None, None]:
+    """Make the next batch in a thread while one is in use, and no further one: they are large."""
+    try:
+        with ThreadPoolExecutor(1, "crops") as thread:
+            try:
+                upcoming = thread.submit(next, batches, None)
+                while (batch := upcoming.result()) is not None:
+                    upcoming = thread.submit(next, batches, None)
+                    yield batch
+            finally:
+                stopped.set()
+    finally:
+        batches.close()

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from listwise.data import LabelledImages, check_images, hold_out_classes, read_labelled
 from listwise.errors import InputError
 from listwise.settings import TrainConfig, make_config
@@ -31,11 +28,11 @@ class Plan:
     notes: list[str]
 
     def fingerprint(self) -> str:
-        """Differs when photos, labels or the division into training and validation do."""
+        """Differs when names, labels or boxes of photos do, or their division into two parts."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation):
-            for name, label in zip(part.ids, part.labels, strict=True):
-                digest.update(f"{name}\t{part.class_names[label]}\n".encode())
+            for i, (name, label) in enumerate(zip(part.ids, part.labels, strict=True)):
+                digest.update(f"{name}\t{part.class_names[label]}\t{part.box(i)}\n".encode())
             digest.update(b"\n")
         return digest.hexdigest()
 
@@ -55,7 +52,7 @@ def prepare(
     machine = Machine.this(asked.device)
     images = read_labelled(data, split_column=asked.split_column)
     images, report = check_images(images, asked.strict)
-    train, validation, train_rows = _divide(images, asked)
+    train, validation = _divide(images, asked)
     notes = report.lines()
     if (train.class_sizes() > 1).sum() < 2:
         raise InputError(
@@ -66,7 +63,7 @@ def prepare(
         raise InputError(f"{data}: no validation class has two photos, so nothing can be found")
     config, reasons = asked, dict[str, str]()
     if preset == "auto":
-        config, reasons = choose_settings(given, train, report.sizes[train_rows], machine)
+        config, reasons = choose_settings(given, train, report.sizes, machine)
     if config.batch_size > len(train):
         notes.append(
             f"batches of {config.batch_size} are more than there are training photos: "
@@ -78,10 +75,8 @@ def prepare(
     return Plan(Path(data), train, validation, config, reasons, notes)
 
 
-def _divide(
-    images: LabelledImages, config: TrainConfig
-) -> tuple[LabelledImages, LabelledImages, npt.NDArray[np.int64]]:
-    """Training and validation images, and the rows of the training ones."""
+def _divide(images: LabelledImages, config: TrainConfig) -> tuple[LabelledImages, LabelledImages]:
+    """Training and validation images."""
     if images.splits is not None:
         train, validation = images.of_split(TRAIN_SPLIT), images.of_split(VAL_SPLIT)
         shared = set(train.class_names) & set(validation.class_names)
@@ -90,7 +85,5 @@ def _divide(
                 f"class {sorted(shared)[0]!r} is in both splits: validation must be on classes "
                 "that are not trained on, so give all photos of a class the same split"
             )
-    else:
-        train, validation = hold_out_classes(images, config.val_fraction, config.seed)
-    row = {name: i for i, name in enumerate(images.ids)}
-    return train, validation, np.array([row[name] for name in train.ids])
+        return train, validation
+    return hold_out_classes(images, config.val_fraction, config.seed)

@@ -7,27 +7,27 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from listwise.files import publish
+from listwise.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Record:
-    """Appends to a run's metrics; going on from `update`, it forgets what came after it."""
+    """Appends to a run's metrics; going on after `update`, it forgets what came later.
+
+    At 0 the run starts anew, and everything is forgotten.
+    """
 
     def __init__(self, run: Path, update: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         path = run / METRICS_FILE
-        kept = [line for line in _whole_lines(path) if json.loads(line)["update"] <= update]
-        partial = path.with_suffix(".tmp")
-        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        publish(partial, path)
+        first = update + 1 if update else 0
+        kept = [line for line in _whole_lines(path) if json.loads(line)["update"] < first]
+        write_text(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._board: Any = SummaryWriter(
-            str(run / TENSORBOARD_FOLDER), purge_step=update + 1 if update else None
-        )
+        self._board: Any = SummaryWriter(str(run / TENSORBOARD_FOLDER), purge_step=first)
 
     def write(self, update: int, **values: float) -> None:
         """Note the figures of an update."""
@@ -39,6 +39,10 @@ class Record:
     def picture(self, update: int, name: str, image: Image.Image) -> None:
         """Show a picture in TensorBoard."""
         self._board.add_image(name, np.asarray(image), update, dataformats="HWC")
+
+    def flush(self) -> None:
+        """Leave nothing in memory: a checkpoint does not go on before what it comes after."""
+        self._board.flush()
 
     def close(self) -> None:
         """Finish both files."""

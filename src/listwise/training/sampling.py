@@ -18,7 +18,8 @@ def draw_batch(
     Every class takes part with two images (one, if it has no more) and the rest is drawn from
     all images alike, so large classes have more (section 4.2, "Class sampling"). With
     `classes_per_batch`, so many random classes take the place of all. Where a batch is too
-    small for two images of each class, as many random classes as it can hold take part.
+    small for two images of each class, as many random classes as it can hold take part. If not
+    all classes take part, those of a single image, in which nothing can be found, come last.
 
     Args:
         labels: [N] class of each image.
@@ -32,13 +33,15 @@ def draw_batch(
     """
     generator = np.random.default_rng([seed, update])
     shuffled = generator.permutation(len(labels))
-    classes = generator.permutation(np.unique(labels))
-    classes = classes[: min(classes_per_batch or len(classes), max(1, batch_size // 2))]
+    classes, sizes = np.unique(labels, return_counts=True)
+    order = generator.permutation(len(classes))
+    order = order[np.argsort(sizes[order] == 1, kind="stable")]
+    classes = classes[order[: min(classes_per_batch or len(classes), max(1, batch_size // 2))]]
     shuffled = shuffled[np.isin(labels[shuffled], classes)]
-    first = shuffled[_place_in_class(labels[shuffled]) < 2]
-    rest = shuffled[_place_in_class(labels[shuffled]) >= 2]
-    chosen = np.concatenate([first, rest])[:batch_size]
-    return generator.permutation(chosen)
+    paired = _place_in_class(labels[shuffled]) < 2
+    # What is left of a small class stands late in this order: it must be shuffled again.
+    rest = generator.permutation(shuffled[~paired])
+    return generator.permutation(np.concatenate([shuffled[paired], rest])[:batch_size])
 
 
 def _place_in_class(labels: npt.NDArray[np.int64]) -> Indices:

@@ -2,9 +2,9 @@
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,9 +15,10 @@ import yaml
 from torch import Tensor
 
 from listwise import __version__
-from listwise.data import CropDataset
+from listwise.data import CropBatch, CropDataset
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
+from listwise.files import write_text
 from listwise.losses import QuantizedAPLoss, TieAwareAPLoss, class_balanced_weights
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
@@ -25,7 +26,8 @@ from listwise.models.pooling import GeM
 from listwise.settings import read_settings
 from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.distributed import world
-from listwise.training.loading import Batch, load_batches
+from listwise.training.loading import load_batches, naming_lost_workers
+from listwise.training.memory import free_bytes
 from listwise.training.pictures import choose_queries, ranked_list_picture
 from listwise.training.prepare import Plan, prepare
 from listwise.training.record import Record
@@ -80,10 +82,9 @@ class Trainer:
         config = plan.config
         self.device = torch.device(config.device)
         if self.processes > 1 and self.device.type == "cuda":
-            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
-            torch.cuda.set_device(self.device)
-        if self.rank == 0:
-            self._claim(resume)
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        if not resume:
+            check_unused(self.run)
         torch.manual_seed(config.seed)
         self.net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
         self.net.to(self.device)
@@ -94,58 +95,25 @@ class Trainer:
         if resume and (self.run / CHECKPOINT_FILE).exists():
             self.progress = load_checkpoint(self.run / CHECKPOINT_FILE, self.net, self.optimizer)
         self._autocast = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.step = MultistageStep(
-            self.net,
-            LOSSES[config.loss](config.bins),
-            # A resumed run must not choose anew: sums in another order have other last bits.
-            self.progress.micro_batch or config.micro_batch,
-            weighting=class_balanced_weights if config.class_weights else None,
-            autocast=self._autocast,
-        )
-        self.step.counts = Counts(**self.progress.counts)
+        self.step = self._make_step(Counts(**self.progress.counts))
         self.workers = config.workers or 0
-        self._unreadable: set[str] = set()
+        self._said: set[str] = set()
+        if self.rank == 0:
+            if resume:
+                self._check_same_data()
+                for left_by_a_kill in self.run.rglob("*.tmp"):
+                    left_by_a_kill.unlink()
+            else:
+                self._claim()
 
+    @naming_lost_workers()
     def fit(self) -> TrainResult:
         """Train to the end, or until validation no longer rises; return what it came to."""
-        config, progress = self.plan.config, self.progress
+        progress = self.progress
         record = Record(self.run, progress.update) if self.rank == 0 else None
-        started = time.perf_counter() - progress.seconds
         try:
-            if progress.update == 0:
-                self._validate(record)
-            batches = load_batches(
-                CropDataset(self.plan.train, config.crops, config.seed),
-                self._draw,
-                range(progress.update, 0 if self._finished() else config.updates),
-                self.workers,
-                pin_memory=self.device.type == "cuda",
-            )
-            mark = time.perf_counter()
-            for batch in batches:
-                self._report_unreadable(batch.errors, "another photo of its class stands in")
-                rate = self._set_learning_rate(progress.update)
-                loss = self._update(batch)
-                progress.update += 1
-                now = time.perf_counter()
-                images = len(batch.images) * self.processes
-                report = UpdateReport(
-                    progress.update, config.updates, loss, rate, images / (now - mark)
-                )
-                progress.seconds = now - started
-                self.view.update(report)
-                if record:
-                    record.write(progress.update, **self._figures(report))
-                if progress.update % config.validate_every == 0 or self._finished():
-                    self._validate(record)
-                progress.seconds = time.perf_counter() - started
-                # The first also fixes the micro-batch that was chosen.
-                due = progress.update == 1 or progress.update % config.checkpoint_every == 0
-                if due or self._finished():
-                    self._save()
-                if self._finished():
-                    break
-                mark = time.perf_counter()
+            self.view.start(progress.update, self.plan.config.updates)
+            self._train(record)
         finally:
             self.view.close()
             if record:
@@ -162,31 +130,85 @@ class Trainer:
             progress.seconds,
         )
 
-    def _claim(self, resume: bool) -> None:
-        """Start the run's folder, or check that it is the run to go on with."""
+    def _train(self, record: Record | None) -> None:
+        config, progress = self.plan.config, self.progress
+        started = time.perf_counter() - progress.seconds
+        if progress.update == 0:
+            value = self._validate(record)
+            if record:
+                record.write(0, validation_map=value)
+        batches = load_batches(
+            CropDataset(self.plan.train, config.crops, config.seed),
+            self._draw,
+            range(progress.update, 0 if self._finished() else config.updates),
+            self.workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        with closing(batches):
+            mark = time.perf_counter()
+            for batch in batches:
+                self._report_unreadable(batch.errors, "another photo of its class stands in")
+                rate = self._set_learning_rate(progress.update)
+                loss = self._update(batch)
+                progress.update += 1
+                speed = len(batch.images) * self.processes / (time.perf_counter() - mark)
+                report = UpdateReport(progress.update, config.updates, loss, rate, speed)
+                self.view.update(report)
+                figures = self._figures(report)
+                if progress.update % config.validate_every == 0 or self._finished():
+                    figures["validation_map"] = self._validate(record)
+                if record:
+                    record.write(progress.update, **figures)
+                progress.seconds = time.perf_counter() - started
+                # The first also fixes the micro-batch; a new best belongs to the network kept.
+                due = progress.update in (1, progress.best_update)
+                if due or progress.update % config.checkpoint_every == 0 or self._finished():
+                    self._save(record)
+                if self._finished():
+                    break
+                mark = time.perf_counter()
+        if progress.update < config.updates:
+            self.view.say(
+                f"stopped after update {progress.update}: "
+                f"{progress.validations_since_best} validations brought no better one"
+            )
+
+    def _claim(self) -> None:
+        """Start the run's folder; it is a run once it has its last file."""
+        try:
+            self.run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make the run's folder {self.run}: {error.strerror}"
+            ) from error
+        config = yaml.safe_dump(self.plan.config.model_dump(), sort_keys=False)
+        write_text(self.run / CONFIG_FILE, config)
         about = {
             "data": str(self.plan.data.resolve()),
             "data_fingerprint": self.plan.fingerprint(),
             "listwise": __version__,
             "torch": torch.__version__,
         }
-        if resume:
-            before = read_run(self.run)
-            if before["data_fingerprint"] != about["data_fingerprint"]:
-                raise InputError(
-                    f"{self.run} was trained on other photos or labels than {self.plan.data} "
-                    "holds now: start a new run"
-                )
-            return
-        if (self.run / RUN_FILE).exists():
+        write_text(self.run / RUN_FILE, json.dumps(about, indent=2) + "\n")
+
+    def _check_same_data(self) -> None:
+        if read_run(self.run)["data_fingerprint"] != self.plan.fingerprint():
             raise InputError(
-                f"{self.run} holds a run already: continue it with --resume {self.run}, "
-                "or choose another folder"
+                f"{self.run} was trained on other photos or labels than {self.plan.data} "
+                "holds now: start a new run"
             )
-        self.run.mkdir(parents=True, exist_ok=True)
-        config = yaml.safe_dump(self.plan.config.model_dump(), sort_keys=False)
-        (self.run / CONFIG_FILE).write_text(config, encoding="utf-8")
-        (self.run / RUN_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+    def _make_step(self, counts: Counts) -> MultistageStep:
+        config = self.plan.config
+        step = MultistageStep(
+            self.net,
+            LOSSES[config.loss](config.bins),
+            self.progress.micro_batch or config.micro_batch,
+            weighting=class_balanced_weights if config.class_weights else None,
+            autocast=self._autocast,
+        )
+        step.counts = counts
+        return step
 
     def _draw(self, update: int) -> Indices:
         """This process's part of an update's batch."""
@@ -209,13 +231,17 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def _update(self, batch: Batch) -> float:
+    def _update(self, batch: CropBatch) -> float:
         self.net.train()
         self.optimizer.zero_grad(set_to_none=True)
-        said = self.step.choice
         loss = self.step(self._near(batch.images), batch.labels).item()
-        if self.step.choice != said:
-            self.view.say(self.step.choice)
+        if self.progress.micro_batch is None:
+            self._say_once(self.step.choice.partition(": ")[2], self.step.choice)
+            if self.device.type == "cpu":
+                # Sums in another order have other last bits, so a resumed run must not choose
+                # anew. On a GPU it may, and recovers when memory has become short.
+                self.progress.micro_batch = int(self.step.micro_batch)
+                self.step = self._make_step(self.step.counts)
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss is {loss} at update {self.progress.update + 1}: "
@@ -226,10 +252,8 @@ class Trainer:
 
     def _near(self, images: Tensor) -> Tensor:
         """Crops on the GPU if they leave enough room there, else where they are."""
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            if images.nbytes < free // 4:
-                return images.to(self.device, non_blocking=True)
+        if self.device.type == "cuda" and images.nbytes < free_bytes(self.device) // 4:
+            return images.to(self.device, non_blocking=True)
         return images
 
     def _figures(self, report: UpdateReport) -> dict[str, float]:
@@ -237,16 +261,23 @@ class Trainer:
             "loss": report.loss,
             "learning_rate": report.learning_rate,
             "images_per_second": report.images_per_second,
-            **{name: float(count) for name, count in asdict(self.step.counts).items()},
+            "forwards": self.step.counts.forwards,
+            "backwards": self.step.counts.backwards,
         }
         if isinstance(self.net.pooling, GeM):
             figures["gem_power"] = float(self.net.pooling.p.detach())
         return figures
 
-    def _validate(self, record: Record | None) -> None:
+    def _validate(self, record: Record | None) -> float:
         """Measure mAP on the validation classes; keep the network if it is the best so far."""
         progress, images = self.progress, self.plan.validation
-        value = 0.0
+        value, done = 0.0, 0
+
+        def count(photos: int) -> None:
+            nonlocal done
+            done += photos
+            self.view.working("validating", done, len(images))
+
         if self.rank == 0:
             found = embed_photos(
                 self.net,
@@ -254,14 +285,14 @@ class Trainer:
                 max_side=self.plan.config.val_max_side,
                 workers=self.workers,
                 autocast=self._autocast,
+                on_progress=count,
             )
             self._report_unreadable(found.errors, "validation goes on without it")
             seen = images.subset(found.kept)
             descriptors = found.descriptors.float().numpy()
             value = mean_average_precision(descriptors, seen.labels)
-            queries = choose_queries(seen.labels, PICTURED_QUERIES)
             if record:
-                record.write(progress.update, validation_map=value)
+                queries = choose_queries(seen.labels, PICTURED_QUERIES)
                 picture = ranked_list_picture(seen, descriptors, queries)
                 record.picture(progress.update, "ranked lists", picture)
         value = self._agree(value)
@@ -275,6 +306,7 @@ class Trainer:
             if self.rank == 0:
                 self._keep_model(value)
         self.view.validated(ValidationReport(progress.update, value, best))
+        return value
 
     def _agree(self, value: float) -> float:
         """The first process's value in all of them."""
@@ -294,10 +326,9 @@ class Trainer:
         }
         self.net.save(self.run / MODEL_FOLDER)
 
-    def _save(self) -> None:
-        if self.rank == 0:
-            micro_batch = self.step.micro_batch
-            self.progress.micro_batch = None if micro_batch == "auto" else micro_batch
+    def _save(self, record: Record | None) -> None:
+        if record:
+            record.flush()
             self.progress.counts = asdict(self.step.counts)
             save_checkpoint(self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.progress)
 
@@ -306,14 +337,17 @@ class Trainer:
         tired = config.patience and progress.validations_since_best >= config.patience
         return progress.update >= config.updates or bool(tired)
 
-    def _report_unreadable(self, errors: list[str], instead: str) -> None:
+    def _report_unreadable(self, errors: Sequence[str], instead: str) -> None:
         """Name each photo that could not be read, once; with `strict`, stop."""
         for error in errors:
             if self.plan.config.strict:
                 raise InputError(error)
-            if error not in self._unreadable:
-                self._unreadable.add(error)
-                self.view.say(f"{error}; {instead}")
+            self._say_once(error, f"{error}; {instead}")
+
+    def _say_once(self, key: str, line: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            self.view.say(line)
 
 
 def read_run(run: str | Path) -> dict[str, str]:
@@ -321,9 +355,22 @@ def read_run(run: str | Path) -> dict[str, str]:
     path = Path(run) / RUN_FILE
     try:
         about: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"data", "data_fingerprint"} <= about.keys():
+            raise ValueError("it does not name its data")
     except OSError as error:
         raise InputError(f"{run} is no run to continue: it has no {RUN_FILE}") from error
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} was not written by listwise train: {error}") from error
     return about
+
+
+def check_unused(run: str | Path) -> None:
+    """Refuse a folder that holds a run: two runs would mix."""
+    if (Path(run) / RUN_FILE).exists():
+        raise InputError(
+            f"{run} holds a run already: continue it with --resume {run}, or choose another "
+            "folder with --run-folder"
+        )
 
 
 def resume(run: str | Path, view: View | None = None) -> Trainer:

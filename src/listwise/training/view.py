@@ -1,17 +1,11 @@
 """What a person sees while a network trains."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 
 @dataclass(frozen=True)
@@ -40,6 +34,12 @@ class View(Protocol):
     def say(self, line: str) -> None:
         """A sentence."""
 
+    def start(self, update: int, updates: int) -> None:
+        """Training starts, or goes on after an update."""
+
+    def working(self, what: str, done: int, total: int) -> None:
+        """So many photos of some work beside the updates are done."""
+
     def update(self, report: UpdateReport) -> None:
         """An update is done."""
 
@@ -54,6 +54,12 @@ class Silent:
     """Shows nothing."""
 
     def say(self, line: str) -> None:
+        """Nothing."""
+
+    def start(self, update: int, updates: int) -> None:
+        """Nothing."""
+
+    def working(self, what: str, done: int, total: int) -> None:
         """Nothing."""
 
     def update(self, report: UpdateReport) -> None:
@@ -74,45 +80,79 @@ class LiveView:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._training: TaskID | None = None
+        self._work: TaskID | None = None
+        self._last: UpdateReport | None = None
         self._map = "–"
-        self._progress: Progress | None = None
+        self._first, self._started = 0, 0.0
 
     def say(self, line: str) -> None:
         """Print a sentence above the bar."""
-        self.console.print(line, highlight=False, markup=False)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def start(self, update: int, updates: int) -> None:
+        """Show the bar."""
+        self._first, self._started = update, time.perf_counter()
+        self._training = self._bars.add_task(
+            "training", total=updates, completed=update, figures=""
+        )
+        self._bars.start()
+
+    def working(self, what: str, done: int, total: int) -> None:
+        """Show a second bar until all is done."""
+        if self._work is None:
+            self._work = self._bars.add_task(what, total=total, figures="photos")
+        self._bars.update(self._work, completed=done)
+        if done == total:
+            self._bars.remove_task(self._work)
+            self._work = None
 
     def update(self, report: UpdateReport) -> None:
         """Move the bar."""
-        if not self.console.is_terminal:
-            return
-        if self._progress is None:
-            self._progress = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self.console,
+        self._last = report
+        if self._training is not None:
+            self._bars.update(
+                self._training, completed=report.update, figures=self._figures(report)
             )
-            self._progress.add_task("training", total=report.updates, figures="")
-            self._progress.start()
-        self._progress.update(
-            self._progress.task_ids[0],
-            completed=report.update,
-            figures=f"loss {report.loss:.4f}  validation mAP {self._map}  "
-            f"{report.images_per_second:.0f} images/s",
-        )
 
     def validated(self, report: ValidationReport) -> None:
         """Say the validation's result."""
         self._map = f"{100 * report.mean_average_precision:.1f}"
+        figures = f"validation mAP {self._map}"
+        if self._last is not None:
+            self.update(self._last)
+            figures = self._figures(self._last)
         mark = "  best so far" if report.best else ""
-        self.say(f"update {report.update:4d}: validation mAP {self._map}{mark}")
+        self.say(f"update {report.update:3d}  {figures}{mark}")
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self._bars.stop()
+
+    def _figures(self, report: UpdateReport) -> str:
+        figures = (
+            f"loss {report.loss:.4f}  validation mAP {self._map}  "
+            f"{report.images_per_second:.0f} images/s"
+        )
+        ahead = report.updates - report.update
+        if ahead == 0:
+            return figures
+        seconds = (time.perf_counter() - self._started) / (report.update - self._first) * ahead
+        return f"{figures}  {readable_time(seconds)} left"
+
+
+def readable_time(seconds: float) -> str:
+    """A time for people: 40 s, 12 min, 3 h 05 min."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

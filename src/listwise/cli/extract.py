@@ -1,0 +1,146 @@
+"""`listwise extract`: photos to a descriptor file."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from listwise.cli.bars import counting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from listwise.data import Images
+    from listwise.descriptors import DescriptorFile, Model
+
+EXAMPLES = """Examples:
+
+  listwise extract runs/a/model photos photos.parquet            original size, one scale
+
+  listwise extract runs/a/model queries.csv queries.parquet      a table with boxes
+
+  listwise extract runs/a/model photos out.parquet --scales 1,0.7071,0.5 --max-side 1024
+
+An interrupted run goes on when the same command is given again.
+"""
+
+
+def extract(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    source: Annotated[
+        Path, typer.Argument(help="A folder, a .csv or .parquet table with a path column, a .txt.")
+    ],
+    out: Annotated[Path, typer.Argument(help="The descriptor file to write (.parquet).")],
+    max_side: Annotated[
+        int | None, typer.Option(min=1, help="Reduce photos to this long side; never by default.")
+    ] = None,
+    scales: Annotated[str, typer.Option(help="Sizes each photo is seen at, with commas.")] = "1",
+    power: Annotated[float, typer.Option(help="Of the mean over the scales.")] = 3.0,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="float32|bfloat16",
+            help="How the network computes. [dim]default: bfloat16 on a GPU that has it[/dim]",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that decode; from the cores by default.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first photo that cannot be read.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write the descriptors of photos into one file, with ids and sizes."""
+    import json as encoder
+    import time
+
+    from rich.console import Console
+
+    from listwise.data import read_images
+
+    sizes = numbers("--scales", scales)
+    images = read_images(source)
+
+    from listwise.descriptors import load_model
+
+    console = Console(stderr=json, highlight=False)
+    with console.status(f"loading {model}"):
+        opened = load_model(model, device)
+    started = time.perf_counter()
+    file = extract_with_bar(
+        console,
+        opened,
+        images,
+        out,
+        max_side=max_side,
+        scales=sizes,
+        power=power,
+        precision=precision,
+        strict=strict,
+        workers=workers,
+    )
+    seconds = time.perf_counter() - started
+    unreadable = file.header.unreadable
+    if json:
+        result = {
+            "file": str(out),
+            "descriptors": len(file),
+            "dim": file.dim,
+            "model": file.model,
+            "whitened": file.header.whitened,
+            "settings": file.settings.model_dump(),
+            "unreadable": unreadable,
+            "seconds": round(seconds, 2),
+        }
+        typer.echo(encoder.dumps(result))
+        return
+    warn_of_unreadable(console, unreadable)
+    kind = "whitened descriptors" if file.header.whitened else "descriptors"
+    say(console, f"{len(file)} {kind} of {file.dim} dimensions in {out} ({seconds:.0f} s)", "bold")
+
+
+def extract_with_bar(
+    console: "Console", model: "Model", images: "Images", out: Path, **settings: Any
+) -> "DescriptorFile":
+    """`listwise.descriptors.extract` with a progress bar, its notes above it."""
+    from listwise.descriptors import extract as run
+
+    try:
+        with counting(console, "extracting", len(images)) as advance:
+            return run(
+                model,
+                images,
+                out,
+                on_progress=advance,
+                on_note=lambda note: say(console, f"note: {note}", "yellow"),
+                **settings,
+            )
+    except KeyboardInterrupt:
+        print("listwise: stopped; go on with the same command", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def warn_of_unreadable(console: "Console", errors: "tuple[str, ...]") -> None:
+    """Name the photos that were left out, five of them at most."""
+    if errors:
+        what = "1 photo is" if len(errors) == 1 else f"{len(errors)} photos are"
+        more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+        say(console, f"{what} unreadable and left out: {'; '.join(errors[:5])}{more}", "yellow")
+
+
+def say(console: "Console", text: str, style: str) -> None:
+    """Print a line as it is: names of files are no markup."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    from listwise.errors import InputError
+
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} takes numbers with commas, not {text!r}") from None

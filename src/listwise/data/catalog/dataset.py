@@ -1,0 +1,206 @@
+"""A data set on disk: found by name or by its folder's layout, checked, and read."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from listwise.data.catalog.entries import ENTRIES, Entry
+from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors
+from listwise.data.ground_truth import GroundTruth, read_ground_truth
+from listwise.data.images import Box, list_images
+from listwise.data.labelled import Images, LabelledImages
+from listwise.data.oxford import OxfordGroundTruth, read_oxford_ground_truth
+from listwise.errors import InputError
+
+DATA_FOLDER = Path("data")
+"""Where named data sets are looked for and downloaded to, each in a folder of its name."""
+
+_JUDGEMENTS = "gnd_*.pkl"
+_QUERIES = ("*_query.txt", "*/*_query.txt")
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """Queries to be searched for in a database, and what is right.
+
+    * "revisited": `truth` is a `GroundTruth` (easy, hard, junk).
+    * "oxford": `truth` is an `OxfordGroundTruth` (good, ok, junk).
+    * "labelled": `truth` is None; both are `LabelledImages`, and a database image of the query's
+      class name is right. Where `queries is database`, a query's own image does not count.
+    """
+
+    name: str
+    kind: Literal["revisited", "oxford", "labelled"]
+    database: Images
+    queries: Images
+    truth: GroundTruth | OxfordGroundTruth | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in a folder; `entry` is what the catalogue says of it, None for one unknown."""
+
+    name: str
+    folder: Path
+    layout: str
+    entry: Entry | None = None
+
+    def check(self) -> list[str]:
+        """What is missing, a line each; empty if all is well. Photos are not opened."""
+        try:
+            parts = self._parts()
+        except InputError as error:
+            return [str(error)]
+        wanted = self.entry.counts if self.entry else {}
+        problems = [
+            f"{self.name}: {len(parts.get(part, ()))} images in its {part} part, not {count}"
+            for part, count in wanted.items()
+            if len(parts.get(part, ())) != count
+        ]
+        paths = sorted({path for part in parts.values() for path in part})
+        missing = [path for path in paths if not os.path.exists(path)]
+        if missing:
+            problems.append(
+                f"{self.name}: {len(missing)} of {len(paths)} photos are missing, the first is "
+                f"{missing[0]}"
+            )
+        return problems
+
+    def benchmark(self) -> Benchmark:
+        """The benchmark of this set: database, queries and ground truth.
+
+        For a labelled set it is its test part, searched with itself (In-shop: gallery and query).
+        """
+        if self.layout == "revisited":
+            return self._revisited()
+        if self.layout == "oxford":
+            return self._oxford()
+        if self.layout not in LABELLED:
+            raise InputError(f"{self.name} has no queries: it is a set of distractors")
+        images = LABELLED[self.layout](self.folder)
+        if self.layout == "inshop":
+            database, queries = images.of_split("gallery"), images.of_split("query")
+            return Benchmark(self.name, "labelled", database, queries)
+        if "test" not in (images.splits or ()):
+            raise InputError(f"{self.name} has no test part: it is a set to train on")
+        test = images.of_split("test")
+        return Benchmark(self.name, "labelled", test, test)
+
+    def labelled(self, split: str | None = None) -> LabelledImages:
+        """Images and classes of one split, or of all."""
+        if self.layout not in LABELLED:
+            raise InputError(f"{self.name} has no classes: it is a benchmark or distractors")
+        images = LABELLED[self.layout](self.folder)
+        return images if split is None else images.of_split(split)
+
+    def images(self) -> Images:
+        """All photos to be searched in, without labels."""
+        if self.layout == "distractors":
+            return read_distractors(self.folder)
+        if self.layout in LABELLED:
+            return self.labelled()
+        return self.benchmark().database
+
+    def _parts(self) -> dict[str, Sequence[str]]:
+        if self.layout in LABELLED:
+            images = self.labelled()
+            splits = images.splits or ()
+            found: dict[str, list[str]] = {}
+            for path, split in zip(images.paths, splits, strict=True):
+                found.setdefault(split, []).append(path)
+            return dict(found)
+        if self.layout == "distractors":
+            return {"database": self.images().paths}
+        benchmark = self.benchmark()
+        return {"database": benchmark.database.paths, "queries": benchmark.queries.paths}
+
+    def _revisited(self) -> Benchmark:
+        found = sorted(self.folder.glob(_JUDGEMENTS))
+        if self.entry is not None:
+            found = [self.folder / self.entry.marks[0]]
+        truth = read_ground_truth(found[0])
+        return self._benchmark("revisited", truth)
+
+    def _oxford(self) -> Benchmark:
+        place = next(path for pattern in _QUERIES for path in self.folder.glob(pattern)).parent
+        broken = self.entry.broken if self.entry else frozenset()
+        photos = {path.stem for path in list_images(self.folder / "jpg")} - broken
+        truth = read_oxford_ground_truth(place, sorted(photos))
+        return self._benchmark("oxford", truth)
+
+    def _benchmark(
+        self, kind: Literal["revisited", "oxford"], truth: GroundTruth | OxfordGroundTruth
+    ) -> Benchmark:
+        photos = self.folder / "jpg"
+        names, queries = truth.names, truth.queries
+        boxes: tuple[Box, ...] = tuple(truth.boxes)
+        return Benchmark(
+            self.name,
+            kind,
+            Images(tuple(find_photos(photos, names)), tuple(names), None),
+            Images(tuple(find_photos(photos, queries)), tuple(queries), boxes),
+            truth,
+        )
+
+
+def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Dataset:
+    """A data set already in place, by its folder or by its name.
+
+    A folder is recognised by its layout: one of the catalogue's, or any `gnd_*.pkl` (or
+    `*_query.txt` files) beside `jpg/`. A name is looked for in `root`, which is `data` unless
+    given: the folder of that name in it, or `root` itself.
+
+    Raises:
+        InputError: there is no such data set; the message says how to get it.
+    """
+    folder = Path(name_or_path).expanduser()
+    known = find_entry(str(name_or_path))
+    if folder.is_dir():
+        found = recognise(folder)
+        if found is not None:
+            return found
+        if known is None:
+            raise InputError(
+                f"{folder}: not a data set that is known here; a benchmark has gnd_NAME.pkl and "
+                "jpg/ in it, and listwise download --list names the others"
+            )
+    if known is None:
+        names = list(ENTRIES)
+        near = difflib.get_close_matches(str(name_or_path), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
+        raise InputError(f"{name_or_path}: no such folder, nor a data set of that name; {hint}")
+    root = Path(root) if root is not None else DATA_FOLDER
+    for candidate in (root / known.name, root / str(name_or_path), root):
+        found = recognise(candidate)
+        if found is not None and found.entry is known:
+            return found
+    if not known.files:
+        raise InputError(f"{known.name} is not in {root / known.name}: {known.how}")
+    raise InputError(
+        f"{known.name} is not in {root / known.name}: run listwise download {known.name} "
+        f"--to {root / known.name}, or give its folder"
+    )
+
+
+def find_entry(name: str) -> Entry | None:
+    """The catalogue's entry of that name, upper or lower case, with - or _."""
+    plain = name.lower().replace("_", "-")
+    return next((entry for key, entry in ENTRIES.items() if key.lower() == plain), None)
+
+
+def recognise(folder: Path) -> Dataset | None:
+    """The data set in a folder by its layout, None if it has none that is known."""
+    if not folder.is_dir():
+        return None
+    for entry in ENTRIES.values():
+        if any(any(folder.glob(mark)) for mark in entry.marks):
+            return Dataset(entry.name, folder, entry.layout, entry)
+    name = folder.resolve().name
+    if any(folder.glob(_JUDGEMENTS)):
+        return Dataset(name, folder, "revisited")
+    if any(any(folder.glob(pattern)) for pattern in _QUERIES):
+        return Dataset(name, folder, "oxford")
+    return None

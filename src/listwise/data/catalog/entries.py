@@ -1,0 +1,280 @@
+"""What is known of the public data sets: their terms, addresses, layouts and sizes.
+
+Addresses are those of the makers' own pages and download scripts. A checksum stands here only
+where several public projects print the same one, or where the makers publish it beside the file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a data set at its public address.
+
+    A plain file becomes `to`; an archive is unpacked into the folder `to`, without its own
+    folders if `flat`. `checksum` is "md5:…" or "sha256:…"; `checksum_url` is the address of a text
+    whose first word is the file's MD5. `name` is what a copy downloaded by hand is called.
+    """
+
+    url: str
+    to: str = ""
+    unpack: bool = False
+    flat: bool = False
+    checksum: str | None = None
+    checksum_url: str | None = None
+    saved_as: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.saved_as or urlsplit(self.url).path.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set by name.
+
+    `layout` names its reader, `marks` are files (glob patterns) that only this one has, `counts`
+    are numbers of images by split (database and queries for a benchmark). Without `files` there
+    is no public address: `how` says how to get it. `gigabytes` is about what a download takes, 0
+    where that is not known. `broken` names photos that its makers say are damaged.
+    """
+
+    name: str
+    title: str
+    layout: str
+    terms: str
+    page: str
+    marks: tuple[str, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    files: tuple[RemoteFile, ...] = ()
+    how: str = ""
+    gigabytes: float = 0.0
+    broken: frozenset[str] = frozenset()
+
+
+_VGG = "https://www.robots.ox.ac.uk/~vgg/data"
+_CTU = "http://cmp.felk.cvut.cz"
+_FLICKR = "photos from Flickr: respect Flickr's terms of use and VGG's terms of access"
+
+
+def _photos(*urls: str) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(url, "jpg", unpack=True, flat=True) for url in urls)
+
+
+_OXFORD = _photos(f"{_VGG}/oxbuildings/oxbuild_images-v1.tgz")
+_PARIS = _photos(f"{_VGG}/parisbuildings/paris_1-v1.tgz", f"{_VGG}/parisbuildings/paris_2-v1.tgz")
+_PARIS_BROKEN = {
+    "louvre": "000136 000146",
+    "moulinrouge": "000422",
+    "museedorsay": "001059",
+    "notredame": "000188",
+    "pantheon": "000284 000960 000974",
+    "pompidou": "000195 000196 000201 000467 000640",
+    "sacrecoeur": "000299 000330 000353",
+    "triomphe": "000662 000833 000863 000867",
+}
+
+
+def _judgements(name: str) -> tuple[RemoteFile, ...]:
+    file = f"gnd_{name}.pkl"
+    return (RemoteFile(f"{_CTU}/revisitop/data/datasets/{name}/{file}", file),)
+
+
+_ALL = (
+    Entry(
+        "roxford5k",
+        "Revisited Oxford",
+        "revisited",
+        _FLICKR,
+        f"{_CTU}/revisitop/",
+        ("gnd_roxford5k.pkl",),
+        {"database": 4993, "queries": 70},
+        _judgements("roxford5k") + _OXFORD,
+        gigabytes=2.0,
+    ),
+    Entry(
+        "rparis6k",
+        "Revisited Paris",
+        "revisited",
+        _FLICKR,
+        f"{_CTU}/revisitop/",
+        ("gnd_rparis6k.pkl",),
+        {"database": 6322, "queries": 70},
+        _judgements("rparis6k") + _PARIS,
+        gigabytes=2.5,
+    ),
+    Entry(
+        "oxford5k",
+        "Oxford Buildings",
+        "oxford",
+        _FLICKR,
+        f"{_VGG}/oxbuildings/",
+        ("all_souls_1_query.txt", "*/all_souls_1_query.txt"),
+        {"queries": 55},
+        (
+            RemoteFile(f"{_VGG}/oxbuildings/gt_files_170407.tgz", "gt", unpack=True, flat=True),
+            *_OXFORD,
+        ),
+        gigabytes=2.0,
+    ),
+    Entry(
+        "paris6k",
+        "Paris",
+        "oxford",
+        _FLICKR,
+        f"{_VGG}/parisbuildings/",
+        ("defense_1_query.txt", "*/defense_1_query.txt"),
+        {"queries": 55},
+        (
+            RemoteFile(f"{_VGG}/parisbuildings/paris_120310.tgz", "gt", unpack=True, flat=True),
+            *_PARIS,
+        ),
+        gigabytes=2.5,
+        broken=frozenset(
+            f"paris_{place}_{number}"
+            for place, numbers in _PARIS_BROKEN.items()
+            for number in numbers.split()
+        ),
+    ),
+    Entry(
+        "revisitop1m",
+        "The million distractors of revisited Oxford and Paris",
+        "distractors",
+        "photos belong to their authors; for research, see the page",
+        f"{_CTU}/revisitop/",
+        ("revisitop1m.txt",),
+        files=(
+            RemoteFile(
+                "http://ptak.felk.cvut.cz/revisitop/revisitop1m/revisitop1m.txt", "revisitop1m.txt"
+            ),
+            *(
+                RemoteFile(
+                    f"http://ptak.felk.cvut.cz/revisitop/revisitop1m/jpg/revisitop1m.{i}.tar.gz",
+                    "jpg",
+                    unpack=True,
+                )
+                for i in range(1, 101)
+            ),
+        ),
+    ),
+    Entry(
+        "landmarks-clean",
+        "Landmarks, cleaned (Gordo et al.)",
+        "landmarks",
+        "photos belong to their authors; the lists are Naver Labs Europe's",
+        "https://github.com/naver/deep-image-retrieval",
+        ("annotation_clean_train.txt",),
+        how="its photos are not published, only lists of their addresses, many of them dead: take "
+        "annotation_clean_train.txt and annotation_clean_val.txt from "
+        "http://download.europe.naverlabs.com/Computer-Vision-CodeandModels/ and save each photo "
+        "that still answers as images/MD5-OF-ITS-ADDRESS.jpg",
+    ),
+    Entry(
+        "retrieval-SfM-120k",
+        "Retrieval-SfM (Radenović et al.)",
+        "sfm",
+        "photos from Flickr belong to their authors; for research, see the page",
+        f"{_CTU}/cnnimageretrieval/",
+        ("retrieval-SfM-120k.pkl",),
+        files=(
+            *(
+                RemoteFile(f"{_CTU}/cnnimageretrieval/data/train/dbs/{name}", name)
+                for name in ("retrieval-SfM-120k.pkl", "retrieval-SfM-120k-whiten.pkl")
+            ),
+            RemoteFile(f"{_CTU}/cnnimageretrieval/data/train/ims/ims.tar.gz", "ims", unpack=True),
+        ),
+    ),
+    Entry(
+        "google-landmarks-v2",
+        "Google Landmarks v2, the cleaned training set",
+        "gldv2",
+        "labels CC BY 4.0 (Google); every photo has a Creative Commons licence of its own, listed "
+        "in train_attribution.csv",
+        "https://github.com/cvdfoundation/google-landmark",
+        ("train_clean.csv",),
+        {"train": 1580470},
+        (
+            *(
+                RemoteFile(f"https://s3.amazonaws.com/google-landmark/metadata/{name}", name)
+                for name in ("train_clean.csv", "train_attribution.csv")
+            ),
+            *(
+                RemoteFile(
+                    f"https://s3.amazonaws.com/google-landmark/train/images_{i:03}.tar",
+                    "train",
+                    unpack=True,
+                    checksum_url="https://s3.amazonaws.com/google-landmark/md5sum/train/"
+                    f"md5.images_{i:03}.txt",
+                )
+                for i in range(500)
+            ),
+        ),
+        gigabytes=500.0,
+    ),
+    Entry(
+        "SOP",
+        "Stanford Online Products",
+        "sop",
+        "product photos from eBay belong to their sellers; for research, see the page",
+        "https://cvgl.stanford.edu/projects/lifted_struct/",
+        ("Ebay_train.txt", "Stanford_Online_Products/Ebay_train.txt"),
+        {"train": 59551, "test": 60502},
+        (
+            RemoteFile(
+                "https://drive.usercontent.google.com/download"
+                "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t",
+                unpack=True,
+                checksum="md5:7f73d41a2f44250d4779881525aea32e",
+                saved_as="Stanford_Online_Products.zip",
+            ),
+        ),
+        gigabytes=3.1,
+    ),
+    Entry(
+        "CUB-200",
+        "Caltech-UCSD Birds 200-2011",
+        "cub",
+        "non-commercial research and education; the photos belong to their authors",
+        "https://data.caltech.edu/records/65de6-vp158",
+        ("image_class_labels.txt", "CUB_200_2011/image_class_labels.txt"),
+        {"train": 5864, "test": 5924},
+        (
+            RemoteFile(
+                "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+                unpack=True,
+                checksum="md5:97eceeb196236b17998738112f37df78",
+            ),
+        ),
+        gigabytes=1.2,
+    ),
+    Entry(
+        "Cars-196",
+        "Stanford Cars",
+        "cars",
+        "for research; the photos belong to their authors",
+        "https://github.com/pytorch/vision/issues/7545",
+        ("cars_annos.mat",),
+        {"train": 8054, "test": 8131},
+        how="its original host is gone: get car_ims.tgz (MD5 d5c8f0aa497503f355e17dc7886c3f14) and "
+        "cars_annos.mat (MD5 b407c6086d669747186bd1d764ff9dbc) from a copy you trust and unpack "
+        "them side by side",
+    ),
+    Entry(
+        "In-shop",
+        "DeepFashion In-shop Clothes Retrieval",
+        "inshop",
+        "non-commercial research and education only, under the agreement on the page",
+        "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
+        ("Eval/list_eval_partition.txt", "list_eval_partition.txt"),
+        {"train": 25882, "query": 14218, "gallery": 12612},
+        how="its makers give it out after an agreement: ask on the page, then unpack img.zip into "
+        "Img/ and put list_eval_partition.txt into Eval/",
+    ),
+)
+
+ENTRIES: Final[Mapping[str, Entry]] = {entry.name: entry for entry in _ALL}
+"""The data sets known by name."""

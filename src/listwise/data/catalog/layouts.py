@@ -1,0 +1,218 @@
+"""The public data sets' own files, read into ours: labelled images with their splits.
+
+Each reader takes the folder and says in one line what it cannot read.
+"""
+
+import csv
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from listwise.data.images import IMAGE_SUFFIXES
+from listwise.data.labelled import Images, LabelledImages
+from listwise.data.pickles import read_pickle_restricted
+from listwise.errors import InputError
+
+Row = tuple[str, str, str]
+"""Path below the folder, class, and split of an image."""
+
+
+def read_sop(folder: Path) -> LabelledImages:
+    """Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` name class and path."""
+
+    def rows() -> Iterator[Row]:
+        for split in ("train", "test"):
+            lines = _lines(root / f"Ebay_{split}.txt")
+            for number, line in lines[1:]:
+                _, label, _, path = _words(root / f"Ebay_{split}.txt", number, line, 4)
+                yield path, label, split
+
+    root = _first(folder, "Ebay_train.txt", ("", "Stanford_Online_Products"))
+    return labelled_rows(root, rows())
+
+
+def read_cub(folder: Path) -> LabelledImages:
+    """Caltech-UCSD Birds: classes 1 to 100 are for training, 101 to 200 for testing."""
+
+    def rows() -> Iterator[Row]:
+        kinds = dict(_pairs(root / "image_class_labels.txt"))
+        for number, path in _pairs(root / "images.txt"):
+            if number not in kinds:
+                raise InputError(f"{root / 'image_class_labels.txt'}: image {number} has no class")
+            split = "train" if int(kinds[number]) <= 100 else "test"
+            yield f"images/{path}", path.split("/")[0], split
+
+    root = _first(folder, "images.txt", ("", "CUB_200_2011"))
+    return labelled_rows(root, rows())
+
+
+def read_cars(folder: Path) -> LabelledImages:
+    """Stanford Cars: classes 1 to 98 are for training, 99 to 196 for testing."""
+    path = folder / "cars_annos.mat"
+    try:
+        from scipy.io import loadmat  # type: ignore[import-untyped]
+    except ImportError:
+        raise InputError(f"{path} is a MATLAB file: pip install scipy to read it") from None
+    try:
+        annotations = np.ravel(loadmat(path)["annotations"])
+        kinds = [int(np.ravel(kind)[0]) for kind in annotations["class"]]
+        names = [str(np.ravel(name)[0]) for name in annotations["relative_im_path"]]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception as error:  # a damaged MATLAB file makes scipy raise nearly anything
+        raise InputError(f"{path}: not the annotations of Stanford Cars ({error!r})") from None
+    return labelled_rows(
+        folder,
+        (
+            (name, f"{kind:03}", "train" if kind <= 98 else "test")
+            for name, kind in zip(names, kinds, strict=True)
+        ),
+    )
+
+
+def read_inshop(folder: Path) -> LabelledImages:
+    """In-shop: `list_eval_partition.txt` names image, item, and train, query or gallery."""
+    eval_folder = _first(folder, "list_eval_partition.txt", ("Eval", ""))
+    path = eval_folder / "list_eval_partition.txt"
+    below = next((name for name in ("Img", "") if (folder / name / "img").is_dir()), "Img")
+
+    def rows() -> Iterator[Row]:
+        for number, line in _lines(path)[2:]:
+            image, item, split = _words(path, number, line, 3)
+            yield image, item, split
+
+    return labelled_rows(folder / below, rows())
+
+
+def read_landmarks(folder: Path) -> LabelledImages:
+    """Landmarks-clean: lists of address and class; photos that are not there are left out."""
+
+    def rows() -> Iterator[Row]:
+        for split in ("train", "val"):
+            path = folder / f"annotation_clean_{split}.txt"
+            for number, line in _lines(path):
+                words = line.split()
+                if len(words) < 2:
+                    raise InputError(f"{path}, line {number}: not an address and a class")
+                file = f"images/{hashlib.md5(words[0].encode()).hexdigest()}.jpg"
+                if (folder / file).exists():
+                    yield file, words[1], split
+
+    return labelled_rows(folder, rows())
+
+
+def read_sfm(folder: Path) -> LabelledImages:
+    """Retrieval-SfM: the class of a photo is the 3-D model it is part of."""
+    path = folder / "retrieval-SfM-120k.pkl"
+    content = read_pickle_restricted(path)
+
+    def rows() -> Iterator[Row]:
+        for split in ("train", "val"):
+            try:
+                part = content[split]
+                pairs = list(zip(part["cids"], part["cluster"], strict=True))
+            except (KeyError, TypeError, ValueError):
+                raise InputError(
+                    f"{path}: {split!r} should have cids and cluster of the same length"
+                ) from None
+            for cid, cluster in pairs:
+                yield f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}", f"{cluster}", split
+
+    return labelled_rows(folder, rows())
+
+
+def read_gldv2(folder: Path) -> LabelledImages:
+    """Google Landmarks v2: `train_clean.csv` lists the photos of each landmark."""
+    path = folder / "train_clean.csv"
+    below = "train/" if (folder / "train").is_dir() else ""
+
+    def rows() -> Iterator[Row]:
+        table = csv.DictReader(line for _, line in _lines(path))
+        for row in table:
+            if row.get("landmark_id") is None or row.get("images") is None:
+                raise InputError(f"{path}: the columns should be landmark_id and images")
+            for image in row["images"].split():
+                yield f"{below}{'/'.join(image[:3])}/{image}.jpg", row["landmark_id"], "train"
+
+    return labelled_rows(folder, rows())
+
+
+LABELLED: Final[dict[str, Callable[[Path], LabelledImages]]] = {
+    "sop": read_sop,
+    "cub": read_cub,
+    "cars": read_cars,
+    "inshop": read_inshop,
+    "landmarks": read_landmarks,
+    "sfm": read_sfm,
+    "gldv2": read_gldv2,
+}
+"""Readers of the labelled sets by layout."""
+
+
+def read_distractors(folder: Path) -> Images:
+    """The photos that `revisitop1m.txt` lists below `jpg/`."""
+    ids = [line.strip() for _, line in _lines(folder / "revisitop1m.txt")]
+    return Images(tuple(_absolute(folder / "jpg", name) for name in ids), tuple(ids), None)
+
+
+def find_photos(folder: Path, names: Iterable[str]) -> list[str]:
+    """Paths of photos in `folder` by names without suffix; `NAME.jpg` where there is none."""
+    there: dict[str, str] = {}
+    if folder.is_dir():
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True):
+            stem, suffix = os.path.splitext(entry.name)
+            if suffix.lower() in IMAGE_SUFFIXES:
+                there[stem] = entry.name
+    return [_absolute(folder, there.get(name, f"{name}.jpg")) for name in names]
+
+
+def labelled_rows(folder: Path, rows: Iterable[Row]) -> LabelledImages:
+    """Labelled images below `folder`."""
+    table = list(rows)
+    if not table:
+        raise InputError(f"{folder}: no image of the data set is there")
+    ids, labels, splits = (tuple(column) for column in zip(*table, strict=True))
+    class_names, numbers = np.unique(np.array(labels), return_inverse=True)
+    return LabelledImages(
+        paths=tuple(_absolute(folder, name) for name in ids),
+        ids=ids,
+        boxes=None,
+        labels=numbers.reshape(-1).astype(np.int64),
+        class_names=tuple(str(name) for name in class_names),
+        splits=splits,
+    )
+
+
+def _absolute(folder: Path, name: str) -> str:
+    return os.path.abspath(os.path.join(folder, name))
+
+
+def _first(folder: Path, file: str, below: tuple[str, ...]) -> Path:
+    """The first of these folders that holds the file."""
+    return next((folder / name for name in below if (folder / name / file).is_file()), folder)
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Numbers and text of the lines that are not empty."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
+    return [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _words(path: Path, number: int, line: str, count: int) -> list[str]:
+    words = line.split()
+    if len(words) != count:
+        raise InputError(f"{path}, line {number}: {len(words)} words where there should be {count}")
+    return words
+
+
+def _pairs(path: Path) -> list[tuple[Any, ...]]:
+    return [tuple(_words(path, number, line, 2)) for number, line in _lines(path)]

@@ -1,0 +1,339 @@
+"""Data sets from their public addresses: with resume, checksums and careful unpacking.
+
+Every finished file is noted in `downloads.json` beside the data, with its SHA-256: a second run
+goes on where the first one ended.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import stat
+import tarfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import IO, Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from listwise.data.catalog import Entry, RemoteFile
+from listwise.errors import InputError
+from listwise.files import write_text
+
+LOCK_FILE: Final = "downloads.json"
+CHUNK: Final = 2**20
+TIMEOUT: Final = 60.0
+# Answers after which a second try may do better.
+_PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+Progress = Callable[[str, int, int | None], object]
+"""Called with what is being done, the bytes done, and the bytes in all if they are known."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a download that makes no progress is tried again, after how many seconds."""
+
+    retries: int = 5
+    pause: float = 1.0
+
+
+_USUAL: Final = Patience()
+
+
+def download(
+    entry: Entry,
+    folder: str | Path,
+    *,
+    base: str | None = None,
+    progress: Progress = lambda what, done, total: None,
+    patience: Patience = _USUAL,
+) -> list[str]:
+    """Fetch and unpack the files of a data set that are not in `folder` yet.
+
+    An archive or file of the right name that lies in `folder` already, downloaded by hand, is
+    taken as it is.
+
+    Args:
+        entry: what to fetch.
+        folder: where it goes; made if there is none.
+        base: an address that holds all the files by their names, instead of their own.
+        progress: see `Progress`.
+        patience: see `Patience`.
+
+    Returns:
+        Names of the files without a published checksum, whose SHA-256 was only noted.
+    """
+    if not entry.files:
+        raise InputError(f"{entry.name} cannot be downloaded: {entry.how}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _read_lock(folder / LOCK_FILE)
+    if not lock:
+        _need_space(folder, int(entry.gigabytes * 1e9), entry.name)
+    for file in entry.files:
+        if file.name not in lock:
+            lock[file.name] = _one(file, folder, base, progress, patience)
+            write_text(folder / LOCK_FILE, json.dumps(lock, indent=2) + "\n")
+    return [file.name for file in entry.files if not lock[file.name].get("verified")]
+
+
+def _one(
+    file: RemoteFile, folder: Path, base: str | None, progress: Progress, patience: Patience
+) -> dict[str, Any]:
+    address = _rebased(file.url, file.name, base)
+    published = file.checksum
+    if file.checksum_url is not None:
+        text = _rebased(file.checksum_url, "", base)
+        published = f"md5:{_text(text, folder, patience)}"
+    # A plain file is fetched where it belongs; an archive lies in the folder until it is unpacked.
+    here = folder / file.name
+    target = here if file.unpack or here.exists() else folder / file.to
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fetch(address, target, room=2 if file.unpack else 1, progress=progress, patience=patience)
+    found = _checksums(target, progress)
+    if published is not None:
+        kind, _, wanted = published.partition(":")
+        if found[kind] != wanted:
+            target.unlink()
+            raise InputError(
+                f"{file.name} from {address} is damaged or has changed ({kind} {found[kind]}, "
+                f"published is {wanted}): it was deleted, run again"
+            )
+    size = target.stat().st_size
+    if file.unpack:
+        unpack(target, folder / file.to, flat=file.flat, progress=progress)
+        target.unlink()
+    elif target != folder / file.to:
+        os.replace(target, folder / file.to)
+    return {
+        "url": address,
+        "bytes": size,
+        "sha256": found["sha256"],
+        "verified": published is not None,
+    }
+
+
+def fetch(
+    address: str,
+    target: Path,
+    *,
+    room: int = 1,
+    progress: Progress = lambda what, done, total: None,
+    patience: Patience = _USUAL,
+) -> None:
+    """Download one file, going on with `TARGET.part` if an earlier try left one.
+
+    A server that does not know how to go on starts again from the beginning, and so does one
+    whose file has changed since. `room` is how many times the file must fit on the disk.
+
+    Raises:
+        InputError: the address does not answer, or not with the file.
+    """
+    part = target.with_name(f"{target.name}.part")
+    failures = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            if _continue(address, part, target.name, room, progress):
+                break
+            reason = "the connection broke off"
+        except HTTPError as error:
+            if error.code == 416:  # nothing beyond what is here: it is complete, or not the same
+                if _length(error.headers.get("Content-Range")) == before > 0:
+                    break
+                part.unlink(missing_ok=True)
+            elif error.code not in _PASSING:
+                raise _unreachable(address, target, f"it answers {error.code}") from None
+            reason = f"it answers {error.code}"
+        except (URLError, http.client.HTTPException, OSError) as error:
+            cause = error.reason if isinstance(error, URLError) else error
+            if isinstance(cause, socket.gaierror):
+                raise _unreachable(address, target, "its name cannot be looked up") from None
+            if isinstance(error, OSError) and not isinstance(error, URLError) and _disk(error):
+                raise InputError(f"cannot write {part}: {error.strerror}") from None
+            reason = str(cause) or type(cause).__name__
+        gained = part.exists() and part.stat().st_size > before
+        failures = 0 if gained else failures + 1
+        if failures > patience.retries:
+            raise _unreachable(address, target, reason)
+        time.sleep(min(60.0, patience.pause * 2 ** max(0, failures - 1)))
+    _tag(part).unlink(missing_ok=True)
+    os.replace(part, target)
+
+
+def _continue(address: str, part: Path, name: str, room: int, progress: Progress) -> bool:
+    """Receive what is missing from `part`; gives whether it is complete."""
+    request = Request(address, headers={"User-Agent": "listwise"})
+    offset = part.stat().st_size if part.exists() else 0
+    if offset:
+        request.add_header("Range", f"bytes={offset}-")
+        if _tag(part).exists():
+            request.add_header("If-Range", _tag(part).read_text(encoding="utf-8"))
+    with urlopen(request, timeout=TIMEOUT) as answer:
+        ranged = answer.headers.get("Content-Range", "")
+        if answer.status == 206 and not ranged.startswith(f"bytes {offset}-"):
+            raise http.client.HTTPException("it answers with another part than asked for")
+        if answer.status != 206:
+            offset = 0
+        length = answer.headers.get("Content-Length")
+        total = offset + int(length) if length is not None else None
+        if total is not None:
+            _need_space(part.parent, room * total - offset, name)
+        tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        if tag and not tag.startswith("W/"):
+            _tag(part).write_text(tag, encoding="utf-8")
+        with part.open("ab" if offset else "wb") as out:
+            progress(f"downloading {name}", offset, total)
+            while chunk := answer.read1(CHUNK):
+                out.write(chunk)
+                offset += len(chunk)
+                progress(f"downloading {name}", offset, total)
+    return total is None or offset == total
+
+
+def _tag(part: Path) -> Path:
+    """Where the server's name for this version of the file is kept until it is complete."""
+    return part.with_name(f"{part.name}.tag")
+
+
+def _length(content_range: str | None) -> int:
+    total = (content_range or "").rpartition("/")[2]
+    return int(total) if total.isdigit() else -1
+
+
+def _disk(error: OSError) -> bool:
+    return error.filename is not None or error.errno in (28, 122)  # no space, over quota
+
+
+def _text(address: str, folder: Path, patience: Patience) -> str:
+    """The first word of a small text file."""
+    target = folder / f".{PurePosixPath(urlsplit(address).path).name}"
+    fetch(address, target, patience=patience)
+    words = target.read_text(encoding="utf-8", errors="replace").split()
+    target.unlink()
+    return words[0] if words else ""
+
+
+def _unreachable(address: str, target: Path, reason: str) -> InputError:
+    return InputError(
+        f"cannot reach {urlsplit(address).netloc}: {reason}; download {address} by hand to "
+        f"{target} and run again (a folder in place is recognised)"
+    )
+
+
+def _rebased(url: str, name: str, base: str | None) -> str:
+    if base is None:
+        return url
+    return f"{base.rstrip('/')}/{name or PurePosixPath(urlsplit(url).path).name}"
+
+
+def _need_space(folder: Path, needed: int, name: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise InputError(
+            f"{name} needs about {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free: "
+            "make room or give another folder with --to"
+        )
+
+
+def _read_lock(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged: delete it and run again")
+    return content
+
+
+def _checksums(path: Path, progress: Progress) -> dict[str, str]:
+    digests = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
+    total, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            for digest in digests.values():
+                digest.update(chunk)
+            done += len(chunk)
+            progress(f"checking {path.name}", done, total)
+    return {kind: digest.hexdigest() for kind, digest in digests.items()}
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    *,
+    flat: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> None:
+    """Unpack a tar or zip archive into `folder`: files and folders inside it, and nothing else.
+
+    Raises:
+        InputError: the archive is damaged, or a member would land outside, or is a link or device.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if zipfile.is_zipfile(archive):
+            _unpack_zip(archive, folder, flat, progress)
+        else:
+            _unpack_tar(archive, folder, flat, progress)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and _disk(error):
+            raise InputError(f"cannot unpack into {folder}: {error.strerror}") from None
+        raise InputError(f"{archive} is damaged ({error}): delete it and run again") from None
+
+
+def _unpack_tar(archive: Path, folder: Path, flat: bool, progress: Progress) -> None:
+    total = archive.stat().st_size
+    with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as members:
+        for member in members:
+            if member.isdir():
+                _place(archive, folder, member.name, flat)
+                continue
+            content = members.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise InputError(f"{archive}: refused, {member.name} is a link or a device")
+            _write(content, _place(archive, folder, member.name, flat))
+            progress(f"unpacking {archive.name}", min(file.tell(), total), total)
+        # The compressed stream's own checksum is at its very end, behind the last member.
+        while members.fileobj is not None and members.fileobj.read(CHUNK):
+            pass
+
+
+def _unpack_zip(archive: Path, folder: Path, flat: bool, progress: Progress) -> None:
+    with zipfile.ZipFile(archive) as members:
+        total = sum(member.file_size for member in members.infolist())
+        done = 0
+        for member in members.infolist():
+            place = _place(archive, folder, member.filename, flat)
+            if member.is_dir():
+                continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise InputError(f"{archive}: refused, {member.filename} is a link or a device")
+            with members.open(member) as content:
+                _write(content, place)
+            done += member.file_size
+            progress(f"unpacking {archive.name}", done, total)
+
+
+def _place(archive: Path, folder: Path, name: str, flat: bool) -> Path:
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive:
+        raise InputError(f"{archive}: refused, {name!r} would land outside of {folder}")
+    return folder / path.name if flat else folder / path
+
+
+def _write(content: IO[bytes], place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as out:
+        shutil.copyfileobj(content, out, CHUNK)

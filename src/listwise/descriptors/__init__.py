@@ -1,0 +1,17 @@
+"""Descriptors: extraction at full resolution, whitening, storage."""
+
+from listwise.descriptors.extract import extract
+from listwise.descriptors.model import Model, load_model
+from listwise.descriptors.storage import DescriptorFile, DescriptorWriter, Header
+from listwise.descriptors.whitening import Whitening, matching_pairs
+
+__all__ = [
+    "DescriptorFile",
+    "DescriptorWriter",
+    "Header",
+    "Model",
+    "Whitening",
+    "extract",
+    "load_model",
+    "matching_pairs",
+]

@@ -1,0 +1,150 @@
+"""A model: a network and its whitening, which always go together."""
+
+import hashlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from listwise.data import Images
+from listwise.descriptors.scales import describe_scales
+from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
+from listwise.descriptors.whitening import Whitening
+from listwise.models import RetrievalNet
+from listwise.models.embed import embed_parts
+from listwise.training.choices import Machine
+from listwise.training.loading import naming_lost_workers
+
+
+class Described(NamedTuple):
+    """Descriptors float32 [n, D] of the photos at positions `kept`, and the errors of the others.
+
+    `sizes` are widths and heights, int32 [n, 2], of the photo or of its box.
+    """
+
+    descriptors: npt.NDArray[np.float32]
+    kept: list[int]
+    errors: list[str]
+    sizes: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network with the whitening that its descriptors get, if any."""
+
+    net: RetrievalNet
+    whitening: Whitening | None = None
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of a descriptor."""
+        return self.net.dim if self.whitening is None else self.whitening.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.net.parameters()).device
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of network and whitening: equal if the descriptors must be. The net's own without one."""
+        network = self.net.fingerprint()
+        if self.whitening is None:
+            return network
+        return hashlib.sha256(f"{network} {self.whitening.fingerprint()}".encode()).hexdigest()
+
+    def settings(
+        self,
+        max_side: int | None,
+        scales: Sequence[float],
+        power: float,
+        precision: Precision | None,
+    ) -> ExtractSettings:
+        """Checked settings, the precision chosen if it is None."""
+        half = self._machine.bfloat16
+        chosen = precision or ("bfloat16" if half else "float32")
+        return make_settings(max_side, tuple(scales), power, chosen)
+
+    @property
+    def _machine(self) -> Machine:
+        return Machine.this(str(self.device))
+
+    def describe(
+        self,
+        images: Images,
+        *,
+        max_side: int | None = None,
+        scales: Sequence[float] = (1.0,),
+        power: float = 3.0,
+        precision: Precision | None = None,
+        workers: int | None = None,
+        on_progress: Callable[[int], object] = lambda count: None,
+    ) -> Described:
+        """Whitened descriptors of photos, in memory; `extract` puts them into a file.
+
+        Args:
+            images: photos; each one's box is cut out first, if it has one.
+            max_side: long side that larger photos are reduced to.
+            scales: sizes at which each photo is seen, as factors.
+            power: of the mean over the scales (see `power_mean`).
+            precision: bfloat16 on a GPU that has it, else float32, by default.
+            workers: processes that decode; from the cores by default.
+            on_progress: called with the number of photos just done, unreadable ones too.
+        """
+        settings = self.settings(max_side, scales, power, precision)
+        everything = [range(len(images))]
+        (found,) = self.describe_parts(images, everything, settings, workers, on_progress)
+        return found
+
+    def describe_parts(
+        self,
+        images: Images,
+        parts: Sequence[range],
+        settings: ExtractSettings,
+        workers: int | None = None,
+        on_progress: Callable[[int], object] = lambda count: None,
+    ) -> Generator[Described, None, None]:
+        """`describe` part by part; a part's descriptors depend on its own photos alone."""
+        with naming_lost_workers():
+            for found in embed_parts(
+                self.net,
+                images,
+                parts,
+                describe=partial(
+                    describe_scales, self.net, scales=settings.scales, power=settings.power
+                ),
+                max_side=settings.max_side,
+                workers=self._machine.workers() if workers is None else workers,
+                autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
+                on_progress=on_progress,
+            ):
+                rows: npt.NDArray[np.float32] = found.descriptors.float().numpy()
+                if self.whitening is not None:
+                    rows = self.whitening.apply(rows)
+                sizes = np.array(found.sizes, dtype=np.int32).reshape(-1, 2)
+                yield Described(rows, found.kept, found.errors, sizes)
+
+
+def load_model(folder: str | Path, device: str = "auto") -> Model:
+    """Open a model folder: the network in evaluation mode, and the whitening if it has one.
+
+    Args:
+        folder: what `RetrievalNet.save` wrote, with what `listwise whiten` added.
+        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+    """
+    net = load_network(folder, device)
+    return Model(net, Whitening.load(folder, net.fingerprint()))
+
+
+def load_network(folder: str | Path, device: str = "auto") -> RetrievalNet:
+    """Open the network of a model folder without its whitening, laid out for its device."""
+    machine = Machine.this(device)
+    net = RetrievalNet.load(folder, machine.device)
+    if machine.device.startswith("cuda"):
+        net.to(memory_format=torch.channels_last)
+    return net

@@ -1,0 +1,43 @@
+"""How descriptors are made from photos, beside the model: what a descriptor file remembers."""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from listwise.errors import InputError
+
+Precision = Literal["float32", "bfloat16"]
+
+
+class ExtractSettings(BaseModel):
+    """What a photo's descriptor depends on beside the model; the defaults are the paper's.
+
+    `model.describe(images, **dict(settings))` does it the same way again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_side: int | None = Field(None, ge=1)
+    scales: tuple[float, ...] = (1.0,)
+    power: float = Field(3.0, gt=0)
+    precision: Precision = "float32"
+
+    @field_validator("scales")
+    @classmethod
+    def _usable(cls, scales: tuple[float, ...]) -> tuple[float, ...]:
+        if not scales or not all(0 < scale <= 4 and math.isfinite(scale) for scale in scales):
+            raise ValueError("give one or more numbers above 0 and up to 4")
+        return scales
+
+
+def make_settings(
+    max_side: int | None, scales: tuple[float, ...], power: float, precision: Precision
+) -> ExtractSettings:
+    """Checked settings; what is wrong with them is said in one line."""
+    try:
+        return ExtractSettings(max_side=max_side, scales=scales, power=power, precision=precision)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{first['loc'][0]} {first['input']!r}: {reason}") from error

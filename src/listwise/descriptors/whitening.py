@@ -1,0 +1,320 @@
+"""Whitening: a mean and a projection, learned once, applied to every descriptor of a model."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from listwise.errors import InputError
+from listwise.files import publish
+
+FORMAT_VERSION: Final = 1
+WHITENING_FILE: Final = "whitening.safetensors"
+# Variance, as a share of the largest, under which a direction is rounding noise.
+NEGLIGIBLE: Final = 1e-10
+# Rows that are widened to float64 at a time.
+BLOCK: Final = 4096
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+
+class WhiteningInfo(BaseModel):
+    """Where a whitening comes from: `learned_from` descriptors, divided by λ^`power`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    method: Literal["pca", "supervised", "imported"]
+    power: float | None = None
+    learned_from: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """L2(projection · (x − mean)): float32 `mean` [C], `projection` [D, C]."""
+
+    mean: Float32
+    projection: Float32
+    info: WhiteningInfo
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "projection"):
+            value = np.ascontiguousarray(getattr(self, name), dtype=np.float32)
+            object.__setattr__(self, name, value)
+        if self.projection.ndim != 2 or self.mean.shape != self.projection.shape[1:]:
+            raise InputError(
+                "a whitening is a mean [C] and a projection [D, C], not "
+                f"{list(self.mean.shape)} and {list(self.projection.shape)}"
+            )
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.projection).all()):
+            raise InputError("the whitening has values that are not finite: learn it again")
+
+    @property
+    def dim(self) -> int:
+        """Dimensions D of what comes out."""
+        return len(self.projection)
+
+    @overload
+    def apply(self, descriptors: npt.NDArray[np.floating]) -> Float32: ...
+    @overload
+    def apply(self, descriptors: Tensor) -> Tensor: ...
+    def apply(self, descriptors: npt.NDArray[np.floating] | Tensor) -> Float32 | Tensor:
+        """Whiten [n, C] -> [n, D], unit rows in float32, an array or a tensor as was given."""
+        if descriptors.ndim != 2 or descriptors.shape[1] != len(self.mean):
+            raise InputError(
+                f"the whitening is for descriptors [n, {len(self.mean)}], "
+                f"not {list(descriptors.shape)}"
+            )
+        if isinstance(descriptors, Tensor):
+            mean = torch.from_numpy(self.mean).to(descriptors.device)
+            projection = torch.from_numpy(self.projection).to(descriptors.device)
+            return F.normalize((descriptors.float() - mean) @ projection.T, dim=1)
+        rows = (descriptors.astype(np.float32, copy=False) - self.mean) @ self.projection.T
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the mean and the projection: equal if what comes out must be."""
+        digest = hashlib.sha256(repr(self.projection.shape).encode())
+        digest.update(self.mean.tobytes())
+        digest.update(self.projection.tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def learn(
+        cls,
+        batches: Iterable[npt.NDArray[np.floating]],
+        dim: int | None = None,
+        power: float = 0.25,
+    ) -> "Whitening":
+        """Learn a PCA that divides by λ^`power`, λ the variance, in one pass over the batches.
+
+        The power 0.25 is the paper's square-rooted PCA (section 4.2), 0.5 is full whitening and 0
+        only turns. Memory does not depend on the number of descriptors.
+
+        Args:
+            batches: arrays [n, C].
+            dim: dimensions to keep, those of most variance; all that vary by default.
+            power: of the variance.
+        """
+        if not 0 <= power <= 1:
+            raise InputError(f"the power of a whitening lies between 0 and 1, not at {power}")
+        moments = _moments(batches)
+        if moments.count < 2:
+            raise InputError("a whitening is learned from two or more descriptors")
+        variances, directions = _principal(moments.covariance())
+        variances, directions = _keep(variances, directions, dim, moments.count)
+        projection = directions.T / variances[:, None] ** power
+        info = WhiteningInfo(method="pca", power=power, learned_from=moments.count)
+        # After L2 one factor for all dimensions has no effect: it keeps the values near 1.
+        return cls(_single(moments.mean), _single(projection / np.abs(projection).max()), info)
+
+    @classmethod
+    def learn_supervised(
+        cls,
+        descriptors: npt.NDArray[np.floating],
+        pairs: npt.NDArray[np.integer],
+        dim: int | None = None,
+    ) -> "Whitening":
+        """Learn from matching pairs: differences within pairs become white, then PCA.
+
+        After Radenović et al. (2018): m is the mean of the pairs' first photos, S the covariance of
+        their differences, L its Cholesky factor, and D the directions of L⁻¹ (x − m), those of most
+        variance first; the projection is Dᵀ L⁻¹.
+
+        Args:
+            descriptors: [N, C], of all photos, in pairs or not.
+            pairs: positions of two photos of the same thing, integers [P, 2].
+            dim: dimensions to keep; all that vary by default.
+        """
+        count = len(descriptors)
+        pairs = np.asarray(pairs)
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
+            raise InputError(f"pairs are positions [P, 2], P at least 1, not {list(pairs.shape)}")
+        if pairs.min() < 0 or pairs.max() >= count:
+            raise InputError(f"pairs have positions outside the {count} descriptors")
+        anchors, partners = pairs.T
+        mean = _moments(descriptors[rows] for rows in _sliced(anchors)).mean
+        within = _moments(
+            descriptors[first].astype(np.float64) - descriptors[second]
+            for first, second in zip(_sliced(anchors), _sliced(partners), strict=True)
+        )
+        inverse = np.linalg.inv(_cholesky(within.second_moment(0.0)))
+        spread = _moments(_sliced(descriptors)).second_moment(mean)
+        variances, directions = _principal(inverse @ spread @ inverse.T)
+        variances, directions = _keep(variances, directions, dim, count)
+        projection = directions.T @ inverse
+        info = WhiteningInfo(method="supervised", learned_from=count)
+        return cls(_single(mean), _single(projection / np.abs(projection).max()), info)
+
+    def save(self, folder: str | Path, network: str) -> None:
+        """Write `whitening.safetensors` into the folder of the model of this fingerprint."""
+        path = Path(folder) / WHITENING_FILE
+        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        metadata = {"whitening": self.info.model_dump_json(), "network": network}
+        try:
+            save_file({"mean": self.mean, "projection": self.projection}, partial, metadata)
+            publish(partial, path)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: str | Path, network: str) -> "Whitening | None":
+        """The whitening in a model's folder, None without one.
+
+        Raises:
+            InputError: it is damaged, or belongs to other weights than `network`'s.
+        """
+        path = Path(folder) / WHITENING_FILE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                mean, projection = file.get_tensor("mean"), file.get_tensor("projection")
+            info = WhiteningInfo.model_validate_json(metadata["whitening"])
+            belongs_to = metadata["network"]
+        except (OSError, SafetensorError, KeyError, ValidationError) as error:
+            raise InputError(
+                f"{path} is damaged, or of a newer Listwise: run listwise whiten again"
+            ) from error
+        if belongs_to != network:
+            raise InputError(
+                f"{path} was learned for other weights than the network beside it: run listwise "
+                f"whiten {folder} again, or listwise whiten {folder} --remove"
+            )
+        return cls(mean, projection, info)
+
+
+def matching_pairs(
+    labels: npt.NDArray[np.integer], per_class: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Positions of pairs of equal labels, at most `per_class` of each, drawn by seed: [P, 2]."""
+    generator = np.random.default_rng(seed)
+    labels = np.asarray(labels)
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order], prepend=labels[order][:1] - 1))
+    pairs = []
+    for members in np.split(order, starts[1:]):
+        possible = len(members) * (len(members) - 1) // 2
+        drawn = generator.choice(possible, min(per_class, possible), replace=False)
+        # Pair number n is (i, j), j < i, in the order 10, 20, 21, 30, 31, 32 ...
+        later = ((1 + np.sqrt(1 + 8 * drawn)) / 2).astype(np.int64)
+        earlier = drawn - later * (later - 1) // 2
+        pairs.append(generator.permuted(members[np.stack([later, earlier], axis=1)], axis=1))
+    found = np.concatenate(pairs).astype(np.int64) if pairs else np.empty((0, 2), np.int64)
+    if not len(found):
+        raise InputError("no two photos have the same label, so there are no matching pairs")
+    return found
+
+
+@dataclass
+class _Moments:
+    """Sums over rows x of (x − shift) and of its outer product, in float64."""
+
+    count: int
+    shift: Float64
+    total: Float64
+    products: Float64
+
+    @property
+    def mean(self) -> Float64:
+        return self.shift + self.total / self.count
+
+    def second_moment(self, center: "Float64 | float") -> Float64:
+        """Mean of (x − center)(x − center)ᵀ: [C, C]."""
+        offset = self.mean - center
+        return self.covariance() + np.outer(offset, offset)
+
+    def covariance(self) -> Float64:
+        off = self.total / self.count
+        return np.asarray(self.products / self.count - np.outer(off, off))
+
+
+def _moments(batches: Iterable[npt.NDArray[np.floating]]) -> _Moments:
+    moments: _Moments | None = None
+    for number, batch in enumerate(batches):
+        if batch.ndim != 2 or (moments is not None and batch.shape[1] != len(moments.shift)):
+            dims = "C" if moments is None else len(moments.shift)
+            raise InputError(f"batch {number} must be [n, {dims}], not {list(batch.shape)}")
+        for part in _sliced(batch):
+            rows = part.astype(np.float64)
+            if moments is None:
+                # Sums around a point amid the data lose no digits to a mean far from zero.
+                shift = rows.mean(axis=0)
+                dim = len(shift)
+                moments = _Moments(0, shift, np.zeros(dim), np.zeros((dim, dim)))
+            rows -= moments.shift
+            moments.count += len(rows)
+            moments.total += rows.sum(axis=0)
+            moments.products += rows.T @ rows
+            if not np.isfinite(moments.total).all():
+                raise InputError(f"batch {number} of the descriptors has values not finite")
+    if moments is None:
+        raise InputError("there are no descriptors to learn from")
+    return moments
+
+
+def _sliced(rows: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    for start in range(0, len(rows), BLOCK):
+        yield rows[start : start + BLOCK]
+
+
+def _principal(matrix: Float64) -> tuple[Float64, Float64]:
+    """Eigenvalues [C] of a symmetric matrix, largest first, and directions [C, C] in columns."""
+    values, directions = np.linalg.eigh((matrix + matrix.T) / 2)
+    # An eigenvector's sign is free: fixed, equal data give equal descriptors.
+    largest = directions[np.abs(directions).argmax(axis=0), np.arange(len(values))]
+    return values[::-1], (directions * np.where(largest < 0, -1.0, 1.0))[:, ::-1]
+
+
+def _keep(
+    variances: Float64, directions: Float64, dim: int | None, count: int
+) -> tuple[Float64, Float64]:
+    varying = int((variances > max(variances[0], 0.0) * NEGLIGIBLE).sum())
+    if dim is not None and dim < 1:
+        raise InputError(f"a whitening keeps 1 dimension or more, not {dim}")
+    if not varying:
+        raise InputError(f"the {count} descriptors are all the same: nothing to learn from")
+    if dim is not None and dim > varying:
+        raise InputError(
+            f"{dim} dimensions asked for, but the {count} descriptors of {len(variances)} "
+            f"dimensions vary in {varying} only: ask for at most {varying}, or learn from more"
+        )
+    return variances[: dim or varying], directions[:, : dim or varying]
+
+
+def _cholesky(matrix: Float64) -> Float64:
+    """Cholesky factor, with as little added to the diagonal as makes the matrix positive."""
+    level = float(np.trace(matrix)) / len(matrix)
+    if level == 0:
+        raise InputError("the two photos of every pair have the same descriptor: nothing to learn")
+    added = 0.0
+    while True:
+        try:
+            factor = np.linalg.cholesky(matrix + added * np.eye(len(matrix)))
+        except np.linalg.LinAlgError:
+            pass
+        else:
+            # Rounding can make a singular matrix look positive.
+            if np.diag(factor).min() ** 2 > NEGLIGIBLE * level:
+                return np.asarray(factor, np.float64)
+        added = 10 * added or 1e-6 * level
+
+
+def _single(values: Float64) -> Float32:
+    return values.astype(np.float32)

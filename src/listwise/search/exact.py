@@ -1,0 +1,74 @@
+"""Exact search through descriptors that need not fit into memory."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from listwise.blocks import Database, Vectors, as_queries, blocks, score_blocks
+from listwise.errors import InputError
+
+
+def exact_search(
+    queries: ArrayLike, database: Database, k: int
+) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+    """The k highest dot products of each query, best first, in one pass over the database.
+
+    Equal scores come in database order.
+    Shapes: queries [Q, C]; database [N, C], or blocks [n, C] -> scores and positions, both
+    [Q, min(k, N)].
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; ask for one neighbour at least")
+    vectors = as_queries(queries)
+    best = np.zeros((len(vectors), 0), vectors.dtype)
+    places = np.zeros((len(vectors), 0), np.int64)
+    for start, scores in score_blocks(vectors, database):
+        best, places = _merged(best, places, scores, start, k)
+    return best, places
+
+
+def _merged(
+    best: Vectors, places: NDArray[np.int64], scores: Vectors, start: int, k: int
+) -> tuple[Vectors, NDArray[np.int64]]:
+    """The best k of those found so far, which stand earlier, and of a block's scores."""
+    had = best.shape[1]
+    width = min(k, had + scores.shape[1])
+    new_best = np.empty((len(best), width), best.dtype)
+    new_places = np.empty((len(best), width), np.int64)
+    for query, row in enumerate(scores):
+        # Once the list is full, few of a block pass its last score.
+        better = np.flatnonzero(row > best[query, -1]) if had == k else np.arange(len(row))
+        all_scores = np.concatenate([best[query], row[better]])
+        all_places = np.concatenate([places[query], better + start])
+        order = np.argsort(-all_scores, kind="stable")[:width]
+        new_best[query] = all_scores[order]
+        new_places[query] = all_places[order]
+    return new_best, new_places
+
+
+class ExactIndex:
+    """A database searched exactly: nothing is built and nothing kept.
+
+    Shapes: database [N, C], or blocks [n, C] that can be read again for every call.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def search(self, queries: ArrayLike, k: int) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+        """The k nearest of each query: [Q, C] -> scores and positions, both [Q, min(k, N)]."""
+        return exact_search(queries, self.database, k)
+
+    def vectors(self, positions: ArrayLike) -> NDArray[np.generic]:
+        """The descriptors at some positions: [n] -> [n, C]."""
+        wanted = np.asarray(positions, dtype=np.int64)
+        if isinstance(self.database, np.ndarray):
+            return np.asarray(self.database[wanted])
+        unique, inverse = np.unique(wanted, return_inverse=True)
+        parts = []
+        for start, block in blocks(self.database, 1):
+            first, past = np.searchsorted(unique, (start, start + len(block)))
+            if first < past:
+                parts.append(np.asarray(block[unique[first:past] - start]))
+            if past == len(unique):
+                break
+        return np.concatenate(parts)[inverse]

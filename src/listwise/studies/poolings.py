@@ -1,0 +1,97 @@
+"""Off-the-shelf poolings (the "(O)" rows of Table 2): one network, five ways to pool it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from listwise.data import Images
+from listwise.data.catalog import Benchmark
+from listwise.descriptors import Whitening
+from listwise.errors import InputError
+from listwise.models import POOLINGS, RetrievalNet
+from listwise.models.embed import embed_parts
+from listwise.models.pooling import make_pooling
+from listwise.studies.searched import Descriptors, Searched, evaluate_searched
+from listwise.training.choices import Machine
+
+VARIANTS = ("plain", "whitened", "whitened + αQE")
+
+
+@dataclass(frozen=True)
+class PoolingRow:
+    """mAP of one pooling, plain, whitened or whitened and expanded, by protocol."""
+
+    pooling: str
+    variant: str
+    mean_average_precision: dict[str, float]
+
+
+def compare_poolings(
+    benchmark: Benchmark,
+    whiten_on: Images,
+    backbone: str = "resnet101",
+    weights: str | Path = "auto",
+    *,
+    poolings: Sequence[str] = tuple(POOLINGS),
+    dim: int | None = None,
+    max_side: int | None = None,
+    device: str = "auto",
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> list[PoolingRow]:
+    """Evaluate each pooling on a benchmark; the backbone sees every photo once for all of them.
+
+    Args:
+        benchmark: with judged queries.
+        whiten_on: photos to learn the whitening on, not the benchmark's.
+        backbone: the name of a timm model.
+        weights: as for `RetrievalNet`.
+        poolings: names of poolings.
+        dim: dimensions that the whitening keeps; all that vary by default.
+        max_side: long side that larger photos are reduced to.
+        device: cpu, cuda ...; auto takes a GPU if there is one.
+        on_progress: called with the number of photos just done.
+    """
+    machine = Machine.this(device)
+    net = RetrievalNet(backbone, weights=weights).to(machine.device).eval()
+    layers = [make_pooling(name).to(machine.device) for name in poolings]
+
+    def pool(photos: Tensor) -> Tensor:
+        features = net.features(photos).float()
+        rows = [torch.nn.functional.normalize(layer(features), dim=1) for layer in layers]
+        return torch.cat(rows, dim=1)
+
+    def describe(images: Images, must: bool) -> list[Descriptors]:
+        (found,) = embed_parts(
+            net,
+            images,
+            [range(len(images))],
+            describe=pool,
+            max_side=max_side,
+            workers=machine.workers(),
+            on_progress=on_progress,
+        )
+        if must and found.errors:
+            raise InputError(f"{benchmark.name} has unreadable photos; first: {found.errors[0]}")
+        return np.split(found.descriptors.numpy(), len(poolings), axis=1)
+
+    parts = zip(
+        poolings,
+        describe(benchmark.queries, True),
+        describe(benchmark.database, True),
+        describe(whiten_on, False),
+        strict=True,
+    )
+    rows = []
+    for pooling, queries, database, others in parts:
+        plain = Searched(benchmark, queries, database)
+        whitening = Whitening.learn([others], dim)
+        white = replace(plain, queries=whitening.apply(queries), database=whitening.apply(database))
+        for variant, searched in zip(VARIANTS, (plain, white, white), strict=True):
+            found = evaluate_searched(searched, expand="αQE" in variant)
+            values = {protocol: result.mAP for protocol, result in found.items()}
+            rows.append(PoolingRow(pooling, variant, values))
+    return rows

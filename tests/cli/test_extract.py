@@ -1,0 +1,114 @@
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from listwise.cli.main import main
+from listwise.descriptors import DescriptorFile, load_model
+from listwise.models import RetrievalNet
+
+
+@pytest.fixture
+def listwise(monkeypatch, capsys, tmp_path):
+    """Run the command line in a folder with a model; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    torch.manual_seed(0)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["listwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run
+
+
+def test_photos_become_a_file(listwise, photos):
+    code, out, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
+    assert (code, err) == (0, "")
+    assert "48 descriptors of 96 dimensions in out.parquet" in out
+    file = DescriptorFile.open("out.parquet")
+    file.require(load_model("model", "cpu").fingerprint)
+    assert file.ids[0] == "class0/0.jpg"
+
+
+def test_flags_reach_the_file_and_the_answer_is_json(listwise, photos, tmp_path):
+    flags = ("--max-side", 40, "--scales", "1,0.7071", "--power", 2, "--precision", "bfloat16")
+    flags += ("--device", "cpu", "--workers", 0)
+    code, out, _ = listwise("extract", "model", photos, "out.parquet", *flags, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["descriptors"] == 48
+    assert answer["unreadable"] == []
+    assert answer["settings"] == {
+        "max_side": 40,
+        "scales": [1.0, 0.7071],
+        "power": 2.0,
+        "precision": "bfloat16",
+    }
+    settings = DescriptorFile.open("out.parquet").settings
+    assert settings.model_dump(mode="json") == answer["settings"]
+
+
+def test_a_table_with_boxes_and_a_broken_photo(listwise, photos, tmp_path):
+    shutil.copy(photos / "class0/0.jpg", "a.jpg")
+    (tmp_path / "wreck.jpg").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "table.csv").write_text('path,box\na.jpg,"5,6,40,50"\nwreck.jpg,\na.jpg,\n')
+    code, out, _ = listwise("extract", "model", "table.csv", "out.parquet", "--workers", 0)
+    assert code == 0
+    assert "1 photo is unreadable and left out: " in out
+    assert "wreck.jpg" in out
+    file = DescriptorFile.open("out.parquet")
+    assert file.sizes.tolist() == [[35, 44], [64, 64]]
+    assert np.abs(np.diff(file.read(), axis=0)).max() > 1e-3
+    code, _, err = listwise("extract", "model", "table.csv", "out.parquet", "--strict")
+    assert code == 2
+    assert "wreck.jpg" in err
+
+
+def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
+    module = sys.modules["listwise.descriptors.extract"]
+    monkeypatch.setitem(module.PART, "cpu", 20)
+    forward, calls = RetrievalNet.forward, []
+
+    def interrupted(self, images):
+        calls.append(len(images))
+        if sum(calls) > 25:
+            raise KeyboardInterrupt
+        return forward(self, images)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RetrievalNet, "forward", interrupted)
+        code, _, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
+    assert code == 130
+    assert err == "listwise: stopped; go on with the same command\n"
+    code, out, _ = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
+    assert code == 0
+    assert "note: 20 of 48 photos were done before" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing", "photos", "out.parquet"), "no model folder nothing"),
+        (("model", "nowhere", "out.parquet"), "nowhere: no such file or folder"),
+        (("model", "photos", "out.parquet", "--scales", "1;2"), "--scales takes numbers"),
+        (("model", "photos", "out.parquet", "--scales", "0"), "above 0"),
+        (("model", "photos", "out.parquet", "--precision", "half"), "precision 'half'"),
+        (("model", "photos", "model"), "is no descriptor file"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(listwise, photos, tmp_path, arguments, message):
+    (tmp_path / "photos").symlink_to(photos)
+    code, out, err = listwise("extract", *arguments)
+    assert code == 2
+    assert err.startswith("listwise: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert out == ""

@@ -1,0 +1,181 @@
+"""The command line as its users have it: processes that are started, killed and go together."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
+TRAIN = """train {data} --run-folder {run} --backbone test_resnet.r160_in1k --weights random
+--val-fraction 0.4 --batch-size 12 --micro-batch 8 --crops-size 32 --updates {updates}
+--learning-rate 1e-3 --patience none --validate-every 2 --checkpoint-every 3 --device cpu
+--workers 1"""
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "listwise", *map(str, arguments)]
+
+
+def train_command(data, run, updates):
+    return command(*TRAIN.format(data=data, run=run, updates=updates).split())
+
+
+def finish(arguments):
+    done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def metrics(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("images_per_second", None)
+    return lines
+
+
+def wait_for(process, condition):
+    """Wait for something a run does; True if it came before the run was over."""
+    end = time.monotonic() + 60
+    while process.poll() is None:
+        assert time.monotonic() < end
+        if condition():
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def kill_when(process, condition):
+    """Kill a run and its workers at a moment; False if it was over before."""
+    came = wait_for(process, condition)
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    return came and process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    unbroken = subprocess.Popen(
+        train_command(photos, whole, 24), env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    )
+    chance = random.Random(0)
+
+    def written(name):
+        def look():
+            return any(run.glob(name))
+
+        return look
+
+    def later():
+        """After the next line of the metrics and a random while."""
+        path = run / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        delay, seen = chance.uniform(0, 0.3), []
+
+        def look():
+            if not seen and path.exists() and path.stat().st_size > size:
+                seen.append(time.monotonic())
+            return seen and time.monotonic() > seen[0] + delay
+
+        return look
+
+    moments = [
+        lambda: written("model"),  # within the first validation
+        lambda: written("checkpoint.tmp"),
+        lambda: written("model/*.tmp"),
+        later,
+        lambda: written("checkpoint.tmp"),
+        later,
+    ]
+    kills = 0
+    arguments = train_command(photos, run, 24)
+    for moment in moments:
+        condition = moment()
+        process = subprocess.Popen(
+            arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        with process:
+            kills += kill_when(process, condition)
+            assert process.stderr.read() == b""
+        arguments = command("train", "--resume", run)
+    finish(arguments)
+    assert unbroken.wait() == 0
+
+    assert kills >= 5
+    assert not list(run.rglob("*.tmp"))
+    assert metrics(run) == metrics(whole)
+    assert [line["update"] for line in metrics(run)] == list(range(25))
+    for name in ("checkpoint.safetensors", "model/model.safetensors"):
+        expected, found = load_file(whole / name), load_file(run / name)
+        assert expected.keys() == found.keys()
+        for key in expected:
+            assert torch.equal(expected[key], found[key]), (name, key)
+
+
+def test_an_interrupt_says_how_to_go_on(photos, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        train_command(photos, run, 400),
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert wait_for(process, (run / "checkpoint.safetensors").exists)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == f"listwise: stopped; go on with: listwise train --resume {run}\n"
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(photos, tmp_path):
+    finish(train_command(photos, tmp_path / "one", 4))
+    together = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    together += ["--nproc-per-node", "2", "-m", "listwise"]
+    broken = tmp_path / "broken.csv"
+    images = [path for folder in sorted(photos.iterdir()) for path in sorted(folder.iterdir())]
+    rows = [f"{path},{path.parent.name}" for path in images]
+    broken.write_text("\n".join(["path,label", *rows, "missing.jpg,class0"]))
+    done = finish([*together, *train_command(broken, tmp_path / "two", 4)[3:]])
+    assert done.stdout.count("note: 1 image is unusable") == 1
+    assert done.stdout.count("the network is in") == 1
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert len(one) == len(two) == 5
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("loss", "validation_map", "learning_rate"):
+            assert a.get(name) == pytest.approx(b.get(name), abs=1e-5)
+        assert a.get("backwards") == b.get("backwards")
+    a, b = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("one", "two"))
+    for key in a:
+        if key.startswith("net."):
+            torch.testing.assert_close(a[key], b[key], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"]])
+def test_help_and_version_come_at_once(arguments):
+    for _ in range(5):
+        started = time.perf_counter()
+        finish(command(*arguments))
+        seconds = time.perf_counter() - started
+        if seconds < 1:
+            break
+    assert seconds < 1
+
+
+def test_the_command_line_starts_without_torch():
+    script = (
+        "import sys; import listwise.cli.main; "
+        "print([m for m in ('torch', 'timm', 'numpy', 'pyarrow', 'PIL') if m in sys.modules])"
+    )
+    assert finish([sys.executable, "-c", script]).stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from listwise.cli.main import main
+from listwise.data import read_images
+from listwise.descriptors import Whitening, extract, load_model
+from listwise.models import RetrievalNet
+
+
+@pytest.fixture
+def listwise(monkeypatch, capsys, tmp_path, photos):
+    """Run the command line in a folder with a model and photos; gives code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "photos").symlink_to(photos)
+    torch.manual_seed(0)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["listwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run
+
+
+def described(photos):
+    return load_model("model", "cpu").describe(read_images(photos), workers=0).descriptors
+
+
+def test_from_photos_it_becomes_part_of_the_model(listwise, photos, tmp_path):
+    plain = described(photos)
+    code, out, err = listwise("whiten", "model", "photos", "--dim", 10)
+    assert (code, err) == (0, "")
+    assert "96 -> 10 dimensions, learned from 48" in out
+    expected = Whitening.learn([plain], dim=10).apply(plain)
+    np.testing.assert_allclose(described(photos), expected, rtol=0, atol=1e-4)
+    files = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert files == ["config.json", "model.safetensors", "whitening.safetensors"]
+
+
+def test_from_a_descriptor_file_and_again_and_removed(listwise, photos):
+    model = load_model("model", "cpu")
+    file = extract(model, read_images(photos), "plain.parquet", workers=0)
+    code, out, _ = listwise("whiten", "model", "plain.parquet", "--power", 0.5, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert (answer["method"], answer["power"], answer["learned_from"]) == ("pca", 0.5, 48)
+    expected = Whitening.learn(file.batches(), power=0.5)
+    assert load_model("model").whitening.fingerprint() == expected.fingerprint()
+    assert answer["dim"] == expected.dim
+    code, *_ = listwise("whiten", "model", "plain.parquet", "--dim", 5)
+    assert code == 0
+    assert load_model("model").dim == 5
+    code, out, _ = listwise("whiten", "model", "--remove")
+    assert code == 0
+    assert "no longer whitens" in out
+    assert load_model("model").fingerprint == model.fingerprint
+
+
+def test_supervised_uses_the_labels(listwise, photos, tmp_path):
+    code, out, _ = listwise("whiten", "model", "photos", "--supervised", "--dim", 8, "--json")
+    assert code == 0
+    assert json.loads(out)["method"] == "supervised"
+    whitened = described(photos)
+    labels = np.arange(48) // 6
+    same = labels[:, None] == labels
+    scores = whitened @ whitened.T
+    np.fill_diagonal(same, False)
+    # Learned on these very photos, it must tell their classes apart.
+    assert scores[same].mean() > scores[labels[:, None] != labels].mean() + 0.5
+    broken = tmp_path / "labels.csv"
+    names = [f"photos/class{k}/{i}.jpg,{k}" for k in range(4) for i in range(6)]
+    broken.write_text("path,label\nno.jpg,0\n" + "\n".join(names) + "\n")
+    code, out, _ = listwise("whiten", "model", broken, "--supervised", "--dim", 3)
+    assert code == 0
+    assert "1 photo is unreadable and left out" in out
+    assert load_model("model").dim == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model",), "say what to learn from"),
+        (("model", "--remove"), "has no whitening"),
+        (("model", "photos", "--remove"), "--remove takes nothing but the model"),
+        (("model", "photos", "--supervised", "--power", "0.5"), "leave it out with --supervised"),
+        (("model", "photos", "--dim", "96"), "vary in"),
+        (("nothing", "photos"), "no model folder"),
+        (("model", "nowhere"), "no such file or folder"),
+        (("model", "other.parquet"), "made by another model"),
+        (("model", "white.parquet"), "whitened already"),
+        (("model", "other.parquet", "--supervised"), "has no labels"),
+    ],
+)
+def test_mistakes_are_one_line_and_change_nothing(listwise, photos, tmp_path, arguments, message):
+    if arguments[1:2] and arguments[1].endswith(".parquet"):
+        torch.manual_seed(1)
+        RetrievalNet("test_resnet.r160_in1k", weights="random").save("another")
+        images = read_images(photos)
+        extract(load_model("another", "cpu"), images, "other.parquet", workers=0)
+        plain = described(photos)
+        net = load_model("model", "cpu").net
+        Whitening.learn([plain]).save("model", net.fingerprint())
+        extract(load_model("model", "cpu"), images, "white.parquet", workers=0)
+        (tmp_path / "model" / "whitening.safetensors").unlink()
+    code, _, err = listwise("whiten", *arguments)
+    assert code == 2
+    assert err.startswith("listwise: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not (tmp_path / "model" / "whitening.safetensors").exists()
+
+
+def test_a_network_trained_on_can_be_whitened_again(listwise, photos):
+    assert listwise("whiten", "model", "photos", "--dim", 6)[0] == 0
+    torch.manual_seed(3)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    code, _, err = listwise("extract", "model", "photos", "out.parquet")
+    assert code == 2
+    assert "run listwise whiten model again" in err
+    assert listwise("whiten", "model", "photos", "--dim", 6)[0] == 0
+    assert listwise("extract", "model", "photos", "out.parquet")[0] == 0

@@ -1,0 +1,40 @@
+"""A small set of real photos that a network can learn to tell apart."""
+
+import colorsys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+CLASSES = 8
+PHOTOS = 6
+
+
+def draw_photo(kind: int, generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:
+    """A coloured shape, by its kind, at a random place on a random ground."""
+    ground = generator.integers(90, 160, (size[1], size[0], 3)).astype(np.uint8)
+    photo = Image.fromarray(ground)
+    hue = (kind + generator.uniform(-0.6, 0.6)) / CLASSES
+    vivid = colorsys.hsv_to_rgb(hue % 1, generator.uniform(0.5, 1), generator.uniform(0.4, 1))
+    color = tuple(int(255 * c) for c in vivid)
+    side = int(min(size) * generator.uniform(0.4, 0.7))
+    left, top = (int(generator.integers(0, length - side)) for length in size)
+    box = (left, top, left + side, top + side)
+    draw = ImageDraw.Draw(photo)
+    (draw.ellipse if kind % 2 else draw.rectangle)(box, fill=color)
+    return photo
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> Path:
+    """A folder of 8 class folders with 6 JPEG photos each, of two shapes; leave it as it is."""
+    root = tmp_path_factory.mktemp("data") / "photos"
+    generator = np.random.default_rng(0)
+    for kind in range(CLASSES):
+        folder = root / f"class{kind}"
+        folder.mkdir(parents=True)
+        for i in range(PHOTOS):
+            size = (72, 56) if i % 2 else (64, 64)
+            draw_photo(kind, generator, size).save(folder / f"{i}.jpg", quality=92)
+    return root

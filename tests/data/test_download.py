@@ -1,0 +1,385 @@
+import hashlib
+import io
+import json
+import shutil
+import socket
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from listwise.data.catalog import ENTRIES, Entry, RemoteFile
+from listwise.data.download import LOCK_FILE, Patience, download, fetch, unpack
+from listwise.errors import InputError
+
+QUICK = Patience(retries=2, pause=0.01)
+
+
+@dataclass
+class Server:
+    """Files over HTTP, with the faults that real servers have."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    break_after: list[int] = field(default_factory=list)  # bytes sent, of each coming answer
+    answers: list[int] = field(default_factory=list)  # status of each coming answer
+    tag: str = '"1"'
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    address: str = ""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name, wanted = self.path.lstrip("/"), self.headers.get("Range")
+            state.asked.append((name, wanted))
+            if state.answers:
+                self.send_error(state.answers.pop(0))
+                return
+            if name not in state.files:
+                self.send_error(404)
+                return
+            content, start = state.files[name], 0
+            if self.headers.get("If-Range", state.tag) != state.tag:
+                wanted = None
+            if wanted and state.ranges:
+                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+                if start >= len(content):
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{len(content)}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(206)
+                span = f"bytes {start}-{len(content) - 1}/{len(content)}"
+                self.send_header("Content-Range", span)
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", str(len(content) - start))
+            self.send_header("ETag", state.tag)
+            self.end_headers()
+            rest = content[start:]
+            if state.break_after:
+                rest = rest[: state.break_after.pop(0)]
+                self.close_connection = True
+            self.wfile.write(rest)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.address = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield state
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def content(size: int = 100_000) -> bytes:
+    return hashlib.shake_128(b"seed").digest(size)
+
+
+def tar(members: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def entry(*files: RemoteFile) -> Entry:
+    return replace(ENTRIES["roxford5k"], name="test", files=files, gigabytes=0.0)
+
+
+# --- one file
+
+
+def test_a_file_arrives_whole(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    seen = []
+    target = tmp_path / "a.bin"
+    fetch(f"{server.address}/a.bin", target, progress=lambda *step: seen.append(step))
+    assert target.read_bytes() == content()
+    assert seen[-1] == ("downloading a.bin", 100_000, 100_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_a_broken_connection_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    server.break_after = [30_000, 1, 50_000]
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert (tmp_path / "a.bin").read_bytes() == content()
+    wanted = [None, "bytes=30000-", "bytes=30001-", "bytes=80001-"]
+    assert [asked for _, asked in server.asked] == wanted
+
+
+def test_a_second_run_goes_on_with_the_first_ones_part(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    server.break_after = [40_000, 0, 0, 0]
+    with pytest.raises(InputError, match="broke off"):
+        fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert (tmp_path / "a.bin.part").stat().st_size == 40_000
+    assert not (tmp_path / "a.bin").exists()
+    server.asked.clear()
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert server.asked == [("a.bin", "bytes=40000-")]
+    assert (tmp_path / "a.bin").read_bytes() == content()
+
+
+def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    server.ranges = False
+    server.break_after = [30_000]
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert (tmp_path / "a.bin").read_bytes() == content()
+
+
+def test_a_file_that_has_changed_starts_again(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    server.break_after = [30_000, 0, 0, 0]
+    with pytest.raises(InputError):
+        fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    server.files["a.bin"], server.tag = content()[::-1], '"2"'
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert (tmp_path / "a.bin").read_bytes() == content()[::-1]
+
+
+def test_a_complete_part_is_taken(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    (tmp_path / "a.bin.part").write_bytes(content())
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert (tmp_path / "a.bin").read_bytes() == content()
+
+
+def test_a_part_that_is_too_long_starts_again(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    (tmp_path / "a.bin.part").write_bytes(content(200_000))
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert (tmp_path / "a.bin").read_bytes() == content()
+
+
+def test_passing_faults_are_tried_again(server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    server.answers = [503, 429]
+    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert len(server.asked) == 3
+    server.answers = [500] * 10
+    with pytest.raises(InputError, match="answers 500"):
+        fetch(f"{server.address}/a.bin", tmp_path / "b.bin", patience=QUICK)
+    assert len(server.asked) == 6
+
+
+def test_a_missing_file_is_said_at_once(server: Server, tmp_path: Path) -> None:
+    target = tmp_path / "none.tgz"
+    with pytest.raises(InputError) as caught:
+        fetch(f"{server.address}/none.tgz", target, patience=QUICK)
+    host = server.address.removeprefix("http://")
+    assert str(caught.value) == (
+        f"cannot reach {host}: it answers 404; download {server.address}/none.tgz by hand to "
+        f"{target} and run again (a folder in place is recognised)"
+    )
+    assert len(server.asked) == 1
+
+
+def test_offline_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(InputError, match=rf"cannot reach 127.0.0.1:{port}: .*refused") as caught:
+        fetch(f"http://127.0.0.1:{port}/a", tmp_path / "a", patience=QUICK)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"name\.invalid: its name cannot be looked up"):
+        fetch("http://name.invalid/a", tmp_path / "a", patience=Patience(retries=9, pause=60))
+
+
+def test_a_full_disk_is_said_before(server: Server, tmp_path: Path, monkeypatch) -> None:
+    server.files["a.tgz"] = tar({"a": content()})
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=150_000))
+    with pytest.raises(InputError, match=r"a\.tgz needs about 0\.0 GB .* --to"):
+        download(entry(RemoteFile("http://x/a.tgz", unpack=True)), tmp_path, base=server.address)
+    big = replace(entry(RemoteFile("http://x/a.tgz", unpack=True)), gigabytes=500.0)
+    with pytest.raises(InputError, match=r"test needs about 500\.0 GB"):
+        download(big, tmp_path, base=server.address)
+
+
+# --- a data set
+
+
+def test_files_land_where_they_belong(server: Server, tmp_path: Path) -> None:
+    server.files |= {
+        "gnd.pkl": b"judgements",
+        "photos.tgz": tar({"paris/defense/a.jpg": b"A", "paris/louvre/b.jpg": b"B"}),
+        "more.zip": zipped({"inner/c.txt": b"C", "inner/": b""}),
+    }
+    files = (
+        RemoteFile("http://elsewhere.org/data/gnd.pkl", "gnd.pkl"),
+        RemoteFile("http://elsewhere.org/photos.tgz", "jpg", unpack=True, flat=True),
+        RemoteFile("http://elsewhere.org/x?id=7", unpack=True, saved_as="more.zip"),
+    )
+    unverified = download(entry(*files), tmp_path / "set", base=server.address)
+    found = {
+        str(path.relative_to(tmp_path / "set")): path.read_bytes()
+        for path in (tmp_path / "set").rglob("*")
+        if path.is_file() and path.name != LOCK_FILE
+    }
+    assert found == {
+        "gnd.pkl": b"judgements",
+        "jpg/a.jpg": b"A",
+        "jpg/b.jpg": b"B",
+        "inner/c.txt": b"C",
+    }
+    assert unverified == ["gnd.pkl", "photos.tgz", "more.zip"]
+    lock = json.loads((tmp_path / "set" / LOCK_FILE).read_text())
+    photos = server.files["photos.tgz"]
+    assert lock["photos.tgz"]["sha256"] == hashlib.sha256(photos).hexdigest()
+    assert lock["photos.tgz"]["bytes"] == len(photos)
+    server.asked.clear()
+    download(entry(*files), tmp_path / "set", base=server.address)
+    assert server.asked == []
+
+
+def test_a_second_run_fetches_only_what_is_missing(server: Server, tmp_path: Path) -> None:
+    files = [RemoteFile(f"http://x/{name}", name) for name in ("a", "b")]
+    server.files["a"] = b"first"
+    with pytest.raises(InputError, match="404"):
+        download(entry(*files), tmp_path, base=server.address)
+    server.files["b"] = b"second"
+    server.asked.clear()
+    download(entry(*files), tmp_path, base=server.address)
+    assert server.asked == [("b", None)]
+
+
+@pytest.mark.parametrize("kind", ["md5", "sha256"])
+def test_checksums(kind: str, server: Server, tmp_path: Path) -> None:
+    server.files["a.bin"] = content()
+    right = f"{kind}:{hashlib.new(kind, content()).hexdigest()}"
+    file = RemoteFile("http://x/a.bin", "sub/a.bin", checksum=f"{kind}:{'0' * 32}")
+    with pytest.raises(InputError, match=rf"a\.bin from .* is damaged or has changed \({kind} "):
+        download(entry(file), tmp_path, base=server.address)
+    assert list(tmp_path.rglob("*.bin*")) == []
+    assert download(entry(replace(file, checksum=right)), tmp_path, base=server.address) == []
+    assert (tmp_path / "sub" / "a.bin").read_bytes() == content()
+
+
+def test_checksums_published_beside_the_file(server: Server, tmp_path: Path) -> None:
+    server.files["a.tar"] = tar({"0/1/2/012.jpg": b"J"}, "w")
+    file = RemoteFile(
+        "http://x/a.tar", "train", unpack=True, checksum_url="http://x/md5sum/md5.a.txt"
+    )
+    server.files["md5.a.txt"] = b"0" * 32 + b"  a.tar\n"
+    with pytest.raises(InputError, match="damaged or has changed"):
+        download(entry(file), tmp_path, base=server.address)
+    digest = hashlib.md5(server.files["a.tar"]).hexdigest()
+    server.files["md5.a.txt"] = f"{digest}  a.tar\n".encode()
+    assert download(entry(file), tmp_path, base=server.address) == []
+    assert (tmp_path / "train/0/1/2/012.jpg").read_bytes() == b"J"
+    assert not list(tmp_path.glob(".md5*"))
+
+
+def test_an_archive_downloaded_by_hand_is_taken(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "photos.tgz").write_bytes(tar({"a.jpg": b"A"}))
+    file = RemoteFile("http://x/photos.tgz", "jpg", unpack=True, flat=True)
+    download(entry(file), tmp_path, base=server.address)
+    assert server.asked == []
+    assert (tmp_path / "jpg" / "a.jpg").read_bytes() == b"A"
+    assert not (tmp_path / "photos.tgz").exists()
+
+
+def test_a_set_without_addresses_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Cars-196 cannot be downloaded: its original host"):
+        download(ENTRIES["Cars-196"], tmp_path)
+
+
+def test_a_damaged_note_is_said(server: Server, tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).write_text("{")
+    with pytest.raises(InputError, match="is damaged: delete it"):
+        download(entry(RemoteFile("http://x/a", "a")), tmp_path, base=server.address)
+
+
+# --- unpacking
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, target
+        archive.addfile(info)
+    return buffer.getvalue()
+
+
+def linked_zip() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    "archive",
+    [
+        tar({"../out.txt": b"x"}),
+        tar({"a/../../out.txt": b"x"}),
+        tar({"/tmp/listwise-out.txt": b"x"}),
+        tar({"C:/out.txt": b"x"}),
+        tar({"..\\out.txt": b"x"}),
+        zipped({"../out.txt": b"x"}),
+        zipped({"/tmp/listwise-out.txt": b"x"}),
+        link("inside", "/etc"),
+        link("inside", "../.."),
+        link("inside", "/etc/passwd", tarfile.LNKTYPE),
+        link("inside", "", tarfile.FIFOTYPE),
+        linked_zip(),
+    ],
+)
+def test_nothing_lands_outside(archive: bytes, flat: bool, tmp_path: Path) -> None:
+    path, folder = tmp_path / "evil", tmp_path / "in" / "here"
+    path.write_bytes(archive)
+    with pytest.raises(InputError, match="refused") as caught:
+        unpack(path, folder, flat=flat)
+    assert "\n" not in str(caught.value)
+    assert not Path("/tmp/listwise-out.txt").exists()
+    assert [p.name for p in tmp_path.rglob("*") if not p.is_dir()] == ["evil"]
+
+
+@pytest.mark.parametrize("whole", [tar({"a": content()}), zipped({"a": content()}), b"nothing"])
+def test_damaged_archives(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.tgz"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="is damaged"):
+        unpack(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("make", [tar, zipped])
+def test_flipped_bytes_in_an_archive(make, tmp_path: Path) -> None:
+    whole = bytearray(make({"a": content()}))
+    for place in range(2_000, 90_000, 7_000):
+        whole[place] ^= 0xFF
+    path = tmp_path / "a.tgz"
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match="is damaged"):
+        unpack(path, tmp_path / "out")

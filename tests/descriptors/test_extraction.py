@@ -1,0 +1,286 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.data import Images, load_image, read_images, whole_image
+from listwise.descriptors import DescriptorFile, Model, Whitening, extract
+from listwise.errors import InputError
+from listwise.models import RetrievalNet
+
+module = sys.modules["listwise.descriptors.extract"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
+
+
+@pytest.fixture
+def images(photos):
+    """Some of the photos of the session, of two shapes, one with a box."""
+    images = read_images(photos).subset(range(0, 48, 3))
+    return Images(images.paths, images.ids, ((3.0, 4.0, 50.0, 40.0), *[None] * 15))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setitem(module.PART, "cpu", 5)
+
+
+def one_by_one(model, images, max_side=None):
+    model.net.eval()
+    with torch.no_grad():
+        rows = [
+            model.net(whole_image(load_image(path, images.box(i)), max_side)[None])
+            for i, path in enumerate(images.paths)
+        ]
+    return torch.cat(rows).numpy()
+
+
+def test_whole_photos_and_boxes_at_original_size(model, images, tmp_path):
+    done = []
+    file = extract(model, images, tmp_path / "a.parquet", workers=0, on_progress=done.append)
+    np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
+    assert file.ids == images.ids
+    assert file.model == model.net.fingerprint()
+    assert file.sizes[:2].tolist() == [[47, 36], [72, 56]]
+    assert dict(file.settings) == {
+        "max_side": None,
+        "scales": (1.0,),
+        "power": 3.0,
+        "precision": "float32",
+    }
+    assert sum(done) == 16
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+    assert not file.header.whitened
+
+
+def test_settings_and_whitening_reach_the_descriptors(model, images, tmp_path):
+    plain = extract(model, images, tmp_path / "plain.parquet", max_side=40, workers=0)
+    np.testing.assert_allclose(plain.read(), one_by_one(model, images, 40), rtol=0, atol=1e-5)
+    assert plain.sizes[1].tolist() == [72, 56]
+    how = {"scales": (1, 0.5), "power": 2.0, "max_side": 50, "workers": 0}
+    several = extract(model, images, tmp_path / "several.parquet", **how)
+    assert np.abs(several.read() - plain.read()).max() > 1e-3
+
+    whitened = Model(model.net, Whitening.learn(several.batches(), dim=6))
+    file = extract(whitened, images, tmp_path / "whitened.parquet", **how)
+    assert file.dim == whitened.dim == 6
+    assert file.header.whitened
+    assert file.model == whitened.fingerprint != model.fingerprint
+    np.testing.assert_allclose(
+        file.read(), whitened.whitening.apply(several.read()), rtol=0, atol=1e-5
+    )
+    again = whitened.describe(images, **dict(file.settings), workers=0)
+    np.testing.assert_allclose(again.descriptors, file.read(), rtol=0, atol=1e-5)
+    assert again.kept == list(range(16))
+
+
+def test_workers_change_nothing(model, images, tmp_path):
+    alone = extract(model, images, tmp_path / "a.parquet", workers=0)
+    helped = extract(model, images, tmp_path / "b.parquet", workers=2)
+    np.testing.assert_array_equal(alone.read(), helped.read())
+    assert alone.ids == helped.ids
+
+
+@pytest.fixture
+def some_broken(images, tmp_path):
+    """The same photos; the first is missing, a middle one is cut, and one part has only wrecks."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    paths = list(images.paths)
+    paths[0] = str(folder / "missing.jpg")
+    for i in (7, 10, 11, 12, 13, 14):
+        content = Path(paths[i]).read_bytes()
+        paths[i] = str(folder / f"cut{i}.jpg")
+        Path(paths[i]).write_bytes(content[: len(content) // 2])
+    return Images(tuple(paths), images.ids, None)
+
+
+def test_broken_photos_are_named_and_left_out(model, some_broken, tmp_path):
+    done = []
+    out = tmp_path / "a.parquet"
+    file = extract(model, some_broken, out, workers=0, on_progress=done.append)
+    kept = [1, 2, 3, 4, 5, 6, 8, 9, 15]
+    assert file.ids == tuple(some_broken.ids[i] for i in kept)
+    expected = one_by_one(model, some_broken.subset(kept))
+    np.testing.assert_allclose(file.read(), expected, rtol=0, atol=1e-5)
+    assert sum(done) == 16
+    unreadable = file.header.unreadable
+    assert len(unreadable) == 7
+    assert "missing.jpg: no such file" in unreadable[0]
+    assert "cut7.jpg" in unreadable[1]
+
+
+def test_strict_stops_at_the_first_and_looks_again_next_time(model, some_broken, tmp_path):
+    out = tmp_path / "a.parquet"
+    with pytest.raises(InputError, match=r"missing\.jpg: no such file"):
+        extract(model, some_broken, out, workers=0, strict=True)
+    assert not out.exists()
+    Image.new("RGB", (64, 64), "red").save(some_broken.paths[0])
+    with pytest.raises(InputError, match=r"cut7\.jpg"):
+        extract(model, some_broken, out, workers=0, strict=True)
+    for i in (7, 10, 11, 12, 13, 14):
+        Image.new("RGB", (64, 64), "red").save(some_broken.paths[i])
+    notes = []
+    file = extract(model, some_broken, out, workers=0, strict=True, on_note=notes.append)
+    assert notes == ["5 of 16 photos were done before"]
+    assert len(file) == 16
+
+
+def test_parts_of_another_run_are_not_used(model, images, tmp_path, monkeypatch):
+    out = tmp_path / "a.parquet"
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(**change):
+        def count(done):
+            nonlocal seen
+            seen += done
+            if seen > 12:
+                raise Stop
+
+        seen = 0
+        with pytest.raises(Stop):
+            extract(model, images, out, workers=0, on_progress=count, **change)
+        assert len(list((tmp_path / "a.parquet.partial").glob("*.parquet"))) == 2
+
+    interrupt()
+    notes = []
+    before = extract(model, images, out, workers=0, on_note=notes.append).read()
+    assert notes == ["10 of 16 photos were done before"]
+
+    torch.manual_seed(1)
+    other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
+    moved = Images(tuple(reversed(images.paths)), images.ids, None)
+    unboxed = Images(images.paths, images.ids, None)
+    for arguments, change in (
+        ((model, images), {"max_side": 30}),
+        ((other, images), {}),
+        ((model, moved), {}),
+        ((model, unboxed), {}),
+    ):
+        interrupt()
+        notes = []
+        changed = extract(*arguments, out, workers=0, on_note=notes.append, **change)
+        assert len(notes) == 1
+        assert notes[0].endswith("starting over")
+        assert np.abs(changed.read() - before).max() > 1e-3
+
+
+KILLED = """
+import json, os, signal, sys, time
+import torch
+from pathlib import Path
+from listwise.data import read_images
+from listwise.descriptors import Model, extract
+from listwise.models import RetrievalNet
+
+folder, photos = Path(sys.argv[1]), sys.argv[2]
+sys.modules["listwise.descriptors.extract"].PART["cpu"] = 5
+images = read_images(photos)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
+
+def run(name, killed, notes=None):
+    child = os.fork()
+    if child:
+        return child
+    notes = open(notes or os.devnull, "w")
+    done = 0
+
+    def progress(count):
+        nonlocal done
+        done += count
+        if killed:  # in its own time, but never to the end
+            time.sleep(0.02 if done < 44 else 60)
+
+    extract(model, images, folder / name, workers=0, on_progress=progress,
+            on_note=lambda note: print(note, file=notes, flush=True))
+    os._exit(0)
+
+def parts():
+    return len(list((folder / "killed.partial").glob("*.parquet")))
+
+os.waitpid(run("whole", False), 0)
+kills = []
+for target, delay in ((1, 0), (2, 0.013), (4, 0.005), (7, 0.021), (8, 0)):
+    child = run("killed", True)
+    while parts() < target:
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    kills.append([parts(), os.WIFSIGNALED(status), (folder / "killed").exists()])
+os.waitpid(run("killed", False, folder / "notes"), 0)
+print(json.dumps(kills))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_again_and_again_it_ends_with_the_values_of_an_unbroken_run(photos, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(photos)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    kills = json.loads(done.stdout)
+    assert [killed for _, killed, _ in kills] == [True] * 5
+    assert not any(finished for *_, finished in kills)
+    counts = [count for count, *_ in kills]
+    assert counts == sorted(counts)
+    assert 8 <= counts[-1] < 10
+    whole, killed = (DescriptorFile.open(tmp_path / name) for name in ("whole", "killed"))
+    assert (tmp_path / "notes").read_text() == f"{5 * counts[-1]} of 48 photos were done before\n"
+    assert killed.ids == whole.ids
+    np.testing.assert_array_equal(killed.read(), whole.read())
+    np.testing.assert_array_equal(killed.sizes, whole.sizes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "notes", "whole"]
+
+
+def test_mistakes_are_one_line(model, images, tmp_path):
+    picture = tmp_path / "photo.jpg"
+    Image.new("RGB", (8, 8)).save(picture)
+    taken = tmp_path / "b.parquet.partial"
+    taken.mkdir()
+    (taken / "mine.parquet").write_text("precious")
+    empty = Images((), (), None)
+    nothing = Images(("no.jpg", "none.jpg"), ("no", "none"), None)
+    out = tmp_path / "a.parquet"
+    for arguments, change, message in (
+        ((images, picture), {}, "is no descriptor file: give another name"),
+        ((images, tmp_path), {}, "is no descriptor file"),
+        ((images, picture / "below"), {}, "cannot write"),
+        ((images, tmp_path / "b.parquet"), {}, "in the way"),
+        ((empty, out), {}, "no photos"),
+        ((nothing, out), {}, r"none of the 2 photos can be read; the first: no\.jpg"),
+        ((images, out), {"scales": ()}, "scales .*one or more"),
+        ((images, out), {"scales": (1, -0.5)}, "above 0"),
+        ((images, out), {"power": 0.0}, "power 0.0: .*greater than 0"),
+        ((images, out), {"max_side": 0}, "max_side 0"),
+        ((images, out), {"precision": "half"}, "precision 'half'.*bfloat16"),
+    ):
+        with pytest.raises(InputError, match=message) as error:
+            extract(model, *arguments, workers=0, **change)
+        assert "\n" not in str(error.value)
+    assert (taken / "mine.parquet").read_text() == "precious"
+    assert not out.exists()
+
+
+def test_bfloat16_is_said_in_the_file(model, images, tmp_path):
+    exact = extract(model, images, tmp_path / "a.parquet", workers=0)
+    half = extract(model, images, tmp_path / "b.parquet", workers=0, precision="bfloat16")
+    assert half.settings.precision == "bfloat16"
+    assert 1e-6 < np.abs(half.read() - exact.read()).max() < 0.05

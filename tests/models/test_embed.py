@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.data import Images, load_image, whole_image
+from listwise.models import RetrievalNet, embed
+from listwise.models.embed import embed_photos
+
+SIZES = [(64, 48), (48, 64), (64, 48), (90, 40), (64, 48), (48, 64), (200, 120), (64, 48)]
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return RetrievalNet("test_resnet.r160_in1k", weights="random")
+
+
+@pytest.fixture
+def images(tmp_path):
+    generator = np.random.default_rng(0)
+    paths = []
+    for i, (width, height) in enumerate(SIZES):
+        coarse = generator.integers(0, 255, (5, 5, 3)).astype(np.uint8)
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.fromarray(coarse).resize((width, height)).save(paths[-1])
+    return Images(tuple(paths), tuple(paths), None)
+
+
+def one_by_one(net, images, max_side=None):
+    net.eval()
+    with torch.no_grad():
+        rows = [
+            net(whole_image(load_image(path, images.box(i)), max_side)[None])
+            for i, path in enumerate(images.paths)
+        ]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("max_side", [None, 60])
+def test_mixed_shapes_keep_their_order(net, images, workers, max_side, monkeypatch):
+    monkeypatch.setitem(embed.BATCH_PIXELS, "cpu", 3 * 64 * 48)
+    found = embed_photos(net, images, max_side=max_side, workers=workers)
+    assert found.kept == list(range(8))
+    assert found.errors == []
+    torch.testing.assert_close(
+        found.descriptors, one_by_one(net, images, max_side), rtol=0, atol=1e-5
+    )
+
+
+def test_boxes_are_cut_out(net, images):
+    boxes = ((10.0, 5.0, 50.0, 45.0), None, *[(0.0, 0.0, 40.0, 40.0)] * 6)
+    boxed = Images(images.paths, images.ids, boxes)
+    found = embed_photos(net, boxed).descriptors
+    torch.testing.assert_close(found, one_by_one(net, boxed), rtol=0, atol=1e-5)
+    assert not torch.allclose(found[0], embed_photos(net, images).descriptors[0], atol=1e-3)
+
+
+def test_broken_photos_are_left_out_and_reported(net, images, tmp_path):
+    whole = embed_photos(net, images).descriptors
+    with open(images.paths[2], "rb") as file:
+        content = file.read()
+    with open(images.paths[2], "wb") as file:
+        file.write(content[: len(content) // 2])  # header whole, pixels not
+    paths = (*images.paths[:5], str(tmp_path / "missing.png"), *images.paths[6:])
+    seen = []
+    found = embed_photos(net, Images(paths, paths, None), on_progress=seen.append)
+    assert found.kept == [0, 1, 3, 4, 6, 7]
+    torch.testing.assert_close(found.descriptors, whole[found.kept], rtol=0, atol=1e-5)
+    assert len(found.errors) == 2
+    assert paths[5] in found.errors[0]
+    assert paths[2] in found.errors[1]
+    assert sum(seen) == 8
+
+
+def test_nothing_readable_gives_no_rows(net):
+    found = embed_photos(net, Images(("no.jpg",), ("no.jpg",), None))
+    assert found.descriptors.shape == (0, net.dim)
+    assert len(found.errors) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_and_random_state_are_put_back(net, images, training):
+    net.train(training)
+    state = torch.get_rng_state()
+    embed_photos(net, images, workers=1)
+    assert net.training is training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_autocast_reaches_the_network(net, images):
+    exact = embed_photos(net, images).descriptors
+    half = embed_photos(net, images, autocast=torch.bfloat16).descriptors
+    assert half.dtype == torch.float32
+    difference = (half - exact).abs().max()
+    assert 1e-6 < difference < 0.05
+
+
+def test_too_large_photos_are_one_line(net, images, monkeypatch):
+    def forward(self, photos):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate")
+
+    monkeypatch.setattr(RetrievalNet, "forward", forward)
+    with pytest.raises(ValueError, match=r"of 64 × 48 at once do not fit.*--val-max-side"):
+        embed_photos(net, images)

@@ -1,0 +1,45 @@
+import os
+import stat
+import threading
+
+from listwise.files import publish, write_text
+
+
+def test_publish_replaces_the_old_file_and_leaves_no_partial_one(tmp_path):
+    final, partial = tmp_path / "state", tmp_path / "state.tmp"
+    final.write_text("old")
+    partial.write_text("new")
+    publish(partial, final)
+    assert final.read_text() == "new"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_published_file_has_the_permissions_of_an_ordinary_one(tmp_path):
+    partial = tmp_path / "state.tmp"
+    partial.touch(mode=0o600)
+    partial.chmod(0o600)
+    publish(partial, tmp_path / "state")
+    ordinary = tmp_path / "ordinary"
+    ordinary.write_text("")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("state", "ordinary")]
+    assert modes[0] == modes[1]
+
+
+def test_a_reader_never_sees_a_part_of_a_text_file(tmp_path):
+    path = tmp_path / "notes"
+    texts = {letter * 200_000 for letter in "ab"}
+    write_text(path, "a" * 200_000)
+    done = threading.Event()
+
+    def write() -> None:
+        for i in range(40):
+            write_text(path, "ab"[i % 2] * 200_000)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(path.read_text())
+    writer.join()
+    assert seen <= texts

@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from listwise.errors import InputError
+from listwise.settings import CropSettings, TrainConfig, make_config, merge, read_settings
+
+PAPER = Path(__file__).parents[1] / "configs" / "paper.yaml"
+
+
+def names(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
+def test_the_paper_config_lists_every_setting_with_its_default():
+    content = yaml.safe_load(PAPER.read_text())
+    assert content.keys() == names(TrainConfig)
+    assert content["crops"].keys() == names(CropSettings)
+    assert make_config(read_settings(PAPER), "paper") == TrainConfig()
+
+
+def test_the_defaults_are_those_of_section_4_2():
+    config = TrainConfig()
+    assert (config.backbone, config.pooling, config.loss, config.bins) == (
+        "resnet101",
+        "gem",
+        "ap",
+        20,
+    )
+    assert (config.batch_size, config.updates, config.crops.size) == (4096, 200, 800)
+    assert (config.learning_rate, config.weight_decay, config.warmup) == (1e-4, 1e-6, 0)
+    assert config.class_weights
+    assert config.classes_per_batch is None
+
+
+def test_every_setting_of_the_paper_config_has_a_comment():
+    lines = [line for line in PAPER.read_text().splitlines() if ":" in line.partition("#")[0]]
+    assert len(lines) == len(names(TrainConfig)) + len(names(CropSettings))
+    assert all("#" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("batchsize: 3", ["'batchsize'", "batch_size", "learning_rate"]),
+        ("crops: {sise: 3}", ["'crops.sise'", "min_area", "size"]),
+        ("batch_size: many", ["batch_size", "integer"]),
+        ("batch_size: 1", ["batch_size", "2"]),
+        ("crops: {size: 2}", ["crops.size", "8"]),
+        ("crops: 7", ["crops"]),
+        ("crops: {min_area: 0.9, max_area: 0.2}", ["crops", "min_area 0.9 is larger"]),
+        ("loss: triplet", ["loss", "'ap'", "'tie-aware'"]),
+        ("micro_batch: some", ["micro_batch: ", "integer", "or ", "'auto'"]),
+        ("micro_batch: 0", ["micro_batch: ", "1"]),
+        ("learning_rate: .inf", ["learning_rate", "finite"]),
+        ("- a\n- b", ["name: value"]),
+        ("a: [1", ["is not YAML"]),
+        ("1: 2", ["1"]),
+    ],
+)
+def test_a_bad_config_is_one_line_that_names_file_and_fault(tmp_path, text, said):
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_settings(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("my.yaml", *said):
+        assert part in message
+
+
+def test_a_config_that_cannot_be_read_is_an_error(tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(InputError, match="cannot read the config"):
+            read_settings(path)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"backbone: \xe9")
+    with pytest.raises(InputError, match="not YAML"):
+        read_settings(latin)
+
+
+def test_a_config_is_not_filled_up(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text("batch_size: 64\nlearning_rate: 1e-3\ncrops:\n  size: 64\n")
+    settings = read_settings(path)
+    assert settings["crops"] == {"size": 64}
+    assert settings.keys() == {"batch_size", "learning_rate", "crops"}
+    config = make_config(settings, "my")
+    assert config.learning_rate == 1e-3
+    assert config.crops == CropSettings(size=64)
+    path.write_text("# nothing\n")
+    assert read_settings(path) == {}
+
+
+def test_later_layers_win_and_nested_settings_mix():
+    low = {"seed": 1, "crops": {"size": 64, "flip": 0.5}}
+    assert merge(low, {"crops": {"size": 96}, "patience": None}) == {
+        "seed": 1,
+        "crops": {"size": 96, "flip": 0.5},
+        "patience": None,
+    }
+    assert low["crops"] == {"size": 64, "flip": 0.5}
+
+
+def test_a_config_survives_being_written_as_yaml():
+    config = make_config({"patience": 3, "crops": {"size": 64}, "learning_rate": 3e-7}, "here")
+    again = yaml.safe_load(yaml.safe_dump(config.model_dump()))
+    assert make_config(again, "there") == config

@@ -1,0 +1,65 @@
+"""What the guides on data and training say is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from listwise.data import read_labelled
+from listwise.settings import CropSettings, TrainConfig, make_config
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(name, kind):
+    found = re.findall(
+        r"^```(\w*)\n(.*?)^```$", (DOCS / name).read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [text for language, text in found if language == kind]
+
+
+@pytest.mark.parametrize("name", ["training.md", "data.md"])
+def test_flags_and_settings_exist(name):
+    text = (DOCS / name).read_text()
+    flags = {name.replace("_", "-") for name in TrainConfig.model_fields if name != "crops"}
+    flags |= {f"crops-{name.replace('_', '-')}" for name in CropSettings.model_fields}
+    flags |= {"no-class-weights", "resume", "preset", "config", "json", "help"}
+    outside = {"nproc-per-node", "logdir", "shm-size"}  # of torchrun, tensorboard and docker
+    assert set(re.findall(r"--([a-z][a-z-]+)", text)) <= flags | outside
+    for block in blocks(name, "yaml"):
+        make_config(yaml.safe_load(block), name)
+
+
+def test_links_lead_somewhere():
+    for name in ("training.md", "data.md"):
+        for target in re.findall(r"\]\(([^)#]+)", (DOCS / name).read_text()):
+            assert (DOCS / target).exists(), target
+
+
+def test_the_data_guide(photos, tmp_path, monkeypatch):
+    (table,) = blocks("data.md", "csv")
+    (tmp_path / "labels.csv").write_text(table)
+    images = read_labelled(tmp_path / "labels.csv")
+    assert images.class_names == ("eiffel_tower", "louvre")
+    assert images.boxes == (None, (120, 40, 560, 700), None, None)
+    listed = [block for block in blocks("data.md", "") if "\t" in block]
+    (tmp_path / "list.txt").write_text(listed[0])
+    assert read_labelled(tmp_path / "list.txt").class_names == ("eiffel_tower", "louvre")
+    monkeypatch.chdir(photos.parent)
+    (code,) = blocks("data.md", "python")
+    exec(code, {})
+
+
+def test_the_training_guide(photos, tmp_path, monkeypatch, capsys):
+    (tmp_path / "photos").symlink_to(photos)
+    monkeypatch.chdir(tmp_path)
+    read, train = blocks("training.md", "python")
+    quick = '"updates": 20'
+    small = {"backbone": "test_resnet.r160_in1k", "weights": "random", "updates": 2, "workers": 0}
+    assert quick in train
+    exec(train.replace(f"{{{quick}}}", repr(small | {"device": "cpu"})), {})
+    assert "at update" in capsys.readouterr().out
+    (tmp_path / "runs" / "photos").symlink_to(tmp_path / "runs" / "from-python")
+    exec(read, {})
+    assert capsys.readouterr().out.startswith("0 ")

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+import torch
+
+from listwise.data import LabelledImages
+from listwise.settings import TrainConfig
+from listwise.training.choices import Machine, choose_settings
+
+LAPTOP = Machine("cpu", 8, False)
+SERVER = Machine("cuda", 16, True)
+
+
+def images(count, per_class=10):
+    labels = np.arange(count) // per_class
+    names = tuple(f"{i}.jpg" for i in range(count))
+    classes = tuple(sorted(str(k) for k in range(labels.max() + 1)))
+    return LabelledImages(names, names, None, labels, classes, None)
+
+
+def choose(count, size=(640, 480), machine=LAPTOP, **given):
+    return choose_settings(given, images(count), np.tile(size, (count, 1)), machine)
+
+
+def value(config, name):
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, SERVER, Machine("cuda:1", 1, False)])
+@pytest.mark.parametrize("count", [4, 30, 64, 1000, 50_000])
+@pytest.mark.parametrize("size", [(20, 30), (150, 100), (1000, 700), (6000, 4000)])
+def test_every_choice_is_possible_and_has_a_reason(machine, count, size):
+    config, reasons = choose(count, size, machine)
+    default = TrainConfig()
+    changed = {n for n in TrainConfig.model_fields if value(config, n) != value(default, n)}
+    assert changed <= {name.partition(".")[0] for name in reasons}
+    assert all(reasons.values())
+    assert config.batch_size <= count
+    assert 30 <= config.updates <= 200
+    assert config.crops.size % 32 == 0
+    assert 64 <= config.crops.size <= max(64, *size)
+    assert config.crops.size <= 800
+    assert 0 < config.learning_rate <= 1e-4
+    assert config.validate_every * 5 < config.updates
+    assert config.device == machine.device
+
+
+def test_a_thousand_photos_and_a_laptop():
+    config, _ = choose(1000)
+    assert config.backbone == "tf_efficientnet_lite0"
+    assert config.batch_size == 256
+    assert config.crops.size == 224
+    assert config.updates * config.batch_size <= 12 * 1000
+    assert config.precision == "float32"
+    assert config.workers == 2
+    assert config.patience is not None
+
+
+def test_many_photos_and_a_gpu_come_to_the_paper():
+    config, reasons = choose(50_000, (1600, 1200), SERVER)
+    paper = TrainConfig()
+    for name in ("backbone", "batch_size", "crops.size", "learning_rate"):
+        assert value(config, name) == value(paper, name)
+    assert config.precision == "bfloat16"
+    assert config.workers == 15
+    assert "1200" in reasons["crops.size"]
+    assert "800" in reasons["crops.size"]
+
+
+def test_a_gpu_without_bfloat16_keeps_float32():
+    config, reasons = choose(100, machine=Machine("cuda", 4, False))
+    assert config.precision == "float32"
+    assert "precision" not in reasons
+
+
+def test_what_the_user_gave_stands_and_needs_no_reason():
+    given = {
+        "crops": {"size": 96},
+        "batch_size": 300,
+        "patience": None,
+        "updates": 7,
+        "backbone": "resnet18",
+    }
+    config, reasons = choose(1000, **given)
+    assert config.crops.size == 96
+    assert (config.batch_size, config.patience, config.updates) == (300, None, 7)
+    assert config.backbone == "resnet18"
+    assert not {"crops.size", "batch_size", "patience", "updates", "backbone"} & reasons.keys()
+    assert config.val_max_side == 2 * 96  # what follows from it does follow
+    assert config.crops.flip == 0
+
+
+def test_a_batch_beyond_the_photos_counts_as_the_photos():
+    large, _ = choose(200, batch_size=4096)
+    exact, _ = choose(200, batch_size=200)
+    assert large.updates == exact.updates
+    assert large.learning_rate == exact.learning_rate
+
+
+def test_processes_on_one_machine_share_its_cores(monkeypatch):
+    alone = Machine.this("cpu")
+    assert alone == Machine("cpu", alone.cores, False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * alone.cores))
+    assert Machine.this("cpu").cores == 1
+
+
+def test_auto_takes_a_gpu_if_any():
+    assert Machine.this("auto").device == ("cuda" if torch.cuda.is_available() else "cpu")

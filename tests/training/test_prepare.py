@@ -1,0 +1,120 @@
+import csv
+import shutil
+
+import pytest
+
+from listwise.data import ImageError, read_labelled
+from listwise.errors import InputError
+from listwise.settings import TrainConfig
+from listwise.training.prepare import prepare
+
+
+def write_table(path, photos, split_of, box=None):
+    images = read_labelled(photos)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label", "split", "box"])
+        for name, label in zip(images.paths, images.labels, strict=True):
+            writer.writerow([name, f"c{label}", split_of(int(label)), box or ""])
+    return path
+
+
+def test_classes_are_held_out_by_seed(photos):
+    plan = prepare(photos, {"val_fraction": 0.4})
+    assert len(plan.validation.class_names) == 3
+    assert len(plan.train) + len(plan.validation) == 48
+    assert not set(plan.train.class_names) & set(plan.validation.class_names)
+    assert prepare(photos, {"val_fraction": 0.4}).fingerprint() == plan.fingerprint()
+    others = [prepare(photos, {"val_fraction": 0.4, "seed": seed}) for seed in range(1, 4)]
+    assert len({plan.fingerprint(), *(other.fingerprint() for other in others)}) > 1
+
+
+def test_a_split_column_decides(photos, tmp_path):
+    table = write_table(tmp_path / "t.csv", photos, lambda k: "val" if k > 4 else "train")
+    plan = prepare(table, {})
+    assert plan.validation.class_names == ("c5", "c6", "c7")
+    assert plan.train.class_names == ("c0", "c1", "c2", "c3", "c4")
+
+
+def test_a_class_in_both_splits_is_refused(photos, tmp_path):
+    turn = iter(range(48))
+    table = write_table(
+        tmp_path / "t.csv", photos, lambda k: "val" if next(turn) % 6 == 0 else "train"
+    )
+    with pytest.raises(InputError, match="class 'c0' is in both splits"):
+        prepare(table, {})
+
+
+def test_a_missing_split_is_named(photos, tmp_path):
+    table = write_table(tmp_path / "t.csv", photos, lambda k: "test" if k > 4 else "train")
+    with pytest.raises(InputError, match="'val'; the splits are: test, train"):
+        prepare(table, {})
+
+
+def test_validation_of_single_photos_is_refused(photos, tmp_path):
+    images = read_labelled(photos)
+    lines = [f"{p},c{k},train" for p, k in zip(images.paths, images.labels, strict=True)]
+    lines += [f"{images.paths[0]},x,val", f"{images.paths[1]},y,val"]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]))
+    with pytest.raises(InputError, match="no validation class has two photos"):
+        prepare(tmp_path / "t.csv", {})
+
+
+def test_one_class_to_train_on_is_refused(photos, tmp_path):
+    table = write_table(tmp_path / "t.csv", photos, lambda k: "val" if k else "train")
+    with pytest.raises(InputError, match="at least two classes of two or more photos; there are 1"):
+        prepare(table, {})
+
+
+def test_the_paper_preset_is_the_paper_but_for_what_there_is_not(photos):
+    plan = prepare(photos, {"device": "cpu"}, preset="paper")
+    expected = TrainConfig().model_dump() | {
+        "batch_size": len(plan.train),
+        "device": "cpu",
+        "workers": plan.config.workers,
+    }
+    assert plan.config.model_dump() == expected
+    assert plan.reasons == {}
+    (note,) = plan.notes
+    assert "4096" in note
+    assert str(len(plan.train)) in note
+
+
+def test_given_settings_stand_with_either_preset(photos):
+    given = {"batch_size": 10, "crops": {"flip": 0.5}, "workers": 0, "device": "cpu"}
+    for preset in ("auto", "paper"):
+        plan = prepare(photos, given, preset)
+        assert plan.config.batch_size == 10
+        assert plan.config.crops.flip == 0.5
+        assert plan.config.workers == 0
+        assert not plan.notes
+
+
+def test_broken_photos_are_left_out_and_named(photos, tmp_path):
+    root = shutil.copytree(photos, tmp_path / "photos")
+    (root / "class1" / "9.jpg").write_bytes(b"this is no photo")
+    plan = prepare(root, {})
+    assert len(plan.train) + len(plan.validation) == 48
+    (note,) = plan.notes
+    assert note.startswith("1 image is unusable")
+    assert str(root / "class1" / "9.jpg") in note
+    with pytest.raises(ImageError, match=r"9\.jpg"):
+        prepare(root, {"strict": True})
+
+
+def test_the_fingerprint_knows_names_labels_and_boxes(photos, tmp_path):
+    def of(name, **change):
+        return prepare(write_table(tmp_path / name, photos, **change), {}).fingerprint()
+
+    plain = of("a.csv", split_of=lambda k: "val" if k > 4 else "train")
+    assert of("b.csv", split_of=lambda k: "val" if k > 4 else "train") == plain
+    assert of("c.csv", split_of=lambda k: "val" if k > 5 else "train") != plain
+    boxed = of("d.csv", split_of=lambda k: "val" if k > 4 else "train", box="0 0 40 40")
+    assert boxed != plain
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "mps"])
+def test_a_device_that_is_not_there_is_one_line(photos, device):
+    with pytest.raises(InputError, match="device") as caught:
+        prepare(photos, {"device": device})
+    assert "\n" not in str(caught.value)

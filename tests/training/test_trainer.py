@@ -1,0 +1,279 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from listwise.errors import InputError
+from listwise.evaluation import mean_average_precision
+from listwise.models import RetrievalNet
+from listwise.models.embed import embed_photos
+from listwise.training import Trainer, prepare, resume
+from listwise.training.memory import Fit
+from listwise.training.record import read_metrics
+from listwise.training.view import Silent
+
+SETTINGS = {
+    "backbone": "test_resnet.r160_in1k",
+    "weights": "random",
+    "val_fraction": 0.4,
+    "val_max_side": 48,
+    "batch_size": 16,
+    "micro_batch": 8,
+    "crops": {"size": 32},
+    "updates": 6,
+    "learning_rate": 1e-3,
+    "warmup": 0,
+    "patience": None,
+    "validate_every": 2,
+    "checkpoint_every": 3,
+    "device": "cpu",
+    "workers": 0,
+}
+
+
+class Witness(Silent):
+    """Keeps what it is told, and stops the run at an update if asked to."""
+
+    def __init__(self, stop_at=None):
+        self.lines, self.maps, self.losses, self.work = [], {}, [], []
+        self.fingerprints = {}
+        self.trainer = None
+        self.stop_at = stop_at
+
+    def say(self, line):
+        self.lines.append(line)
+
+    def working(self, what, done, total):
+        self.work.append((what, done, total))
+
+    def update(self, report):
+        self.losses.append(report.loss)
+        if report.update == self.stop_at:
+            raise KeyboardInterrupt
+
+    def validated(self, report):
+        self.maps[report.update] = report.mean_average_precision
+        if self.trainer is not None:
+            self.fingerprints[report.update] = self.trainer.net.fingerprint()
+
+
+def train(data, run, view=None, **given):
+    return Trainer(prepare(data, SETTINGS | given), run, view).fit()
+
+
+def same_state(a, b):
+    """Whether two runs left the same networks, moments and random state, to the bit."""
+    for name in ("checkpoint.safetensors", "model/model.safetensors"):
+        first, second = load_file(a / name), load_file(b / name)
+        assert first.keys() == second.keys()
+        for key in first:
+            assert torch.equal(first[key], second[key]), (name, key)
+    return True
+
+
+def test_a_run_leaves_what_it_should(photos, tmp_path):
+    view = Witness()
+    result = train(photos, tmp_path / "run", view)
+    run = tmp_path / "run"
+    metrics = read_metrics(run)
+    assert [line["update"] for line in metrics] == list(range(7))
+    assert [line["loss"] for line in metrics[1:]] == view.losses
+    expected = [1e-3 * (1 - i / 6) for i in range(6)]
+    assert [line["learning_rate"] for line in metrics[1:]] == pytest.approx(expected)
+    assert {line["update"]: line["validation_map"] for line in metrics[::2]} == view.maps
+    assert all("validation_map" not in line for line in metrics[1::2])
+    assert metrics[1]["gem_power"] == pytest.approx(3, abs=0.01)
+    assert metrics[-1]["forwards"] == 6 * 16 * 2
+    assert metrics[-1]["backwards"] == 6 * 16
+
+    plan = prepare(photos, SETTINGS)
+    assert yaml.safe_load((run / "config.yaml").read_text()) == plan.config.model_dump()
+    about = json.loads((run / "run.json").read_text())
+    assert about["data"] == str(photos.resolve())
+
+    assert result.model == run / "model"
+    assert result.first_map == view.maps[0]
+    assert result.best_map == max(view.maps.values()) == view.maps[result.best_update]
+    assert (result.updates, result.counts.updates) == (6, 6)
+    config = json.loads((run / "model" / "config.json").read_text())
+    training = config["provenance"]["training"]
+    assert training["validation_map"] == result.best_map
+    assert training["settings"]["crops"]["size"] == 32
+    assert not list(run.rglob("*.tmp"))
+    assert view.work[-1] == ("validating", len(plan.validation), len(plan.validation))
+
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    for name in ("loss", "gem_power", "learning_rate", "images_per_second"):
+        assert [event.step for event in board.Scalars(name)] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in board.Scalars("validation_map")] == [0, 2, 4, 6]
+    assert {event.step for event in board.Images("ranked lists")} == {0, 2, 4, 6}
+
+
+def test_the_kept_network_has_the_validation_map_it_says(photos, tmp_path):
+    result = train(photos, tmp_path / "run", updates=2)
+    validation = prepare(photos, SETTINGS).validation
+    found = embed_photos(RetrievalNet.load(result.model), validation, max_side=48)
+    value = mean_average_precision(found.descriptors.numpy(), validation.labels)
+    assert value == pytest.approx(result.best_map)
+
+
+def test_training_learns(photos, tmp_path):
+    view = Witness()
+    given = {"updates": 24, "validate_every": 24, "batch_size": 24, "micro_batch": "auto"}
+    result = train(photos, tmp_path / "run", view, **given)
+    assert np.mean(view.losses[-3:]) < 0.6 * np.mean(view.losses[:3])
+    assert result.best_map > result.first_map + 0.05
+    (choice,) = view.lines
+    assert choice.startswith("all 24 images in one pass: ")
+
+
+def test_the_best_network_is_kept_and_training_stops_when_tired(photos, tmp_path):
+    view = Witness()
+    given = {"learning_rate": 0.5, "patience": 2, "updates": 40, "validate_every": 1}
+    trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path / "run", view)
+    view.trainer = trainer
+    result = trainer.fit()
+    best = max(view.maps, key=lambda update: view.maps[update])  # the first of equals
+    assert result.best_update == best
+    assert result.best_map == view.maps[best]
+    assert result.updates == best + 2 < 40
+    kept = RetrievalNet.load(result.model)
+    assert kept.fingerprint() == view.fingerprints[best]
+    assert kept.fingerprint() != view.fingerprints[result.updates]
+    assert view.maps[result.updates] < result.best_map
+    assert view.lines[-1].startswith(f"stopped after update {result.updates}: 2 validations")
+
+
+def test_a_warm_up_rises_first(photos, tmp_path):
+    train(photos, tmp_path / "run", warmup=2, updates=4)
+    rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run")[1:]]
+    assert rates == pytest.approx([1e-3 * r for r in (1 / 3, 0.75 * 2 / 3, 0.5, 0.25)])
+
+
+def with_dropout(*arguments):
+    """A network that draws random numbers when it trains."""
+    net = RetrievalNet(*arguments)
+    net.projection = nn.Sequential(nn.Dropout(0.3), nn.Linear(net.dim, 16))
+    net.dim = 16
+    return net
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"classes_per_batch": 2, "batch_size": 32, "micro_batch": "auto", "workers": 1}],
+    ids=["dropout", "batches that differ in size"],
+)
+def test_an_interrupted_run_goes_on_to_the_bit(photos, tmp_path, monkeypatch, given):
+    data = photos
+    if given:
+        data = shutil.copytree(photos, tmp_path / "photos")
+        for kind in range(0, 8, 2):
+            for i in range(3):
+                (data / f"class{kind}" / f"{i}.jpg").unlink()
+    monkeypatch.setattr("listwise.training.trainer.RetrievalNet", with_dropout)
+    plan = prepare(data, SETTINGS | given)
+    Trainer(plan, tmp_path / "whole").fit()
+
+    run = tmp_path / "broken"
+    trainer = Trainer(plan, run, Witness(stop_at=1))
+    for stop in (2, 3, 6, None):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+        if (run / "checkpoint.safetensors").exists():
+            # Less memory than before must not change the sums any more.
+            monkeypatch.setattr(
+                "listwise.training.step.images_that_fit", lambda *_: Fit(3, 3, "memory is short")
+            )
+        torch.manual_seed(12345)
+        trainer = resume(run, Witness(stop_at=stop))
+    assert trainer.progress.update in (3, 4)  # there is a checkpoint at 3, and at 4 if it is best
+    trainer.fit()
+    assert same_state(tmp_path / "whole", run)
+    for a, b in zip(read_metrics(tmp_path / "whole"), read_metrics(run), strict=True):
+        a.pop("images_per_second", None)
+        b.pop("images_per_second", None)
+        assert a == b
+    if given:
+        sizes = np.diff([line.get("backwards", 0) for line in read_metrics(run)])
+        assert len(set(sizes)) > 1
+
+
+def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
+    given = {"checkpoint_every": 100, "validate_every": 1, "updates": 10}
+    trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path, Witness(stop_at=9))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    kept = json.loads((tmp_path / "model" / "config.json").read_text())["provenance"]["training"]
+    assert kept["update"] > 1
+    again = resume(tmp_path).progress
+    assert (again.best_update, again.best_map) == (kept["update"], kept["validation_map"])
+
+
+def test_a_finished_run_says_again_what_it_came_to(photos, tmp_path):
+    result = train(photos, tmp_path / "run", updates=2)
+    again = resume(tmp_path / "run").fit()
+    assert again == result
+
+
+def test_another_seed_is_another_run(photos, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(photos, tmp_path / name, seed=seed, updates=1)
+    losses = [read_metrics(tmp_path / name)[1]["loss"] for name in "abc"]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_data_that_changed_since_is_refused(photos, tmp_path):
+    data = shutil.copytree(photos, tmp_path / "photos")
+    train(data, tmp_path / "run", updates=1)
+    (data / "class0" / "0.jpg").unlink()
+    with pytest.raises(InputError, match="other photos or labels"):
+        resume(tmp_path / "run")
+
+
+def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
+    plan = prepare(photos, SETTINGS)
+    Trainer(plan, tmp_path / "run")
+    with pytest.raises(InputError, match="holds a run already: continue it with --resume"):
+        Trainer(plan, tmp_path / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot make the run's folder"):
+        Trainer(plan, tmp_path / "file" / "run")
+    with pytest.raises(InputError, match=r"no run to continue: it has no run\.json"):
+        resume(tmp_path)
+    for content in ("[]", "{", '{"data": "x"}'):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(InputError, match="not written by listwise train"):
+            resume(tmp_path)
+
+
+def test_a_network_that_cannot_be_made_leaves_no_run(photos, tmp_path):
+    with pytest.raises(InputError, match="resnet10x"):
+        train(photos, tmp_path / "run", backbone="resnet10x")
+    assert not (tmp_path / "run").exists()
+
+
+def test_photos_that_break_later_are_named_once_or_stop_a_strict_run(photos, tmp_path):
+    data = shutil.copytree(photos, tmp_path / "photos")
+    for photo in ("class0/0.jpg", "class1/0.jpg", "class2/0.jpg", "class6/0.jpg", "class7/0.jpg"):
+        (data / photo).write_bytes((data / photo).read_bytes()[:-600])
+    view = Witness()
+    train(data, tmp_path / "run", view, batch_size=30)
+    named = [line for line in view.lines if "0.jpg" in line]
+    assert len(named) == 5
+    assert sum("another photo of its class stands in" in line for line in named) >= 1
+    assert sum("validation goes on without it" in line for line in named) >= 1
+    with pytest.raises(InputError, match=r"0\.jpg"):
+        train(data, tmp_path / "strict", batch_size=30, strict=True)
+
+
+def test_a_diverged_run_is_one_line(photos, tmp_path):
+    with pytest.raises(InputError) as caught:
+        train(photos, tmp_path / "run", learning_rate=1e30)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,85 @@
+import io
+import re
+
+from rich.console import Console
+
+from listwise.training.view import LiveView, Silent, UpdateReport, ValidationReport, readable_time
+
+
+def play(view):
+    view.start(0, 20)
+    view.working("validating", 0, 30)
+    view.working("validating", 12, 30)
+    view.working("validating", 30, 30)
+    view.validated(ValidationReport(0, 0.25, best=True))
+    for update in range(1, 11):
+        view.update(UpdateReport(update, 20, 0.5 - update / 100, 1e-4, 321.4))
+    view.say("a photo of [brackets] " + "and a long path " * 10)
+    view.validated(ValidationReport(10, 0.5, best=True))
+    view.validated(ValidationReport(10, 0.125, best=False))
+    view.close()
+
+
+def record(terminal):
+    file = io.StringIO()
+    play(LiveView(Console(file=file, force_terminal=terminal, width=110)))
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+
+
+def test_without_a_terminal_there_is_one_line_a_validation():
+    lines = record(terminal=False).splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "update   0  validation mAP 25.0  best so far"
+    assert "[brackets]" in lines[1]
+    assert lines[1].endswith("and a long path ")
+    assert lines[2].startswith("update  10  loss 0.4000  validation mAP 50.0  321 images/s")
+    assert lines[2].endswith("best so far")
+    assert "12.5" in lines[3]
+    assert "best" not in lines[3]
+
+
+def test_a_terminal_shows_how_it_goes():
+    bars = [line for line in re.split(r"[\r\n]+", record(terminal=True)) if "training" in line]
+    for part in ("10/20", "loss 0.4000", "validation mAP 12.5", "321 images/s", " left"):
+        assert part in bars[-1]
+
+
+def test_a_terminal_shows_validation_as_it_goes():
+    file = io.StringIO()
+    view = LiveView(Console(file=file, force_terminal=True, width=110))
+    view.start(0, 20)
+    view.working("validating", 12, 30)
+    view._bars.refresh()
+    assert re.search(r"validating.*12/30", file.getvalue(), re.DOTALL)
+    view.working("validating", 30, 30)
+    file.truncate(0)
+    view._bars.refresh()
+    assert "validating" not in file.getvalue()
+    view.close()
+
+
+def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("listwise.training.view.time.perf_counter", lambda: now)
+    file = io.StringIO()
+    view = LiveView(Console(file=file, width=200))
+    view.start(100, 200)
+    now += 40
+    view.update(UpdateReport(110, 200, 0.1, 1e-4, 10.0))
+    view.validated(ValidationReport(110, 0.5, best=False))
+    assert "6 min left" in file.getvalue()
+    view.close()
+
+
+def test_silence():
+    play(Silent())
+
+
+def test_times_are_readable():
+    assert [readable_time(s) for s in (0.4, 59, 61, 3590, 3 * 3600 + 290)] == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h 00 min",
+        "3 h 05 min",
+    ]
