@@ -1,11 +1,16 @@
 """Descriptors too many for memory, compared with queries one block after the other."""
 
 import mmap
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.errors import InputError
 
@@ -15,7 +20,10 @@ Vectors = NDArray[np.floating]
 Database = NDArray[np.generic] | Iterable[NDArray[np.generic]]
 
 _ROWS = 8192  # descriptors read at a time
-_SCORES = 1 << 24  # scores held at a time
+_SCORES = 1 << 24  # scores of a block at most
+_THREADS = 8  # each holds a block: half a gigabyte in all, at 2048 dimensions
+
+Result = TypeVar("Result")
 
 
 def as_queries(queries: ArrayLike) -> Vectors:
@@ -64,22 +72,36 @@ def _rows(part: NDArray[np.generic], first: int, count: int) -> NDArray[np.gener
     return part[first : first + count]
 
 
-def score_blocks(queries: Vectors, database: Database) -> Iterator[tuple[int, Vectors]]:
-    """The position of each block's first descriptor, and the block's scores [Q, n].
+def each_block(
+    queries: Vectors,
+    database: Database,
+    work: Callable[[int, Vectors], Result],
+    take: Callable[[Result], object],
+) -> None:
+    """Call `take(work(start, scores))` for every block, its scores [Q, n] from position `start`.
 
-    The next block is read and multiplied while the caller works on this one.
+    Blocks are scored and worked on in several threads, and taken in order in this one.
     """
-    parts = blocks(database, len(queries))
 
-    def following() -> tuple[int, Vectors] | None:
-        found = next(parts, None)
-        return found and (found[0], inner_products(queries, *found))
+    def score(start: int, block: NDArray[np.generic]) -> Result:
+        return work(start, inner_products(queries, start, block))
 
-    with ThreadPoolExecutor(1) as worker:
-        ahead = worker.submit(following)
-        while (scored := ahead.result()) is not None:
-            ahead = worker.submit(following)
-            yield scored
+    # A thread for each block, not several for one product, so that `work` has all cores too.
+    threads = min(os.cpu_count() or 1, _THREADS)
+    with one_thread_products(), ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[Result]] = deque()
+        for start, block in blocks(database, len(queries)):
+            pending.append(pool.submit(score, start, block))
+            if len(pending) > threads:
+                take(pending.popleft().result())
+        while pending:
+            take(pending.popleft().result())
+
+
+def one_thread_products() -> AbstractContextManager[object]:
+    """A context in which equal products round equally, whoever computes them."""
+    limits: AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
+    return limits
 
 
 def inner_products(queries: Vectors, start: int, block: NDArray[np.generic]) -> Vectors:
@@ -89,7 +111,9 @@ def inner_products(queries: Vectors, start: int, block: NDArray[np.generic]) -> 
             f"queries have {queries.shape[1]} dimensions but the database descriptors from "
             f"position {start} have {block.shape[1]}; extract both with one model"
         )
-    scores: Vectors = queries @ block.T.astype(queries.dtype, copy=False)
+    # The long side first: products of this shape are the faster ones.
+    products = block.astype(queries.dtype, copy=False) @ queries.T
+    scores: Vectors = np.ascontiguousarray(products.T)
     if np.isnan(scores).any():
         column = int(np.isnan(scores).any(axis=0).argmax())
         raise InputError(

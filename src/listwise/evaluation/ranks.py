@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from listwise.blocks import Database, Vectors, as_queries, blocks, inner_products, score_blocks
+from listwise.blocks import (
+    Database,
+    Vectors,
+    as_queries,
+    blocks,
+    each_block,
+    inner_products,
+    one_thread_products,
+)
 from listwise.errors import InputError
 
 Ranks = NDArray[np.int64]
@@ -26,12 +34,18 @@ def rank_judged(
     positions = _positions(judged, len(vectors))
     wanted = _judged_scores(vectors, database, positions)
     ranks = [np.zeros(len(places), np.int64) for places in positions]
-    for start, scores in score_blocks(vectors, database):
-        for row, own, places, count in zip(scores, wanted, positions, ranks, strict=True):
-            inside = (places >= start) & (places < start + len(row))
-            # A second product of the same two vectors need not round the same.
-            row[places[inside] - start] = own[inside]
-            count += _before(row, own, places - start)
+
+    def count(start: int, scores: Vectors) -> list[Ranks]:
+        return [
+            _before_in_block(row, start, own, places)
+            for row, own, places in zip(scores, wanted, positions, strict=True)
+        ]
+
+    def add(counts: list[Ranks]) -> None:
+        for rank, more in zip(ranks, counts, strict=True):
+            rank += more
+
+    each_block(vectors, database, count, add)
     return ranks
 
 
@@ -50,6 +64,13 @@ def rank_scores(scores: ArrayLike, judged: Sequence[ArrayLike]) -> list[NDArray[
     for places in positions:
         _refuse_outside(places, table.shape[1])
     return [_before(row, row[places], places) for row, places in zip(table, positions, strict=True)]
+
+
+def _before_in_block(row: Vectors, start: int, wanted: Vectors, positions: Ranks) -> Ranks:
+    places = positions - start
+    inside = (places >= 0) & (places < len(row))
+    row[places[inside]] = wanted[inside]  # a second product need not have rounded the same
+    return _before(row, wanted, places)
 
 
 def _before(row: Vectors, wanted: Vectors, places: Ranks) -> Ranks:
@@ -73,16 +94,17 @@ def _judged_scores(vectors: Vectors, database: Database, positions: list[Ranks])
     wanted = [np.zeros(len(places), vectors.dtype) for places in positions]
     everything = np.unique(np.concatenate([np.zeros(0, np.int64), *positions]))
     end = 0
-    for start, block in blocks(database, len(vectors)):
-        end = start + len(block)
-        first, past = np.searchsorted(everything, (start, end))
-        if first < past:
-            scores = inner_products(vectors, start, block)
-            for row, own, places in zip(scores, wanted, positions, strict=True):
-                inside = (places >= start) & (places < end)
-                own[inside] = row[places[inside] - start]
-        if past == len(everything):
-            break
+    with one_thread_products():
+        for start, block in blocks(database, len(vectors)):
+            end = start + len(block)
+            first, past = np.searchsorted(everything, (start, end))
+            if first < past:
+                scores = inner_products(vectors, start, block)
+                for row, own, places in zip(scores, wanted, positions, strict=True):
+                    inside = (places >= start) & (places < end)
+                    own[inside] = row[places[inside] - start]
+            if past == len(everything):
+                break
     _refuse_outside(everything, end)
     return wanted
 

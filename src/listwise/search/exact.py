@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from listwise.blocks import Database, Vectors, as_queries, blocks, score_blocks
+from listwise.blocks import Database, Vectors, as_queries, blocks, each_block
 from listwise.errors import InputError
 
 
@@ -21,8 +21,13 @@ def exact_search(
     vectors = as_queries(queries)
     best = np.zeros((len(vectors), 0), vectors.dtype)
     places = np.zeros((len(vectors), 0), np.int64)
-    for start, scores in score_blocks(vectors, database):
+
+    def merge(block: tuple[int, Vectors]) -> None:
+        nonlocal best, places
+        start, scores = block
         best, places = _merged(best, places, scores, start, k)
+
+    each_block(vectors, database, lambda start, scores: (start, scores), merge)
     return best, places
 
 

@@ -1,0 +1,129 @@
+"""Models on small benchmarks with real files."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.data import read_labelled
+from listwise.data.catalog import Benchmark, find_dataset
+from listwise.data.toy import make_toy_landmarks
+from listwise.descriptors import DescriptorFile, DescriptorWriter, Header, Model, Whitening
+from listwise.descriptors.settings import make_settings
+from listwise.errors import InputError
+from listwise.evaluation import evaluate_revisited
+from listwise.models import RetrievalNet
+from listwise.studies.poolings import VARIANTS, compare_poolings
+from listwise.studies.searched import evaluate_searched, figures, scores, search_benchmark
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy") / "toy"
+    return make_toy_landmarks(folder, buildings=9, views=6, workers=1)
+
+
+@pytest.fixture(scope="session")
+def model():
+    torch.manual_seed(0)
+    return Model(RetrievalNet("resnet10t", weights="random"))
+
+
+@pytest.fixture(scope="session")
+def searched(toy, model):
+    return search_benchmark(model, find_dataset(toy).benchmark(), workers=0)
+
+
+def test_queries_are_cropped_to_their_boxes(toy, model, searched):
+    benchmark = find_dataset(toy).benchmark()
+    photo = Image.open(benchmark.queries.paths[0]).crop(
+        tuple(round(x) for x in benchmark.queries.box(0))
+    )
+    pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[None]
+    with torch.no_grad():
+        expected = model.net.eval()(pixels)[0]
+    np.testing.assert_allclose(searched.queries[0], expected.numpy(), atol=1e-5)
+
+
+def test_figures_are_those_of_the_score_matrix(searched):
+    truth = searched.benchmark.truth
+    plain = evaluate_revisited(searched.queries @ searched.database.T, truth)
+    found = evaluate_searched(searched)
+    assert found["Medium"].mAP == pytest.approx(plain.medium.mAP, abs=1e-12)
+    assert figures(found)["Hard"]["mP@5"] == pytest.approx(plain.hard.mp[5], abs=1e-12)
+    expanded = evaluate_revisited(scores(searched, expand=True), truth)
+    assert evaluate_searched(searched, expand=True)["Easy"].mAP == pytest.approx(
+        expanded.easy.mAP, abs=1e-12
+    )
+
+
+def test_distractors_count_as_wrong(searched, model, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = searched.queries.repeat(3, 0) + 0.01 * rng.normal(size=(3 * len(searched.queries), 1))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    header = Header(model="m", whitened=False, settings=make_settings(None, (1.0,), 3.0, "float32"))
+    path = tmp_path / "more.parquet"
+    with DescriptorWriter(path, rows.shape[1], header) as writer:
+        ids = [str(i) for i in range(len(rows))]
+        writer.write(ids, np.ones((len(rows), 2), np.int32), rows)
+    found = evaluate_searched(searched, distractors=DescriptorFile.open(path))
+    table = np.hstack([searched.queries @ searched.database.T, searched.queries @ rows.T])
+    truth = searched.benchmark.truth
+    padded = type(truth)(
+        truth.names + ids, truth.queries, truth.boxes, truth.easy, truth.hard, truth.junk
+    )
+    assert found["Medium"].mAP == pytest.approx(evaluate_revisited(table, padded).medium.mAP)
+    assert found["Medium"].mAP < evaluate_searched(searched)["Medium"].mAP
+
+
+def test_labelled_photos(toy, model, tmp_path):
+    images = read_labelled(toy / "train.csv", "val")
+    benchmark = Benchmark("val", "labelled", images, images)
+    found = search_benchmark(model, benchmark, workers=0)
+    result = figures(evaluate_searched(found))["All"]
+    assert set(result) == {"mAP", "mAP@R", "R@1", "R@2", "R@4", "R@8"}
+    assert 0 < result["mAP"] <= 1
+    with pytest.raises(InputError, match="labelled set"):
+        evaluate_searched(found, expand=True)
+
+
+def test_an_unreadable_photo_of_a_judged_benchmark_is_an_error(toy, model, tmp_path):
+    benchmark = find_dataset(toy).benchmark()
+    paths = (str(tmp_path / "gone.jpg"), *benchmark.database.paths[1:])
+    images = type(benchmark.database)(paths, benchmark.database.ids, None)
+    broken = Benchmark(benchmark.name, benchmark.kind, images, benchmark.queries, benchmark.truth)
+    with pytest.raises(InputError, match=r"1 photos of toy cannot be read.*gone\.jpg"):
+        search_benchmark(model, broken, workers=0)
+
+
+def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
+    torch.manual_seed(0)
+    benchmark = find_dataset(toy).benchmark()
+    others = read_labelled(toy / "train.csv", "train")
+    net = RetrievalNet("resnet10t", weights="random")
+    weights = toy.parent / "weights.safetensors"
+    from safetensors.torch import save_file
+
+    save_file({k: v.contiguous() for k, v in net.backbone.state_dict().items()}, weights)
+    seen = []
+    rows = compare_poolings(
+        benchmark,
+        others,
+        "resnet10t",
+        weights,
+        poolings=("mac", "gem"),
+        dim=8,
+        on_progress=seen.append,
+    )
+    assert sum(seen) == len(benchmark.queries) + len(benchmark.database) + len(others)
+    assert [(row.pooling, row.variant) for row in rows] == [
+        (pooling, variant) for pooling in ("mac", "gem") for variant in VARIANTS
+    ]
+    model = Model(RetrievalNet("resnet10t", pooling="mac", weights=weights))
+    plain = evaluate_searched(search_benchmark(model, benchmark, workers=0))
+    assert rows[0].mean_average_precision["Medium"] == pytest.approx(plain["Medium"].mAP, abs=1e-3)
+    whitening = Whitening.learn([model.describe(others, workers=0).descriptors], 8)
+    white = search_benchmark(Model(model.net, whitening), benchmark, workers=0)
+    for row, expand in ((rows[1], False), (rows[2], True)):
+        expected = evaluate_searched(white, expand=expand)["Medium"].mAP
+        assert row.mean_average_precision["Medium"] == pytest.approx(expected, abs=2e-2)
