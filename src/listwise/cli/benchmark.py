@@ -98,13 +98,22 @@ def evaluation(
     table = Table(title=f"{benchmark.QUERIES} queries, C = {dim}, files in the page cache")
     for column in ("images", "method"):
         table.add_column(column, no_wrap=True)
-    for column in ("seconds", "memory", "Easy", "Medium", "Hard", "faster"):
-        table.add_column(column, justify="right")
-    for row in rows.values():
-        plain = rows[row.images, row.method.replace("listwise", "plain")]
+    for column in ("s", "MB", "Easy", "Medium", "Hard", "faster"):
+        table.add_column(column, justify="right", no_wrap=True)
+    pairs = [
+        (row, rows[row.images, row.method.replace("listwise", "plain")]) for row in rows.values()
+    ]
+    for row, plain in pairs:
         table.add_row(f"{row.images:,}", row.method, *_evaluation_cells(row, plain.seconds))
     console.print(table)
     console.print(machine())
+    apart = [
+        abs(value - plain.figures[name])
+        for row, plain in pairs
+        if plain.figures
+        for name, value in row.figures.items()
+    ]
+    console.print(f"mAPs of the two ways are at most {max(apart, default=0.0):.0e} apart")
     for row in rows.values():
         parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in row.parts.items())
         console.print(f"{row.images:,} {row.method}: {parts or row.skipped}")
@@ -116,8 +125,8 @@ def _evaluation_cells(row: "evaluation_benchmark.Row", plain_seconds: float | No
     faster = plain_seconds / row.seconds if plain_seconds else 1.0
     return [
         f"{row.seconds:.2f}",
-        f"{row.extra_bytes / 1e6:,.0f} MB",
-        *([f"{100 * value:.4f}" for value in row.figures.values()] or [""] * 3),
+        f"{row.extra_bytes / 1e6:,.0f}",
+        *([f"{100 * value:.2f}" for value in row.figures.values()] or [""] * 3),
         f"{faster:.1f} ×" if "listwise" in row.method else "",
     ]
 
