@@ -69,6 +69,8 @@ def evaluate(
     from listwise.errors import InputError
     from listwise.studies.searched import evaluate_searched, figures, search_benchmark
 
+    if report is not None and not report.parent.is_dir():
+        raise InputError(f"{report}: there is no folder {report.parent} for the report")
     if distractors is not None and against is not None:
         raise InputError("--distractors belong to one model: leave out --against")
     more = DescriptorFile.open(distractors) if distractors else None
