@@ -1,8 +1,9 @@
 """Evaluation among distractors, counted and sorted; the same as `listwise benchmark evaluation`."""
 
-from listwise.cli.benchmark import evaluation
+import sys
+
+from listwise.cli.main import main
 
 if __name__ == "__main__":
-    import typer
-
-    typer.run(evaluation)
+    sys.argv[:1] = ["listwise", "benchmark", "evaluation"]
+    main()

@@ -1,8 +1,9 @@
 """The AP loss beside its alternatives; the same as `listwise benchmark loss`."""
 
-from listwise.cli.benchmark import loss
+import sys
+
+from listwise.cli.main import main
 
 if __name__ == "__main__":
-    import typer
-
-    typer.run(loss)
+    sys.argv[:1] = ["listwise", "benchmark", "loss"]
+    main()

@@ -24,7 +24,7 @@ def test_flags_and_settings_exist(name):
     text = (DOCS / name).read_text()
     flags = {name.replace("_", "-") for name in TrainConfig.model_fields if name != "crops"}
     flags |= {f"crops-{name.replace('_', '-')}" for name in CropSettings.model_fields}
-    flags |= {"no-class-weights", "resume", "preset", "config", "json", "help"}
+    flags |= {"no-class-weights", "run-folder", "resume", "preset", "config", "json", "help"}
     outside = {"nproc-per-node", "logdir", "shm-size"}  # of torchrun, tensorboard and docker
     assert set(re.findall(r"--([a-z][a-z-]+)", text)) <= flags | outside
     for block in blocks(name, "yaml"):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 
 from listwise.data.toy import make_toy_landmarks
 from listwise.models import RetrievalNet
@@ -57,14 +58,32 @@ def test_distractors_of_this_model_count(place):
     size = ["--max-side", 64]
     extracted = listwise(place, "extract", "run0/model", "toy/jpg", "more.parquet", *size)
     assert extracted.returncode == 0, extracted.stderr
-    options = ["--distractors", "more.parquet", "--json", *size]
+    options = ["--distractors", "more.parquet", "--json", *size, "--report", "more.html"]
     plain = json.loads(listwise(place, "evaluate", "run0/model", "toy", "--json", *size).stdout)
     more = json.loads(listwise(place, "evaluate", "run0/model", "toy", *options).stdout)
     hard = [found["figures"]["run0/model"]["Hard"]["mAP"] for found in (plain, more)]
     assert hard[1] < hard[0]
+    page = (place / "more.html").read_text()
+    assert f">{100 * hard[1]:.1f}<" in page
+    assert "distractors" in page
     refused = listwise(place, "evaluate", "run1/model", "toy", *options)
     assert refused.returncode == 2
     assert "another model" in refused.stderr
+
+
+def test_unreadable_photos_are_named(place):
+    for kind in ("a", "b"):
+        folder = place / "own" / kind
+        folder.mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (40, 40), (90 * i, 60, 200 if kind == "a" else 20)).save(
+                folder / f"{i}.png"
+            )
+    (place / "own" / "a" / "broken.jpg").write_bytes(b"no photo")
+    done = listwise(place, "evaluate", "run0/model", "own")
+    assert done.returncode == 0, done.stderr
+    assert "1 photo is unreadable and left out" in done.stdout
+    assert "broken.jpg" in done.stdout.replace("\n", "")
 
 
 def test_poolings_print_a_markdown_table(place):
@@ -89,6 +108,7 @@ def test_poolings_print_a_markdown_table(place):
         (["evaluate", "run0/model", "toy", "--report", "no/where.html"], "no folder no"),
         (["evaluate", "run0/model", "toy", "--distractors", "gone.parquet"], "gone.parquet"),
         (["evaluate", "run0/model", "toy/train.csv", "--qe"], "labelled set"),
+        (["evaluate", "run0/model", "toy", "--split", "val"], "--split is for your own"),
         (["study", "poolings", "toy"], "--whiten-on"),
         (["study", "poolings", "toy", "--whiten-on", "gone.csv"], "gone.csv"),
     ],

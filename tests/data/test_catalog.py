@@ -11,7 +11,14 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from listwise.data.catalog import ENTRIES, Dataset, find_dataset, find_entry
+from listwise.data.catalog import (
+    ENTRIES,
+    Dataset,
+    find_dataset,
+    find_entry,
+    labelled_of,
+    photos_of,
+)
 from listwise.data.ground_truth import GroundTruth
 from listwise.data.oxford import OxfordGroundTruth
 from listwise.errors import InputError
@@ -389,3 +396,21 @@ def test_the_real_revisited_oxford_is_complete() -> None:
     assert found.check() == []
     benchmark = found.benchmark()
     assert (len(benchmark.database), len(benchmark.queries)) == (4993, 70)
+
+
+def test_commands_take_data_sets_by_name_and_any_other_source(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_sop(tmp_path / "data" / "SOP")
+    by_name = labelled_of("SOP")
+    assert by_name.splits is not None
+    assert set(by_name.splits) == {"train", "test"}
+    assert labelled_of(tmp_path / "data" / "SOP").paths == by_name.paths
+    assert photos_of("sop").paths == by_name.paths
+    make_revisited(tmp_path / "bench")
+    assert len(photos_of("bench")) == 5  # the database, not the queries
+    for kind in ("a", "b"):
+        photo(tmp_path / "own" / kind / "1.jpg")
+    assert labelled_of("own").class_names == ("a", "b")
+    assert len(photos_of("own")) == 2
+    with pytest.raises(InputError, match="nowhere"):
+        labelled_of("nowhere")

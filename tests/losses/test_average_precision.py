@@ -106,7 +106,7 @@ def test_scores_exactly_on_bin_centers(name, bins, include_self, tile):
 def test_any_score_matrix(seed, shape, bins, tile):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
-    centers = histogram_module.bin_centers(bins)[torch.randint(bins, shape, generator=generator)]
+    centers = 1 - torch.randint(bins, shape, generator=generator).double() * (2 / (bins - 1))
     scores = torch.where(torch.rand(shape, generator=generator) < 0.3, centers, scores)
     scores[:, 0] = 1  # so that no bin is empty up to itself, where a precision would be 0/0
     scores[:, 1] = -1
@@ -268,6 +268,44 @@ def test_autocast_changes_nothing(make):
         cast = value_and_gradient(lambda d: make()(d, labels), raw)
     assert cast[0] == plain[0]
     assert torch.equal(cast[1], plain[1])
+
+
+@pytest.fixture
+def any_precision():
+    """Lets a test change PyTorch's settings for float32 products."""
+    yield
+    torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("any_precision")
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+def test_the_setting_for_float32_products_changes_nothing_and_stays(make):
+    # On CPUs that compute bfloat16, "medium" makes PyTorch multiply in another way.
+    generator = torch.Generator().manual_seed(6)
+    raw = torch.randn(300, 256, generator=generator)
+    labels = torch.randint(0, 20, (300,), generator=generator)
+    torch.set_float32_matmul_precision("highest")
+    plain = value_and_gradient(lambda d: make()(d, labels), raw)
+    for precision, named in (("high", "tf32"), ("medium", "bf16")):
+        torch.set_float32_matmul_precision(precision)
+        found = value_and_gradient(lambda d: make()(d, labels), raw)
+        assert found[0] == plain[0]
+        assert torch.equal(found[1], plain[1])
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.backends.mkldnn.matmul.fp32_precision == named
+
+
+@pytest.mark.usefixtures("any_precision")
+def test_a_setting_that_followed_another_still_does():
+    setting = torch.backends.mkldnn.matmul
+    torch.backends.fp32_precision = "tf32"
+    setting.fp32_precision = "none"
+    assert setting.fp32_precision == "tf32"
+    histogram_module.products(torch.ones(2, 2), torch.ones(2, 2))
+    assert setting.fp32_precision == "tf32"
+    torch.backends.fp32_precision = "ieee"
+    assert setting.fp32_precision == "ieee"
 
 
 @pytest.mark.slow

@@ -78,3 +78,20 @@ def test_kernels_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     run("cuda", interpret=False)
+
+
+def test_float32_scores_stay_exact_where_tf32_is_allowed():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    from listwise.losses.histogram import products
+
+    rows = torch.randn(256, 128, generator=torch.Generator().manual_seed(0)).cuda()
+    plain = products(rows, rows)
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert not torch.equal(rows @ rows.T, plain)
+        assert torch.equal(products(rows, rows), plain)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -45,9 +45,17 @@ def test_a_class_in_both_splits_is_refused(photos, tmp_path):
         prepare(table, {})
 
 
-def test_a_missing_split_is_named(photos, tmp_path):
+def test_without_a_val_split_classes_of_train_are_held_out(photos, tmp_path):
     table = write_table(tmp_path / "t.csv", photos, lambda k: "test" if k > 4 else "train")
-    with pytest.raises(InputError, match="'val'; the splits are: test, train"):
+    plan = prepare(table, {})
+    used = set(plan.train.class_names) | set(plan.validation.class_names)
+    assert used == {"c0", "c1", "c2", "c3", "c4"}
+    assert len(plan.validation.class_names) == 2
+
+
+def test_a_missing_train_split_is_named(photos, tmp_path):
+    table = write_table(tmp_path / "t.csv", photos, lambda k: "test" if k > 4 else "learn")
+    with pytest.raises(InputError, match="'train'; the splits are: learn, test"):
         prepare(table, {})
 
 

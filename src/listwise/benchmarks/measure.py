@@ -2,7 +2,6 @@
 
 import gc
 import multiprocessing
-import os
 import platform
 import resource
 import sys
@@ -37,6 +36,7 @@ def measure(make_call: Callable[..., Call], *arguments: object, memory_limit: in
 
     Raises:
         DoesNotFit: if the call hit the limit.
+        RuntimeError: if it raised anything else; the message names that.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -63,7 +63,7 @@ def _child(sender: Any, make_call: Callable[..., Call], arguments: Any, limit: i
         sender.send(_measure_here(call))
     except MemoryError:
         sender.send("memory")
-    except RuntimeError as error:
+    except Exception as error:
         out_of_memory = "allocate memory" in str(error) or "out of memory" in str(error)
         sender.send("memory" if out_of_memory else repr(error))
 
@@ -114,12 +114,12 @@ def _status_bytes(status: Path, field: str) -> int:
 
 def available_memory() -> int:
     """Bytes of memory this machine could give a process now."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    import torch
+
+    # Not above: the processes that are measured need nothing of training.
+    from listwise.training.memory import free_bytes
+
+    return free_bytes(torch.device("cpu"))
 
 
 def machine() -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from listwise.cli.bars import counting
-from listwise.cli.extract import numbers, say
+from listwise.cli.extract import numbers, say, warn_of_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,6 +69,11 @@ def evaluate(
     from listwise.errors import InputError
     from listwise.studies.searched import evaluate_searched, figures, search_benchmark
 
+    if opened.kind == "labelled" and (qe or distractors is not None):
+        raise InputError(
+            f"{opened.name} is a labelled set: --qe and --distractors are for benchmarks whose "
+            "queries are judged"
+        )
     if report is not None and not report.parent.is_dir():
         raise InputError(f"{report}: there is no folder {report.parent} for the report")
     if distractors is not None and against is not None:
@@ -91,16 +96,18 @@ def evaluate(
         photos = len(opened.database) + (0 if alone else len(opened.queries))
         with counting(console, f"describing with {name}", photos) as advance:
             searched[name] = search_benchmark(network, opened, advance, **settings)
-        rows[name] = figures(evaluate_searched(searched[name], distractors=more))
-        if qe:
-            again = evaluate_searched(searched[name], expand=True, distractors=more)
-            rows[f"{name} + αQE"] = figures(again)
+        warn_of_unreadable(console, searched[name].unreadable)
+        with console.status("ranking"):
+            rows[name] = figures(evaluate_searched(searched[name], distractors=more))
+            if qe:
+                again = evaluate_searched(searched[name], expand=True, distractors=more)
+                rows[f"{name} + αQE"] = figures(again)
     if json:
         typer.echo(encoder.dumps({"benchmark": opened.name, "figures": rows}, ensure_ascii=False))
     else:
         _print_table(console, opened.name, rows)
     if report is not None:
-        _write(report, opened, searched, rows, console)
+        _write(report, opened, searched, rows, len(more) if more else 0, console)
         say(console, f"the report is in {report}", "bold")
 
 
@@ -113,6 +120,10 @@ def _open_benchmark(source: str, root: Path | None, split: str | None) -> "Bench
     if find_entry(source) is None and path.exists() and recognise(path) is None:
         images = read_labelled(path, split)
         return Benchmark(path.name, "labelled", images, images)
+    if split is not None:
+        from listwise.errors import InputError
+
+        raise InputError(f"--split is for your own labelled photos; {source} has its own test part")
     return find_dataset(source, root).benchmark()
 
 
@@ -153,18 +164,30 @@ def _write(
     benchmark: "Benchmark",
     searched: "dict[str, Searched]",
     rows: dict[str, dict[str, dict[str, float]]],
+    distractors: int,
     console: "Console",
 ) -> None:
+    from dataclasses import replace
+
     from listwise.evaluation.report import TableRow, write_report
+
+    shown = [replace(result, figures=rows[result.name]) for result in _shown(searched)]
+    notes = []
+    if distractors:
+        notes.append(
+            f"The figures are with {distractors} distractors; curves, lists and the AP of single "
+            "queries are without them."
+        )
 
     with counting(console, "making the report", 0) as advance:
         write_report(
             path,
             f"{benchmark.name}: {' and '.join(searched)}",
-            _shown(searched),
+            shown,
             benchmark=benchmark.name,
             command=" ".join(["listwise", *sys.argv[1:]]),
             table=[TableRow(name, found) for name, found in rows.items() if name not in searched],
+            notes=notes,
             on_progress=lambda done, total: advance(1),
         )
 

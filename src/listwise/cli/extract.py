@@ -29,7 +29,7 @@ An interrupted run goes on when the same command is given again.
 def extract(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     source: Annotated[
-        Path, typer.Argument(help="A folder, a .csv or .parquet table with a path column, a .txt.")
+        str, typer.Argument(help="A folder, a table with a path column, a .txt, or a data set.")
     ],
     out: Annotated[Path, typer.Argument(help="The descriptor file to write (.parquet).")],
     max_side: Annotated[
@@ -59,10 +59,10 @@ def extract(
 
     from rich.console import Console
 
-    from listwise.data import read_images
+    from listwise.data.catalog import photos_of
 
     sizes = numbers("--scales", scales)
-    images = read_images(source)
+    images = photos_of(source)
 
     from listwise.descriptors import load_model
 

@@ -1,5 +1,6 @@
 """`listwise`: the commands put together, and errors turned into one line."""
 
+import os
 import sys
 import warnings
 from typing import Annotated, Any
@@ -65,11 +66,24 @@ def main() -> None:
         # What libraries warn their callers of tells a person at the terminal nothing.
         warnings.simplefilter("ignore")
     try:
-        sys.exit(app(prog_name="listwise", standalone_mode=False))
+        code = app(prog_name="listwise", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "listwise"
         _leave(f"{error.format_message().rstrip('.')}; see {command} --help")
     except InputError as error:
+        _leave(str(error))
+    except BrokenPipeError:
+        # Whoever read the output has enough; nor must the interpreter try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _leave(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except RuntimeError as error:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(error, torch.OutOfMemoryError):
+            raise
         _leave(str(error))
 
 

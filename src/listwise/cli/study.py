@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from listwise.cli.bars import counting
+from listwise.cli.extract import warn_of_unreadable
 
 app = typer.Typer(help="The paper's comparisons, on your data.")
 
@@ -22,7 +23,8 @@ def _group() -> None:
 def poolings(
     benchmark: Annotated[str, typer.Argument(help="A judged benchmark: its name or folder.")],
     whiten_on: Annotated[
-        Path, typer.Option(help="Photos to learn the whitening on: a folder, table or list.")
+        str,
+        typer.Option(help="Photos to learn the whitening on: a folder, table, list or data set."),
     ],
     backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet101",
     weights: Annotated[
@@ -44,14 +46,13 @@ def poolings(
 
     from rich.console import Console
 
-    from listwise.data import read_images
-    from listwise.data.catalog import find_dataset
+    from listwise.data.catalog import find_dataset, photos_of
     from listwise.errors import InputError
 
     judged = find_dataset(benchmark, data).benchmark()
     if judged.kind == "labelled":
         raise InputError(f"{benchmark} is a labelled set: this study takes a judged benchmark")
-    others = read_images(whiten_on)
+    others = photos_of(whiten_on, data)
 
     from listwise.studies.poolings import compare_poolings
 
@@ -67,6 +68,7 @@ def poolings(
             max_side=max_side,
             device=device,
             on_progress=advance,
+            on_unreadable=lambda errors: warn_of_unreadable(console, errors),
         )
     if json:
         for row in rows:

@@ -67,7 +67,11 @@ def whiten(
     if remove:
         if source or dim or power is not None or supervised or max_side:
             raise InputError("--remove takes nothing but the model: give nothing else")
-        _remove(model, console)
+        _remove(model)
+        if json:
+            typer.echo(encoder.dumps({"model": str(model), "method": None}))
+        else:
+            say(console, f"{model} no longer whitens its descriptors", "bold")
         return
     if source is None:
         raise InputError("say what to learn from: listwise whiten MODEL PHOTOS (or --help)")
@@ -92,8 +96,7 @@ def whiten(
     )
 
 
-def _remove(model: Path, console: "Console") -> None:
-    from listwise.cli.extract import say
+def _remove(model: Path) -> None:
     from listwise.descriptors.whitening import WHITENING_FILE
     from listwise.errors import InputError
 
@@ -101,7 +104,6 @@ def _remove(model: Path, console: "Console") -> None:
     if not path.exists():
         raise InputError(f"{model} has no whitening to remove")
     path.unlink()
-    say(console, f"{model} no longer whitens its descriptors", "bold")
 
 
 def _learn(
@@ -118,7 +120,8 @@ def _learn(
     from dataclasses import replace
 
     from listwise.cli.extract import extract_with_bar, warn_of_unreadable
-    from listwise.data import Images, LabelledImages, read_images, read_labelled
+    from listwise.data import Images, LabelledImages
+    from listwise.data.catalog import labelled_of, photos_of
     from listwise.descriptors import DescriptorFile, Model, Whitening
     from listwise.descriptors.storage import is_descriptor_file
     from listwise.errors import InputError
@@ -139,7 +142,7 @@ def _learn(
         file.require(net.fingerprint())
         with console.status(f"learning from {len(file)} descriptors"):
             return Whitening.learn(file.batches(), dim, power)
-    images: Images = read_labelled(source) if supervised else read_images(source)
+    images: Images = labelled_of(source) if supervised else photos_of(source)
     scratch = folder / "whitening.parquet"
     # A source may name one photo several times, with other boxes: positions are unique.
     numbered = replace(images, ids=tuple(str(position) for position in range(len(images))))

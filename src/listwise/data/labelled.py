@@ -235,7 +235,7 @@ def check_images(
     broken: list[ImageError] = []
     boxes = repeat(None, len(images)) if images.boxes is None else images.boxes
     with ThreadPoolExecutor(workers) as pool:
-        for index, found in enumerate(pool.map(_size_or_error, images.paths, boxes)):
+        for index, found in enumerate(pool.map(size_or_error, images.paths, boxes)):
             if isinstance(found, ImageError):
                 if strict:
                     pool.shutdown(cancel_futures=True)
@@ -254,7 +254,8 @@ def check_images(
     return kept, ImageReport(np.array(sizes, dtype=np.int64), tuple(broken), single)
 
 
-def _size_or_error(path: str, box: Box | None) -> tuple[int, int] | ImageError:
+def size_or_error(path: str, box: Box | None) -> tuple[int, int] | ImageError:
+    """Width and height of an image as `image_size` reads them, or why it cannot."""
     try:
         return image_size(path, box)
     except ImageError as error:

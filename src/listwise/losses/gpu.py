@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from listwise.losses.histogram import blocks, products
 from listwise.losses.kernels import histogram_kernel, weight_kernel
 
 TILE_ROWS, TILE_COLUMNS = 2048, 4096
@@ -35,8 +36,8 @@ def label_histograms(
     parts = _Parts(descriptors)
     size = len(descriptors)
     table = torch.zeros(2, stop - start, bins, dtype=torch.float32, device=descriptors.device)
-    for rows in _blocks(start, stop, TILE_ROWS):
-        for columns in _blocks(0, size, TILE_COLUMNS):
+    for rows in blocks(start, stop, TILE_ROWS):
+        for columns in blocks(0, size, TILE_COLUMNS):
             scores = parts.scores(rows, columns)
             histogram_kernel[(len(scores),)](
                 scores,
@@ -83,10 +84,10 @@ def label_histograms_backward(
     peak = slopes.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
     scale = SLOPE_PEAK / peak
     result = torch.empty(size, dim, dtype=torch.float32, device=descriptors.device)
-    for rows in _blocks(0, size, TILE_ROWS):
+    for rows in blocks(0, size, TILE_ROWS):
         asks = start < rows.stop and rows.start < stop
         total: Tensor | None = None
-        for columns in _blocks(0, size, TILE_COLUMNS):
+        for columns in blocks(0, size, TILE_COLUMNS):
             if not asks and not (start < columns.stop and columns.start < stop):
                 continue
             scores = parts.scores(rows, columns)
@@ -129,8 +130,7 @@ class _Parts:
         """Scores divided by `unit`: float32 [rows, columns]."""
         if self.exact is None:
             return _product(self.halves[rows], self.halves[columns].T)
-        with torch.autocast(self.exact.device.type, enabled=False):
-            return self.exact[rows] @ self.exact[columns].T
+        return products(self.exact[rows], self.exact[columns])
 
 
 def _product(left: Tensor, right: Tensor, add: Tensor | None = None) -> Tensor:
@@ -142,7 +142,3 @@ def _product(left: Tensor, right: Tensor, add: Tensor | None = None) -> Tensor:
         if add is None:
             return torch.mm(left, right, out_dtype=torch.float32)
         return torch.addmm(add, left, right, out_dtype=torch.float32)
-
-
-def _blocks(start: int, stop: int, size: int) -> list[slice]:
-    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]

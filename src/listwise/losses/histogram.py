@@ -11,6 +11,8 @@ a table row of i and of j, so each pair of images is scored once, not twice, in 
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +20,6 @@ from torch import Tensor
 # Scores in flight at a time. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
 # matrix product of such tiles already runs at full speed on CPUs and GPUs.
 TILE = 1024
-
-
-def bin_centers(bins: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Centers b_m = 1 − (m−1)Δ of the bins, from 1 down to −1: [M]."""
-    return 1 - torch.arange(bins, dtype=dtype) * (2 / (bins - 1))
 
 
 def label_histograms(
@@ -78,7 +75,7 @@ def _label_histograms(
     by_row = points.new_zeros(len(points), 2 * (bins + 1))
     by_column = points.new_zeros(2 * (bins + 1), len(points))
     for rows, columns in _tile_pairs(len(points), start, stop):
-        position = _bin_position(_products(points[rows], points[columns]), bins)
+        position = _bin_position(products(points[rows], points[columns]), bins)
         cell, below = _cells(position, labels[rows, None] == labels[columns], bins)
         above = 1 - below
         if rows == columns and not include_self:
@@ -118,7 +115,7 @@ def _label_histograms_backward(
     slopes_by_column = slopes.T.contiguous()
     result = torch.zeros_like(points)
     for rows, columns in _tile_pairs(len(points), start, stop):
-        position = _bin_position(_products(points[rows], points[columns]), bins)
+        position = _bin_position(products(points[rows], points[columns]), bins)
         slot = _slots(position, labels[rows, None] == labels[columns], bins)
         weight = torch.zeros_like(position)
         if _inside(rows, start, stop):
@@ -127,9 +124,9 @@ def _label_histograms_backward(
             weight += slopes_by_column[:, columns].gather(0, slot)
         if rows == columns and not include_self:
             weight.fill_diagonal_(0)
-        result[rows] += _products(weight, points[columns].T)
+        result[rows] += products(weight, points[columns].T)
         if rows != columns:
-            result[columns] += _products(weight.T, points[rows].T)
+            result[columns] += products(weight.T, points[rows].T)
     return result.to(descriptors.dtype)
 
 
@@ -210,10 +207,32 @@ def _on_gpu(descriptors: Tensor, bins: int) -> bool:
     return gpu.suits(descriptors, bins)
 
 
-def _products(left: Tensor, right: Tensor) -> Tensor:
-    """Product left · rightᵀ in the precision of its arguments, whatever autocast would have."""
-    with torch.autocast(left.device.type, enabled=False):
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """Product left · rightᵀ in the precision of its arguments.
+
+    Neither autocast nor PyTorch's settings for float32 products (TF32, bfloat16) change it.
+    """
+    device = left.device.type
+    with torch.autocast(device, enabled=False), _full_float32(device):
         return left @ right.T
+
+
+@contextmanager
+def _full_float32(device: str) -> Iterator[None]:
+    backends: Any = torch.backends
+    backend = backends.cuda.matmul if device == "cuda" else backends.mkldnn.matmul
+    before = backend.fp32_precision
+    if before in ("none", "ieee"):
+        yield
+        return
+    backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        # "none" follows the setting above this one; only if that differs was this one set itself.
+        backend.fp32_precision = "none"
+        if backend.fp32_precision != before:
+            backend.fp32_precision = before
 
 
 def _bin_position(scores: Tensor, bins: int) -> Tensor:
@@ -273,13 +292,14 @@ def _slopes(gradient: Tensor) -> Tensor:
     return slots.flatten(1)
 
 
-def _blocks(start: int, stop: int) -> list[slice]:
-    return [slice(i, min(i + TILE, stop)) for i in range(start, stop, TILE)]
+def blocks(start: int, stop: int, size: int) -> list[slice]:
+    """The range from start to stop, cut into pieces of a size; the last may be smaller."""
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
 
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    for row_block in _blocks(0, rows):
-        for column_block in _blocks(0, columns):
+    for row_block in blocks(0, rows, TILE):
+        for column_block in blocks(0, columns, TILE):
             yield row_block, column_block
 
 
@@ -288,9 +308,10 @@ def _tile_pairs(size: int, start: int, stop: int) -> Iterator[tuple[slice, slice
 
     No tile lies across a border of the query rows, so each is inside or outside as a whole.
     """
-    blocks = _blocks(0, start) + _blocks(start, stop) + _blocks(stop, size)
-    for i, rows in enumerate(blocks):
-        for columns in blocks[i:]:
+    borders = ((0, start), (start, stop), (stop, size))
+    parts = [part for first, last in borders for part in blocks(first, last, TILE)]
+    for i, rows in enumerate(parts):
+        for columns in parts[i:]:
             if _inside(rows, start, stop) or _inside(columns, start, stop):
                 yield rows, columns
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from listwise.data import Box, ImageError, Images, image_size, load_image, whole_image
+from listwise.data import ImageError, Images, load_image, whole_image
+from listwise.data.labelled import size_or_error
 from listwise.errors import InputError
 from listwise.models.net import RetrievalNet
 
@@ -236,21 +237,14 @@ def _shapes(
     errors: list[str] = []
     paths, boxes = [images.paths[i] for i in part], [images.box(i) for i in part]
     with ThreadPoolExecutor() as pool:
-        for index, found in zip(part, pool.map(_size_or_error, paths, boxes), strict=True):
-            if isinstance(found, str):
-                errors.append(found)
+        for index, found in zip(part, pool.map(size_or_error, paths, boxes), strict=True):
+            if isinstance(found, ImageError):
+                errors.append(str(found))
                 continue
             width, height = found
             scale = min(1.0, (max_side or max(width, height)) / max(width, height))
             shapes[index] = max(1, round(width * scale)), max(1, round(height * scale))
     return shapes, errors
-
-
-def _size_or_error(path: str, box: Box | None) -> tuple[int, int] | str:
-    try:
-        return image_size(path, box)
-    except ImageError as error:
-        return str(error)
 
 
 def _same_shape(shapes: dict[int, tuple[int, int]], pixels: int) -> list[list[int]]:

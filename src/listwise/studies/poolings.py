@@ -41,6 +41,7 @@ def compare_poolings(
     max_side: int | None = None,
     device: str = "auto",
     on_progress: Callable[[int], object] = lambda count: None,
+    on_unreadable: Callable[[tuple[str, ...]], object] = lambda errors: None,
 ) -> list[PoolingRow]:
     """Evaluate each pooling on a benchmark; the backbone sees every photo once for all of them.
 
@@ -54,6 +55,7 @@ def compare_poolings(
         max_side: long side that larger photos are reduced to.
         device: cpu, cuda ...; auto takes a GPU if there is one.
         on_progress: called with the number of photos just done.
+        on_unreadable: called with the errors of photos in `whiten_on` that were left out.
     """
     machine = Machine.this(device)
     net = RetrievalNet(backbone, weights=weights).to(machine.device).eval()
@@ -74,8 +76,12 @@ def compare_poolings(
             workers=machine.workers(),
             on_progress=on_progress,
         )
-        if must and found.errors:
-            raise InputError(f"{benchmark.name} has unreadable photos; first: {found.errors[0]}")
+        if found.errors and (must or not found.kept):
+            raise InputError(
+                f"{len(found.errors)} photos cannot be read; the first: {found.errors[0]}"
+            )
+        if found.errors:
+            on_unreadable(tuple(found.errors))
         return np.split(found.descriptors.numpy(), len(poolings), axis=1)
 
     parts = zip(

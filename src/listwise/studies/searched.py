@@ -32,11 +32,15 @@ Results = dict[str, ProtocolResult] | dict[str, LabelledResult]
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """A benchmark's photos as one model sees them: `queries` [Q, C], `database` [N, C]."""
+    """A benchmark's photos as one model sees them: `queries` [Q, C], `database` [N, C].
+
+    `unreadable` has the errors of a labelled set's photos that were left out.
+    """
 
     benchmark: Benchmark
     queries: Descriptors
     database: Descriptors
+    unreadable: tuple[str, ...] = ()
 
 
 def search_benchmark(
@@ -57,6 +61,7 @@ def search_benchmark(
         settings: of `Model.describe` (max_side, scales, power, precision, workers).
     """
     alone = benchmark.queries is benchmark.database
+    unreadable: list[str] = []
 
     def describe(images: Images) -> tuple[Images, Descriptors]:
         found = model.describe(images, on_progress=on_progress, **settings)
@@ -65,11 +70,13 @@ def search_benchmark(
                 f"{len(found.errors)} photos of {benchmark.name} cannot be read; "
                 f"the first: {found.errors[0]}"
             )
+        unreadable.extend(found.errors)
         return images.subset(found.kept), found.descriptors
 
     kept, database = describe(benchmark.database)
     asking, queries = (kept, database) if alone else describe(benchmark.queries)
-    return Searched(replace(benchmark, database=kept, queries=asking), queries, database)
+    seen = replace(benchmark, database=kept, queries=asking)
+    return Searched(seen, queries, database, tuple(unreadable))
 
 
 def evaluate_searched(

@@ -1,11 +1,12 @@
 """From what the user names to what the trainer needs: images, settings and their reasons."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from listwise.data import LabelledImages, check_images, hold_out_classes, read_labelled
+from listwise.data import LabelledImages, check_images, hold_out_classes
+from listwise.data.catalog import labelled_of
 from listwise.errors import InputError
 from listwise.settings import TrainConfig, make_config
 from listwise.training.choices import Machine, choose_settings
@@ -43,14 +44,15 @@ def prepare(
     """Read and check the images, hold out validation classes, and settle every setting.
 
     Args:
-        data: a folder of class folders, a table or a list (see `listwise.data.read_labelled`).
+        data: a folder of class folders, a table or a list (see `listwise.data.read_labelled`),
+            or a data set by name (see `listwise.data.catalog`).
         given: the settings that the user named.
         preset: where the others come from: "auto" chooses them from the data and the machine,
             "paper" takes section 4.2's.
     """
     asked = make_config(given, "the settings")
     machine = Machine.this(asked.device)
-    images = read_labelled(data, split_column=asked.split_column)
+    images = _training_part(labelled_of(data, split_column=asked.split_column))
     images, report = check_images(images, asked.strict)
     train, validation = _divide(images, asked)
     notes = report.lines()
@@ -63,7 +65,9 @@ def prepare(
         raise InputError(f"{data}: no validation class has two photos, so nothing can be found")
     config, reasons = asked, dict[str, str]()
     if preset == "auto":
-        config, reasons = choose_settings(given, train, report.sizes, machine)
+        # As checked: what the user wrote may be text where a number is meant.
+        settled = asked.model_dump(exclude_unset=True)
+        config, reasons = choose_settings(settled, train, report.sizes, machine)
     if config.batch_size > len(train):
         notes.append(
             f"batches of {config.batch_size} are more than there are training photos: "
@@ -73,6 +77,13 @@ def prepare(
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
     return Plan(Path(data), train, validation, config, reasons, notes)
+
+
+def _training_part(images: LabelledImages) -> LabelledImages:
+    """What may be trained on and validated with; a set's own test part is left alone."""
+    if images.splits is None or VAL_SPLIT in images.splits:
+        return images
+    return replace(images.of_split(TRAIN_SPLIT), splits=None)
 
 
 def _divide(images: LabelledImages, config: TrainConfig) -> tuple[LabelledImages, LabelledImages]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 import yaml
@@ -85,6 +86,14 @@ class Trainer:
             self.device = torch.device("cuda", torch.cuda.current_device())
         if not resume:
             check_unused(self.run)
+        smallest = smallest_batch(
+            plan.train.class_sizes(), config.batch_size, config.classes_per_batch
+        )
+        if smallest < self.processes:
+            raise InputError(
+                f"a batch may have only {smallest} images, too few for {self.processes} processes: "
+                "raise --batch-size or --classes-per-batch, or start fewer processes"
+            )
         torch.manual_seed(config.seed)
         self.net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
         self.net.to(self.device)
@@ -348,6 +357,16 @@ class Trainer:
         if key not in self._said:
             self._said.add(key)
             self.view.say(line)
+
+
+def smallest_batch(
+    class_sizes: npt.NDArray[np.int64], batch_size: int, classes_per_batch: int | None
+) -> int:
+    """Images of the smallest batch that `draw_batch` may give."""
+    count = min(classes_per_batch or len(class_sizes), max(1, batch_size // 2))
+    # Classes of a single image come last.
+    sizes: list[int] = sorted(class_sizes.tolist(), key=lambda size: (size == 1, size))
+    return min(batch_size, sum(sizes[:count]))
 
 
 def read_run(run: str | Path) -> dict[str, str]:

@@ -6,6 +6,8 @@ from listwise.data.catalog.dataset import (
     Dataset,
     find_dataset,
     find_entry,
+    labelled_of,
+    photos_of,
     recognise,
 )
 from listwise.data.catalog.entries import ENTRIES, Entry, RemoteFile
@@ -19,5 +21,7 @@ __all__ = [
     "RemoteFile",
     "find_dataset",
     "find_entry",
+    "labelled_of",
+    "photos_of",
     "recognise",
 ]

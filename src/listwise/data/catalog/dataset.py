@@ -11,7 +11,7 @@ from listwise.data.catalog.entries import ENTRIES, Entry
 from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors
 from listwise.data.ground_truth import GroundTruth, read_ground_truth
 from listwise.data.images import Box, list_images
-from listwise.data.labelled import Images, LabelledImages
+from listwise.data.labelled import Images, LabelledImages, read_images, read_labelled
 from listwise.data.oxford import OxfordGroundTruth, read_oxford_ground_truth
 from listwise.errors import InputError
 
@@ -183,6 +183,30 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
         f"{known.name} is not in {root / known.name}: run listwise download {known.name} "
         f"--to {root / known.name}, or give its folder"
     )
+
+
+def labelled_of(
+    source: str | Path, root: str | Path | None = None, split_column: str = "split"
+) -> LabelledImages:
+    """Labelled photos of a data set by name or folder, or of any source of `read_labelled`."""
+    if _is_known(source):
+        return find_dataset(source, root).labelled()
+    return read_labelled(source, split_column=split_column)
+
+
+def photos_of(source: str | Path, root: str | Path | None = None) -> Images:
+    """Photos of a data set by name or folder, or of any source of `read_images`."""
+    if _is_known(source):
+        return find_dataset(source, root).images()
+    return read_images(source)
+
+
+def _is_known(source: str | Path) -> bool:
+    """Whether this names a data set, or is a folder that holds one."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return recognise(path) is not None
+    return find_entry(str(source)) is not None
 
 
 def find_entry(name: str) -> Entry | None:
