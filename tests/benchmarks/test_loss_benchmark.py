@@ -1,14 +1,17 @@
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from listwise.benchmarks import loss as benchmark
-from listwise.benchmarks.measure import DoesNotFit, measure
+from listwise.benchmarks.measure import DoesNotFit, available_memory, measure
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
+from listwise.training import memory
 
 
 def test_the_dense_transcription_is_the_same_loss():
@@ -32,6 +35,45 @@ def test_memory_is_measured_and_limited():
     if sys.platform == "linux":
         with pytest.raises(DoesNotFit):
             measure(fill, 2_000_000_000, memory_limit=1_500_000_000)
+
+
+def need(module):
+    return lambda: __import__(module)
+
+
+def end(code):
+    return lambda: os._exit(code)
+
+
+def test_only_what_lacks_memory_does_not_fit():
+    with pytest.raises(RuntimeError, match=r"ModuleNotFoundError.*no_such_module"):
+        measure(need, "no_such_module", memory_limit=8_000_000_000)
+    with pytest.raises(DoesNotFit):
+        measure(end, 9, memory_limit=8_000_000_000)
+
+
+def test_a_method_that_is_not_installed_is_said_to_be(monkeypatch, tmp_path):
+    # In the process that measures, the package is found here first, and is not whole.
+    (tmp_path / "pytorch_metric_learning").mkdir()
+    (tmp_path / "pytorch_metric_learning" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (row,) = benchmark.run([32], dim=4, methods=["FastAP (pml)"])
+    assert row.skipped == "not installed (pip install 'listwise[compare]')"
+
+
+def test_the_limit_of_a_container_counts(monkeypatch):
+    monkeypatch.setattr(memory, "_available_to_container", lambda: 1000)
+    assert available_memory() == 1000
+
+
+@pytest.mark.parametrize("name", ["loss", "evaluation"])
+def test_a_mistake_in_a_script_is_one_line(name):
+    script = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    done = subprocess.run(
+        [sys.executable, script, "--sizes", "few"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "listwise: --sizes takes whole numbers with commas, not 'few'\n"
 
 
 def test_the_command_prints_a_row_for_each_method_and_size():

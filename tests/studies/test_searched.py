@@ -80,8 +80,8 @@ def test_labelled_photos(toy, model, tmp_path):
     images = read_labelled(toy / "train.csv", "val")
     benchmark = Benchmark("val", "labelled", images, images)
     found = search_benchmark(model, benchmark, workers=0)
-    result = figures(evaluate_searched(found))["All"]
-    assert set(result) == {"mAP", "mAP@R", "R@1", "R@2", "R@4", "R@8"}
+    result = figures(evaluate_searched(found))["Labels"]
+    assert set(result) == {"mAP", "mAP@R", "Recall@1", "Recall@2", "Recall@4", "Recall@8"}
     assert 0 < result["mAP"] <= 1
     with pytest.raises(InputError, match="labelled set"):
         evaluate_searched(found, expand=True)

@@ -98,6 +98,14 @@ def test_given_settings_stand_with_either_preset(photos):
         assert not plan.notes
 
 
+def test_numbers_written_as_text_are_numbers(photos):
+    given = {"device": "cpu", "batch_size": "16", "crops": {"size": "64"}}
+    numbers = {"device": "cpu", "batch_size": 16, "crops": {"size": 64}}
+    plan = prepare(photos, given)
+    assert plan.config == prepare(photos, numbers).config
+    assert plan.config.val_max_side == 128
+
+
 def test_broken_photos_are_left_out_and_named(photos, tmp_path):
     root = shutil.copytree(photos, tmp_path / "photos")
     (root / "class1" / "9.jpg").write_bytes(b"this is no photo")

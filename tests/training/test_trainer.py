@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -14,8 +16,11 @@ from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.training import Trainer, prepare, resume
+from listwise.training import trainer as trainer_module
 from listwise.training.memory import Fit
 from listwise.training.record import read_metrics
+from listwise.training.sampling import draw_batch
+from listwise.training.trainer import smallest_batch
 from listwise.training.view import Silent
 
 SETTINGS = {
@@ -251,6 +256,31 @@ def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
         (tmp_path / "run.json").write_text(content)
         with pytest.raises(InputError, match="not written by listwise train"):
             resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "images"), [({"batch_size": 4}, 4), ({"classes_per_batch": 2}, 12)]
+)
+def test_a_batch_must_have_an_image_for_every_process(photos, tmp_path, monkeypatch, given, images):
+    plan = prepare(photos, SETTINGS | given)
+    monkeypatch.setattr(trainer_module, "world", lambda: (0, images + 1))
+    with pytest.raises(InputError, match=f"only {images} images, too few for {images + 1} proc"):
+        Trainer(plan, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(trainer_module, "world", lambda: (0, images))
+    Trainer(plan, tmp_path / "run")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    batch_size=st.integers(2, 12),
+    classes=st.none() | st.integers(2, 5),
+)
+def test_the_smallest_batch_is_the_smallest_that_is_drawn(sizes, batch_size, classes):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    drawn = [len(draw_batch(labels, batch_size, 0, update, classes)) for update in range(150)]
+    assert smallest_batch(np.array(sizes), batch_size, classes) == min(drawn)
 
 
 def test_a_network_that_cannot_be_made_leaves_no_run(photos, tmp_path):

@@ -146,7 +146,7 @@ def _print_table(
     from rich.table import Table
 
     table = Table(title=benchmark, title_justify="left")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     table.add_column("")
     for metric in next(iter(next(iter(rows.values())).values())):
         table.add_column(metric, justify="right")

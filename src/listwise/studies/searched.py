@@ -97,7 +97,7 @@ def evaluate_searched(
                 f"{benchmark.name} is a labelled set: query expansion and distractors are for "
                 "benchmarks whose queries are judged"
             )
-        return {"All": evaluate_classes(searched)}
+        return {"Labels": evaluate_classes(searched)}
     database: Database = searched.database
     if distractors is not None:
         database = _Followed(searched.database, distractors)
@@ -130,7 +130,7 @@ def figures(results: Results) -> dict[str, dict[str, float]]:
             table[protocol] |= {f"mP@{k}": value for k, value in found.mp.items()}
         else:
             table[protocol] |= {"mAP@R": found.map_at_r}
-            table[protocol] |= {f"R@{k}": value for k, value in found.recall.items()}
+            table[protocol] |= {f"Recall@{k}": value for k, value in found.recall.items()}
     return table
 
 

@@ -1,0 +1,74 @@
+"""What goes wrong outside of the program is one line, whichever command it meets."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from listwise.cli import main as main_module
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """Run the command line here, which must leave with 2; gives the one line it says."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["listwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main_module.main()
+        line = capsys.readouterr().err
+        assert left.value.code == 2
+        assert line.count("\n") == 1
+        return line
+
+    return run
+
+
+def test_a_folder_that_cannot_be_made(said, tmp_path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "inside"
+    line = said("download", "roxford5k", "--to", folder)
+    assert line == f"listwise: {folder}: Not a directory\n"
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), OSError(28, "no space")])
+def test_an_error_of_the_system_without_a_file(said, monkeypatch, error):
+    def fail(**_):
+        raise error
+
+    monkeypatch.setattr(main_module, "app", fail)
+    assert said() == f"listwise: {error}\n"
+
+
+def test_memory_that_does_not_suffice(said, monkeypatch):
+    import torch
+
+    def fail(**_):
+        raise torch.OutOfMemoryError("GPU 0 is full:\nuse a smaller one")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    assert said() == "listwise: GPU 0 is full: use a smaller one\n"
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def fail(**_):
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        main_module.main()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["download", "--list"], ["--version"]])
+def test_a_reader_that_left_is_no_error(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "listwise", *arguments], stdout=writing, stderr=subprocess.PIPE
+        )
+    finally:
+        os.close(writing)
+    assert done.stderr == b""
+    assert done.returncode == 1
