@@ -60,14 +60,19 @@ def test_other_errors_keep_their_traceback(monkeypatch):
         main_module.main()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["download", "--list"], ["--version"]])
+# What is short is written only at the end.
+SHORT = "from listwise.cli import main; main.app = lambda **_: print(1); main.main()"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-m", "listwise", "--help"], ["-m", "listwise", "download", "--list"], ["-c", SHORT]],
+)
 def test_a_reader_that_left_is_no_error(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "listwise", *arguments], stdout=writing, stderr=subprocess.PIPE
-        )
+        done = subprocess.run([sys.executable, *arguments], stdout=writing, stderr=subprocess.PIPE)
     finally:
         os.close(writing)
     assert done.stderr == b""
