@@ -21,7 +21,7 @@ from listwise.training.memory import Fit
 from listwise.training.record import read_metrics
 from listwise.training.sampling import draw_batch
 from listwise.training.trainer import smallest_batch
-from listwise.training.view import Silent
+from listwise.training.view import View
 
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",
@@ -42,7 +42,7 @@ SETTINGS = {
 }
 
 
-class Witness(Silent):
+class Witness(View):
     """Keeps what it is told, and stops the run at an update if asked to."""
 
     def __init__(self, stop_at=None):

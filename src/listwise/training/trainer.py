@@ -34,7 +34,7 @@ from listwise.training.prepare import Plan, prepare
 from listwise.training.record import Record
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, Loss, MultistageStep
-from listwise.training.view import Silent, UpdateReport, ValidationReport, View
+from listwise.training.view import UpdateReport, ValidationReport, View
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
@@ -79,7 +79,7 @@ class Trainer:
         self.plan = plan
         self.run = Path(run)
         self.rank, self.processes = world()
-        self.view: View = (view if self.rank == 0 else None) or Silent()
+        self.view: View = (view if self.rank == 0 else None) or View()
         config = plan.config
         self.device = torch.device(config.device)
         if self.processes > 1 and self.device.type == "cuda":

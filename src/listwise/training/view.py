@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -28,8 +27,8 @@ class ValidationReport:
     best: bool
 
 
-class View(Protocol):
-    """Is told what happens."""
+class View:
+    """Is told what happens; this one shows nothing."""
 
     def say(self, line: str) -> None:
         """A sentence."""
@@ -50,29 +49,7 @@ class View(Protocol):
         """The run is over."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def say(self, line: str) -> None:
-        """Nothing."""
-
-    def start(self, update: int, updates: int) -> None:
-        """Nothing."""
-
-    def working(self, what: str, done: int, total: int) -> None:
-        """Nothing."""
-
-    def update(self, report: UpdateReport) -> None:
-        """Nothing."""
-
-    def validated(self, report: ValidationReport) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class LiveView:
+class LiveView(View):
     """A progress bar with loss, validation mAP, images a second and the time left.
 
     Where the output is no terminal, one line a validation.
