@@ -3,7 +3,13 @@ import re
 
 from rich.console import Console
 
-from listwise.training.view import LiveView, Silent, UpdateReport, ValidationReport, readable_time
+from listwise.training.view import (
+    LiveView,
+    UpdateReport,
+    ValidationReport,
+    View,
+    readable_time,
+)
 
 
 def play(view):
@@ -72,7 +78,7 @@ def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
 
 
 def test_silence():
-    play(Silent())
+    play(View())
 
 
 def test_times_are_readable():

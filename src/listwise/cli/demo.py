@@ -75,7 +75,8 @@ def demo(
     result = trainer.fit()
     with console.status("searching with the trained network"):
         second = search_benchmark(load_model(result.model, plan.config.device), benchmark)
-    before, after = figures(evaluate_searched(first)), figures(evaluate_searched(second))
+    results = evaluate_searched(first), evaluate_searched(second)
+    before, after = map(figures, results)
 
     table = Table(title="mAP on buildings never seen in training", title_justify="left")
     table.add_column("")
@@ -88,7 +89,8 @@ def demo(
     table.add_row("gain", *(f"{100 * gain:+.1f}" for gain in gains), style="bold")
     console.print(table)
     picture = folder / "before-and-after.png"
-    _draw(picture, benchmark, scores(first), scores(second))
+    gain = results[1]["Medium"].per_query_ap - results[0]["Medium"].per_query_ap
+    _draw(picture, benchmark, _spread(gain), scores(first), scores(second))
     console.print(
         f"trained for {result.seconds:.0f} s; the network is in [bold]{result.model}[/bold]\n"
         f"a picture of what it finds now: [bold]{picture}[/bold]\n\n"
@@ -110,15 +112,23 @@ def _forget_last(run: Path, photos: Path) -> None:
         shutil.rmtree(run)
 
 
+def _spread(gain: "NDArray[np.float64]") -> list[int]:
+    """Four queries evenly spread between the one that gained least and the one that gained most."""
+    import numpy as np
+
+    places = np.linspace(0, len(gain) - 1, 6)[1:-1].round().astype(int)
+    return [int(query) for query in np.argsort(gain)[places]]
+
+
 def _draw(
     picture: Path,
     benchmark: "Benchmark",
+    queries: list[int],
     before: "NDArray[np.float32]",
     after: "NDArray[np.float32]",
-    queries: int = 4,
     found: int = 8,
 ) -> None:
-    """Draw what a few evenly spread queries found before and after."""
+    """Draw what the queries found before and after."""
     import numpy as np
 
     from listwise.data.ground_truth import GroundTruth
@@ -127,7 +137,7 @@ def _draw(
     truth = benchmark.truth
     assert isinstance(truth, GroundTruth)
     rows, captions = [], []
-    for query in np.linspace(0, len(truth.queries) - 1, queries).round().astype(int):
+    for query in queries:
         right = {*truth.easy[query], *truth.hard[query]}
         for caption, scores in (("before", before), ("after", after)):
             row = [Tile(benchmark.queries.paths[query], "query", truth.boxes[query])]
