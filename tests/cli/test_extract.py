@@ -6,27 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from listwise.cli.main import main
 from listwise.descriptors import DescriptorFile, load_model
 from listwise.models import RetrievalNet
 
 
 @pytest.fixture
-def listwise(monkeypatch, capsys, tmp_path):
+def listwise(listwise):
     """Run the command line in a folder with a model; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     torch.manual_seed(0)
     RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["listwise", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
-
-    return run
+    return listwise
 
 
 def test_photos_become_a_file(listwise, photos):

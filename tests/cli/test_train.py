@@ -1,11 +1,9 @@
 import json
 import shutil
-import sys
 
 import pytest
 import yaml
 
-from listwise.cli.main import main
 from listwise.settings import CropSettings, TrainConfig
 
 SMALL = {
@@ -24,22 +22,6 @@ def small(**change):
     """The flags of a quick run; names with underscores, None to leave one out."""
     flags = SMALL | {f"--{name.replace('_', '-')}": value for name, value in change.items()}
     return [part for flag, value in flags.items() if value is not None for part in (flag, value)]
-
-
-@pytest.fixture
-def listwise(monkeypatch, capsys, tmp_path):
-    """Run the command line here; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["listwise", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
-
-    return run
 
 
 @pytest.fixture

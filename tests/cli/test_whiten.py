@@ -1,33 +1,21 @@
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from listwise.cli.main import main
 from listwise.data import read_images
 from listwise.descriptors import Whitening, extract, load_model
 from listwise.models import RetrievalNet
 
 
 @pytest.fixture
-def listwise(monkeypatch, capsys, tmp_path, photos):
+def listwise(listwise, tmp_path, photos):
     """Run the command line in a folder with a model and photos; gives code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "photos").symlink_to(photos)
     torch.manual_seed(0)
     RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["listwise", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
-
-    return run
+    return listwise
 
 
 def described(photos):

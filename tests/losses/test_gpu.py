@@ -24,9 +24,10 @@ for size, bins, include_self, start, stop, dtype in json.loads(sys.argv[2]):
     raw = torch.randn(size, 8, generator=generator, dtype=torch.float64)
     raw[3] = raw[5]
     descriptors = torch.nn.functional.normalize(raw, dim=1).to(dtype)
-    labels = torch.randint(0, 5, (size,), generator=generator)
+    # Every second of a longer tensor: labels need not lie side by side in memory.
+    labels = torch.randint(0, 5, (2 * size,), generator=generator)[::2]
     exact = descriptors.double()
-    there = descriptors.to(device), labels.to(device)
+    there = descriptors.to(device), labels.to(device).repeat_interleave(2)[::2]
     plain = histogram._label_histograms(exact, labels, bins, include_self, start, stop)
     fast = gpu.label_histograms(*there, bins, include_self, start, stop).cpu()
     gradient = torch.rand(2, stop - start, bins, generator=generator, dtype=torch.float64)
@@ -55,6 +56,7 @@ CASES = [
     (33, 70, False, 0, 33, "float32"),
     (29, 2, True, 3, 29, "float16"),
     (50, 20, False, 0, 50, "bfloat16"),
+    (40, 20, False, 17, 18, "float32"),
 ]
 
 

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from listwise.benchmarks import evaluation as evaluation_benchmark
     from listwise.benchmarks.loss import Row
 
-app = typer.Typer(help="Measure this machine: time and memory beside the alternatives.")
+app = typer.Typer(
+    help="Measure this machine: time and memory beside the alternatives.",
+    epilog="Example:  listwise benchmark loss --sizes 256,1024,4096",
+)
 
 
 @app.callback()

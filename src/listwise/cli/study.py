@@ -8,7 +8,10 @@ import typer
 from listwise.cli.bars import counting
 from listwise.cli.extract import warn_of_unreadable
 
-app = typer.Typer(help="The paper's comparisons, on your data.")
+app = typer.Typer(
+    help="The paper's comparisons, on your data.",
+    epilog="Example:  listwise study poolings roxford5k --whiten-on landmarks.csv",
+)
 
 
 @app.callback()

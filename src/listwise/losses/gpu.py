@@ -34,6 +34,7 @@ def label_histograms(
 ) -> Tensor:
     """Histograms of the relevant and of all images of each query: [2, Q, M], float32."""
     parts = _Parts(descriptors)
+    labels = labels.contiguous()  # kernels read memory in order
     size = len(descriptors)
     table = torch.zeros(2, stop - start, bins, dtype=torch.float32, device=descriptors.device)
     for rows in blocks(start, stop, TILE_ROWS):
@@ -42,10 +43,10 @@ def label_histograms(
             histogram_kernel[(len(scores),)](
                 scores,
                 labels,
-                table,
+                table[0],
+                table[1],
                 rows.start,
                 start,
-                stop - start,
                 columns.start,
                 scores.shape[1],
                 parts.unit,
@@ -79,6 +80,7 @@ def label_histograms_backward(
         stop: end of the queries.
     """
     parts = _Parts(descriptors)
+    labels = labels.contiguous()  # kernels read memory in order
     size, dim = descriptors.shape
     by_column = slopes.T.contiguous()
     peak = slopes.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)

@@ -15,10 +15,10 @@ def _position(product, unit, BINS: tl.constexpr):
 def histogram_kernel(
     products,
     labels,
-    table,
+    relevant_table,
+    every_table,
     first_row,
     first_query,
-    queries,
     first_column,
     columns,
     unit,
@@ -54,10 +54,11 @@ def histogram_kernel(
             relevant += tl.sum(tl.where(same[None, :], share, 0.0), axis=1)
     slot = tl.arange(0, SLOTS)
     real = slot < BINS
-    target = table + (row - first_query).to(tl.int64) * BINS + slot
-    other = target + queries.to(tl.int64) * BINS
-    tl.store(target, tl.load(target, mask=real) + relevant, mask=real)
-    tl.store(other, tl.load(other, mask=real) + tl.sum(every, axis=1), mask=real)
+    place = (row - first_query).to(tl.int64) * BINS + slot
+    before = tl.load(relevant_table + place, mask=real)
+    tl.store(relevant_table + place, before + relevant, mask=real)
+    before = tl.load(every_table + place, mask=real)
+    tl.store(every_table + place, before + tl.sum(every, axis=1), mask=real)
 
 
 @triton.jit
