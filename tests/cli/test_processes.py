@@ -104,7 +104,8 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
         )
         with process:
             kills += kill_when(process, condition)
-            assert process.stderr.read() == b""
+            # Killed or done, not ended by an error; orphaned workers may complain of a kill.
+            assert process.returncode in (0, -signal.SIGKILL), process.stderr.read()
         arguments = command("train", "--resume", run)
     finish(arguments)
     assert unbroken.wait() == 0
