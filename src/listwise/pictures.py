@@ -57,3 +57,48 @@ def _framed(tile: Tile, side: int) -> Image.Image:
         photo = Image.new("RGB", (side, side), "lightgrey")
     photo = ImageOps.fit(photo, (side, side), Image.Resampling.BICUBIC)
     return ImageOps.expand(photo, FRAME, COLORS[tile.mark])
+
+
+def contact_sheet(
+    queries: Sequence[Image.Image],
+    found: Sequence[tuple[Image.Image, str]],
+    columns: int = 6,
+    side: int = 168,
+) -> Image.Image:
+    """The photos found, best first, a caption below each; what was asked for stands above them."""
+    font = ImageFont.load_default(size=13)
+    line = 20
+    step, tall = side + 2 * FRAME + 2 * GAP, side + 2 * FRAME + line + GAP
+    rows = -(-len(found) // columns)
+    above = -(-len(queries) // columns)
+    sheet = Image.new(
+        "RGB", (columns * step + GAP, (above + rows) * tall + 2 * GAP + (above and GAP)), "white"
+    )
+    draw = ImageDraw.Draw(sheet)
+
+    def put(number: int, top: int, photo: Image.Image, caption: str, mark: Mark) -> None:
+        x, y = GAP + number % columns * step, top + number // columns * tall
+        tile = ImageOps.contain(photo, (side, side), Image.Resampling.BICUBIC)
+        framed = ImageOps.expand(tile, FRAME, COLORS[mark])
+        x += (side + 2 * FRAME - framed.width) // 2
+        y += side + 2 * FRAME - framed.height
+        sheet.paste(framed, (x, y))
+        shown = _shortened(caption, font, framed.width + GAP)
+        draw.text((x + FRAME, y + framed.height + 2), shown, "black", font)
+
+    for number, photo in enumerate(queries):
+        put(number, GAP, photo, "query", "query")
+    top = GAP + above * tall + (above and GAP)
+    for number, (photo, caption) in enumerate(found):
+        put(number, top, photo, caption, "junk")
+    return sheet
+
+
+def _shortened(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
+    """A text that fits, its middle left out if need be: both ends of a path tell something."""
+    keep = len(text)
+    shown = text
+    while font.getlength(shown) > width and keep > 8:
+        keep -= 1
+        shown = f"{text[: keep // 3]}…{text[len(text) - keep * 2 // 3 :]}"
+    return shown

@@ -286,9 +286,23 @@ def test_read_images_without_labels(tmp_path):
     images = read_images(tmp_path / "f")
     assert images.ids == ("a.jpg", "g/b.jpg")
     assert all(os.path.isabs(path) for path in images.paths)
+    (image,) = read_images(tmp_path / "f" / "a.jpg").paths
+    assert image == images.paths[0]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no image"):
         read_images(tmp_path / "empty")
+
+
+def test_what_else_a_source_says_of_an_image_becomes_its_attributes(tmp_path):
+    columns = {"path": ["a.jpg", "b.jpg"], "label": [3, None], "artist": ["Ida", " "]}
+    for suffix in (".csv", ".parquet"):
+        images = read_images(write_table(tmp_path / f"t{suffix}", columns))
+        assert images.attributes == ({"label": "3", "artist": "Ida"}, {})
+        assert images.subset([1, 0]).attributes == ({}, {"label": "3", "artist": "Ida"})
+    (tmp_path / "list.txt").write_text("a.jpg\tx\nb.jpg\n")
+    assert read_images(tmp_path / "list.txt").attributes == ({"label": "x"}, {})
+    make_image(tmp_path / "f" / "a.jpg")
+    assert read_images(tmp_path / "f").attributes is None
 
 
 # Values

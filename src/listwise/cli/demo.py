@@ -1,5 +1,8 @@
 """`listwise demo`: the whole way from nothing, on drawn buildings."""
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,25 +94,56 @@ def demo(
     picture = folder / "before-and-after.png"
     gain = results[1]["Medium"].per_query_ap - results[0]["Medium"].per_query_ap
     _draw(picture, benchmark, _spread(gain), scores(first), scores(second))
+    index = folder / "index"
+    with console.status("making an index of the photos"):
+        _index(index, result.model, plan.config.device, benchmark)
+    where = _where()
     console.print(
         f"trained for {result.seconds:.0f} s; the network is in [bold]{result.model}[/bold]\n"
         f"a picture of what it finds now: [bold]{picture}[/bold]\n\n"
+        "search the photos in your browser:\n"
+        f"  [bold]{where}listwise serve {index}[/bold]\n\n"
         "next:\n"
-        f"  listwise evaluate {result.model} {photos} --report report.html\n"
-        f"  tensorboard --logdir {run}\n"
-        "  listwise train YOUR-PHOTOS    (a folder of class folders, or a .csv of path,label)",
+        f"  {where}listwise evaluate {result.model} {photos} --report report.html\n"
+        f"  {where}tensorboard --logdir {run}\n"
+        f"  {where}listwise train YOUR-PHOTOS"
+        "    (a folder of class folders, or a .csv of path,label)",
         soft_wrap=True,
     )
 
 
 def _forget_last(run: Path, photos: Path) -> None:
     """Remove an earlier demo's run, and nothing else."""
-    import shutil
-
     from listwise.training.trainer import RUN_FILE, read_run
 
     if (run / RUN_FILE).exists() and Path(read_run(run)["data"]).parent == photos.resolve():
         shutil.rmtree(run)
+
+
+def _index(folder: Path, model: Path, device: str, benchmark: "Benchmark") -> None:
+    """Make an index of the benchmark's photos, in place of an earlier demo's."""
+    from listwise.descriptors import load_model
+    from listwise.errors import InputError
+    from listwise.search import add_photos, create_index, header_of, open_index
+    from listwise.search.index import index_exists
+
+    if index_exists(str(folder)):
+        with open_index(folder) as index:
+            made_of = index.header.model_folder
+        if made_of != str(model.absolute()):
+            raise InputError(f"{folder} is an index of another model: give another --folder")
+        shutil.rmtree(folder)
+    network = load_model(model, device)
+    with create_index(folder, header_of(network, model)) as index:
+        add_photos(index, network, benchmark.database)
+
+
+def _where() -> str:
+    """What goes before the names of our programs: their folder, where it is not on the path."""
+    program = Path(sys.argv[0])
+    if program.name != "listwise" or shutil.which("listwise"):
+        return ""
+    return f"{os.path.relpath(program.parent)}{os.sep}"
 
 
 def _spread(gain: "NDArray[np.float64]") -> list[int]:

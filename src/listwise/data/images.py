@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +14,9 @@ from listwise.errors import InputError
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge in pixels of the upright image."""
+
+Source = str | Path | BinaryIO
+"""An image file: where it lies, or its content, whose `name` then stands in messages."""
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".gif"})
 """Names that end so are taken for images when a folder is listed, upper case too."""
@@ -37,22 +40,25 @@ _TURNS = {
 class ImageError(InputError):
     """One image file cannot be used: `path` says which, `reason` why."""
 
-    def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = str(path)
+    def __init__(self, path: Source, reason: str) -> None:
+        self.path = str(path if isinstance(path, str | Path) else getattr(path, "name", "image"))
+        super().__init__(f"{self.path}: {reason}")
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
         return type(self), (self.path, self.reason)
 
 
-def load_image(
-    path: str | Path, box: Box | None = None, min_side: int | None = None
-) -> Image.Image:
+class TooManyPixelsError(ImageError):
+    """An image file declares more pixels than `MAX_PIXELS`."""
+
+
+def load_image(path: Source, box: Box | None = None, min_side: int | None = None) -> Image.Image:
     """Decode an image file to upright RGB, on white where it is transparent.
 
     Args:
-        path: a JPEG, PNG, WebP, TIFF or GIF file; of an animation the first frame is taken.
+        path: a JPEG, PNG, WebP, TIFF or GIF file, or its content; of an animation the first frame
+            is taken.
         box: the part to keep, clipped to the image.
         min_side: allows a JPEG to be decoded at a half, quarter or eighth of its size, which is
             much quicker, as long as its short side keeps this length. Without effect with `box`.
@@ -81,7 +87,7 @@ def load_image(
         return upright
 
 
-def image_size(path: str | Path, box: Box | None = None) -> tuple[int, int]:
+def image_size(path: Source, box: Box | None = None) -> tuple[int, int]:
     """Width and height that `load_image(path, box)` would have, from the file's header alone.
 
     Raises:
@@ -133,10 +139,10 @@ def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[ImageFile.ImageFile]:
+def _opened(path: Source) -> Iterator[ImageFile.ImageFile]:
     """The image with its header read and its size checked; every failure is an `ImageError`."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb") if isinstance(path, str | Path) else nullcontext(path) as file:
             yield _identify(path, file)
     except ImageError:
         raise
@@ -151,12 +157,13 @@ def _opened(path: str | Path) -> Iterator[ImageFile.ImageFile]:
         raise ImageError(path, f"broken or truncated ({said})") from error
 
 
-def _identify(path: str | Path, file: BinaryIO) -> ImageFile.ImageFile:
+def _identify(path: Source, file: BinaryIO) -> ImageFile.ImageFile:
     """Open by content, with no plugin but ours.
 
     `Image.open` is not used because its limit on pixels is a global of the process, and because
     it warns of sizes that are allowed here.
     """
+    file.seek(0)
     prefix = file.read(16)
     if not prefix:
         raise ImageError(path, "empty file (0 bytes)")
@@ -166,11 +173,11 @@ def _identify(path: str | Path, file: BinaryIO) -> ImageFile.ImageFile:
         if accept is None or accept(prefix) is not True:
             continue
         file.seek(0)
-        image = factory(file, os.fspath(path))
+        image = factory(file, os.fspath(path) if isinstance(path, str | Path) else "")
         width, height = image.size
         if width * height > MAX_PIXELS:
             limit = MAX_PIXELS // 1_000_000
-            raise ImageError(
+            raise TooManyPixelsError(
                 path, f"declares {width} × {height} pixels, more than the {limit} million allowed"
             )
         if width * height == 0:
@@ -221,7 +228,7 @@ def _tiff_tag(image: Image.Image, tag: int, default: int) -> int:
     return int(value[0] if isinstance(value, tuple) else value)
 
 
-def _clip(path: str | Path, box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def _clip(path: Source, box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """The box in whole pixels of an image of that size, never empty."""
     width, height = size
     if all(math.isfinite(edge) for edge in box):

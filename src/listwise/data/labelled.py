@@ -25,7 +25,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -56,11 +56,13 @@ class Images:
 
     `paths` are absolute, `ids` are the paths as the source writes them (relative to the folder
     in case of a folder), `boxes` says which part of each image is meant, None for all of it.
+    `attributes` has what else a source says of each image, by column, as text.
     """
 
     paths: tuple[str, ...]
     ids: tuple[str, ...]
     boxes: tuple[Box | None, ...] | None
+    attributes: tuple[Mapping[str, str], ...] | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -77,6 +79,7 @@ class Images:
             paths=tuple(self.paths[i] for i in chosen),
             ids=tuple(self.ids[i] for i in chosen),
             boxes=None if self.boxes is None else tuple(self.boxes[i] for i in chosen),
+            attributes=self.attributes and tuple(self.attributes[i] for i in chosen),
         )
 
 
@@ -144,9 +147,9 @@ def read_labelled(
 
 
 def read_images(source: str | Path) -> Images:
-    """Read images without labels: any folder, a table with a path column, or an image list.
+    """Read images without labels: any folder, a table with a path column, a list, or one image.
 
-    Labels and splits are ignored where there are any, boxes are kept.
+    Boxes are kept; labels, splits and all other columns become attributes.
 
     Raises:
         InputError: the source does not have one of the layouts; the message says where.
@@ -154,6 +157,8 @@ def read_images(source: str | Path) -> Images:
     source = Path(source).expanduser()
     if source.is_dir():
         return _unlabelled(_folder_rows(source))
+    if source.suffix.lower() in IMAGE_SUFFIXES and source.exists():
+        return _unlabelled([_Row(os.path.abspath(source), str(source))])
     if _is_table(source):
         return _unlabelled(_table_rows(source, split_column=None, need_label=False))
     return _unlabelled(_list_rows(source, need_label=False))
@@ -276,14 +281,17 @@ class _Row:
     box: Box | None = None
     label: str | None = None
     split: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 def _unlabelled(rows: list[_Row]) -> Images:
     boxes = tuple(row.box for row in rows)
+    attributes = tuple(row.attributes for row in rows)
     return Images(
         paths=tuple(row.path for row in rows),
         ids=tuple(row.id for row in rows),
         boxes=boxes if any(boxes) else None,
+        attributes=attributes if any(attributes) else None,
     )
 
 
@@ -357,7 +365,10 @@ def _list_rows(source: Path, need_label: bool) -> list[_Row]:
                 f"{source}, line {number}: {line.strip()!r} is not an image and its label; "
                 "write path<TAB>label"
             )
-        rows.append(_Row(_absolute(source, written), written, label=label or None))
+        attributes = {"label": label} if label and not need_label else {}
+        rows.append(
+            _Row(_absolute(source, written), written, label=label or None, attributes=attributes)
+        )
     if not rows:
         raise InputError(f"{source}: the list is empty")
     return rows
@@ -409,6 +420,7 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
         split_column = None
     required = ("path", *(("label",) if need_label else ()), *filter(None, (split_column,)))
     read_box = _box_reader(source, columns)
+    others = [] if need_label else [c for c in columns if c not in ("path", "box", *_BOX_COLUMNS)]
     rows = []
     for place, row in cells:
         for name in required:
@@ -422,6 +434,7 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
                 box=read_box(place, row),
                 label=_cell_text(row["label"]) if need_label else None,
                 split=_cell_text(row[split_column]) if split_column else None,
+                attributes={name: text for name in others if (text := _cell_text(row[name]))},
             )
         )
     if not rows:

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
-from listwise.data import Images
+from listwise.data import Images, whole_image
 from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
 from listwise.descriptors.whitening import Whitening
 from listwise.models import RetrievalNet
-from listwise.models.embed import embed_parts
+from listwise.models.embed import BATCH_PIXELS, embed_parts
 from listwise.training.choices import Machine
 from listwise.training.loading import naming_lost_workers
 
@@ -123,11 +124,43 @@ class Model:
                 autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
                 on_progress=on_progress,
             ):
-                rows: npt.NDArray[np.float32] = found.descriptors.float().numpy()
-                if self.whitening is not None:
-                    rows = self.whitening.apply(rows)
+                rows = self._whitened(found.descriptors)
                 sizes = np.array(found.sizes, dtype=np.int32).reshape(-1, 2)
                 yield Described(rows, found.kept, found.errors, sizes)
+
+    @torch.inference_mode()
+    def describe_photos(
+        self, photos: Sequence[Image.Image], settings: ExtractSettings
+    ) -> npt.NDArray[np.float32]:
+        """Whitened descriptors of upright RGB photos that are in memory: [n, D].
+
+        They are those that `describe` gives of the photos' files. The network must be in
+        evaluation mode, as `load_model` leaves it.
+        """
+        rows = torch.empty(len(photos), self.net.dim)
+        shapes: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}
+        for position, photo in enumerate(photos):
+            pixels = whole_image(photo, settings.max_side)
+            shapes.setdefault(pixels.shape, []).append((position, pixels))
+        device = self.device
+        half = settings.precision == "bfloat16"
+        for (_, height, width), group in shapes.items():
+            size = max(1, BATCH_PIXELS[device.type] // (height * width))
+            for start in range(0, len(group), size):
+                positions, batch = zip(*group[start : start + size], strict=True)
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+                    found = describe_scales(
+                        self.net,
+                        torch.stack(batch).to(device),
+                        scales=settings.scales,
+                        power=settings.power,
+                    )
+                rows[list(positions)] = found.float().cpu()
+        return self._whitened(rows)
+
+    def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
+        rows: npt.NDArray[np.float32] = descriptors.float().numpy()
+        return rows if self.whitening is None else self.whitening.apply(rows)
 
 
 def load_model(folder: str | Path, device: str = "auto") -> Model:

@@ -1,0 +1,246 @@
+"""Hessian-affine regions: blobs and saddles of a scale space, each with its own affine shape.
+
+Scale space and localisation follow Lowe's pyramid with the determinant of the Hessian in place of
+the difference of Gaussians; shapes follow Baumberg's iteration, as in Mikolajczyk and Schmid's
+detector. Regions stand upright: the shape of each leaves "up" where it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+
+LEVELS = 3  # of an octave
+FIRST_BLUR = 1.6  # of an octave's first image, in its own pixels
+CAMERA_BLUR = 0.5  # that every photo has
+BORDER = 5
+FLOOR = 1e-5  # of |sigma^4 det H|, intensities from 0 to 1: less is noise
+SMALLEST_OCTAVE = 2 * BORDER + 3
+
+WINDOW = 19  # pixels across the patch whose gradients tell the shape
+ROUNDS = 16  # of the shape iteration at most
+ROUND_ENOUGH = 0.95  # of the axes of the gradients' moments
+MOST_STRETCHED = 6.0  # axes of a region
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """n regions of a photo, the strongest first.
+
+    A region is the ellipse point + scale · shape · (unit circle). Shapes: `points` [n, 2] (x, y;
+    0 is the middle of the first pixel), `scales` [n], `shapes` [n, 2, 2] of determinant 1.
+    """
+
+    points: Float32
+    scales: Float32
+    shapes: Float32
+
+
+@dataclass(frozen=True, eq=False)
+class _Spots:
+    """Extrema that one image of the pyramid gave, in its own pixels: [n, 2], [n], [n]."""
+
+    image: Float32
+    step: int
+    points: Float32
+    scales: Float32
+    strength: Float32
+
+
+def hessian_regions(grey: Float32, count: int, blur: float = CAMERA_BLUR) -> Regions:
+    """The `count` strongest Hessian-affine regions: [H, W], values 0 to 1."""
+    spots = list(_spots(grey, blur))
+    strength = np.concatenate([found.strength for found in spots] or [np.zeros(0, np.float32)])
+    # Some regions are lost to their shape; the weakest of the rest would never be kept.
+    spare = 2 * count
+    floor = np.partition(strength, -spare)[-spare] if len(strength) > spare else 0.0
+    points, scales, shapes, strengths = [], [], [], []
+    for found in spots:
+        strong = np.flatnonzero(found.strength >= floor)
+        fitted, kept = _shapes(found.image, found.points[strong], found.scales[strong])
+        strong = strong[kept]
+        points.append(found.points[strong] * found.step)
+        scales.append(found.scales[strong] * found.step)
+        shapes.append(fitted)
+        strengths.append(found.strength[strong])
+    if not points:
+        return Regions(*(np.zeros(shape, np.float32) for shape in ((0, 2), (0,), (0, 2, 2))))
+    order = np.argsort(-np.concatenate(strengths), kind="stable")[:count]
+    return Regions(
+        np.concatenate(points)[order],
+        np.concatenate(scales)[order],
+        np.concatenate(shapes)[order],
+    )
+
+
+def _spots(grey: Float32, blur: float) -> Iterator[_Spots]:
+    """Extrema over place and scale, level by level."""
+    image, step = _blurred(grey, blur, FIRST_BLUR), 1
+    sigmas = [FIRST_BLUR * 2.0 ** (level / LEVELS) for level in range(LEVELS + 2)]
+    while min(image.shape) >= SMALLEST_OCTAVE:
+        octave = [image]
+        for before, after in zip(sigmas[:-1], sigmas[1:], strict=True):
+            octave.append(_blurred(octave[-1], before, after))
+        response = np.stack(
+            [_response(level, sigma) for level, sigma in zip(octave, sigmas, strict=True)]
+        )
+        for level in range(1, LEVELS + 1):
+            rows, columns = _extrema(response, level)
+            points, offsets, strength, good = _refined(response, level, rows, columns)
+            scales = sigmas[level] * 2.0 ** (offsets / LEVELS)
+            yield _Spots(
+                octave[level],
+                step,
+                points[good].astype(np.float32),
+                scales[good].astype(np.float32),
+                strength[good].astype(np.float32),
+            )
+        image = np.ascontiguousarray(octave[LEVELS][::2, ::2])
+        step *= 2
+
+
+def _blurred(image: Float32, before: float, after: float) -> Float32:
+    if after <= before:
+        return image
+    sigma = (after**2 - before**2) ** 0.5
+    blurred: Float32 = cv2.GaussianBlur(image, (0, 0), sigma, borderType=cv2.BORDER_REPLICATE)
+    return blurred
+
+
+def _response(image: Float32, sigma: float) -> Float32:
+    """Determinant of the Hessian, the same at every scale: [H, W]."""
+    padded = cv2.copyMakeBorder(image, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
+    middle = 2 * image
+    xx = padded[1:-1, 2:] - middle + padded[1:-1, :-2]
+    yy = padded[2:, 1:-1] - middle + padded[:-2, 1:-1]
+    xy = (padded[2:, 2:] - padded[2:, :-2] - padded[:-2, 2:] + padded[:-2, :-2]) * 0.25
+    response: Float32 = (xx * yy - xy * xy) * np.float32(sigma**4)
+    return response
+
+
+def _extrema(response: Float32, level: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows and columns where a level is above all neighbours in place and scale, or below."""
+    window = np.ones((3, 3), np.uint8)
+    here = response[level]
+    around = response[level - 1 : level + 2]
+    top = np.maximum.reduce([cv2.dilate(image, window) for image in around])
+    bottom = np.minimum.reduce([cv2.erode(image, window) for image in around])
+    found = ((here >= top) & (here > FLOOR)) | ((here <= bottom) & (here < -FLOOR))
+    inner = np.zeros_like(found)
+    inner[BORDER:-BORDER, BORDER:-BORDER] = found[BORDER:-BORDER, BORDER:-BORDER]
+    rows, columns = np.nonzero(inner)
+    return rows, columns
+
+
+def _refined(
+    response: Float32, level: int, rows: NDArray[np.intp], columns: NDArray[np.intp]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Extrema of the quadratic through the neighbours: points, level offsets, |response|, good."""
+    centre = (level, rows, columns)
+
+    def at(scale: int, row: int, column: int) -> NDArray[np.float64]:
+        return response[level + scale, rows + row, columns + column].astype(np.float64)
+
+    value = response[centre].astype(np.float64)
+    gradient = np.stack(
+        [
+            at(0, 0, 1) - at(0, 0, -1),
+            at(0, 1, 0) - at(0, -1, 0),
+            at(1, 0, 0) - at(-1, 0, 0),
+        ],
+        axis=1,
+    ) / 2
+    hessian = np.empty((len(rows), 3, 3))
+    hessian[:, 0, 0] = at(0, 0, 1) - 2 * value + at(0, 0, -1)
+    hessian[:, 1, 1] = at(0, 1, 0) - 2 * value + at(0, -1, 0)
+    hessian[:, 2, 2] = at(1, 0, 0) - 2 * value + at(-1, 0, 0)
+    xy = (at(0, 1, 1) - at(0, 1, -1) - at(0, -1, 1) + at(0, -1, -1)) / 4
+    xs = (at(1, 0, 1) - at(1, 0, -1) - at(-1, 0, 1) + at(-1, 0, -1)) / 4
+    ys = (at(1, 1, 0) - at(1, -1, 0) - at(-1, 1, 0) + at(-1, -1, 0)) / 4
+    hessian[:, 0, 1] = hessian[:, 1, 0] = xy
+    hessian[:, 0, 2] = hessian[:, 2, 0] = xs
+    hessian[:, 1, 2] = hessian[:, 2, 1] = ys
+    solvable = np.abs(np.linalg.det(hessian)) > 1e-30
+    hessian[~solvable] = np.eye(3)
+    offset = -np.linalg.solve(hessian, gradient[..., None])[..., 0]
+    # Far from the grid point the quadratic says nothing; the neighbour there was no extremum.
+    good = solvable & (np.abs(offset) <= 1.0).all(axis=1)
+    offset = np.clip(offset, -1.0, 1.0)
+    strength = np.abs(value + 0.5 * (gradient * offset).sum(axis=1))
+    points = np.stack([columns, rows], axis=1) + offset[:, :2]
+    return points, offset[:, 2], strength, good
+
+
+def _shapes(
+    image: Float32, points: Float32, scales: Float32
+) -> tuple[Float32, NDArray[np.intp]]:
+    """The frames in which regions look the same in all directions: [k, 2, 2], and which k of n.
+
+    Regions that stay stretched, or would be stretched too far, are no Hessian-affine regions.
+    """
+    half = WINDOW // 2
+    side = np.arange(-half, half + 1, dtype=np.float32)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    weight = np.exp(-(grid**2).sum(axis=1) / (2 * (half / 3.0 * 1.0) ** 2)).astype(np.float32)
+    inside = (np.abs(grid) < half).all(axis=1)
+    weight = weight[inside] / weight[inside].sum()
+    shapes = np.broadcast_to(np.eye(2, dtype=np.float32), (len(points), 2, 2)).copy()
+    active = np.arange(len(points))
+    done = np.zeros(len(points), bool)
+    spacing = scales / FIRST_BLUR
+    for _ in range(ROUNDS):
+        if not len(active):
+            break
+        frames = shapes[active] * spacing[active, None, None]
+        patches = sampled(image, points[active], frames, grid).reshape(-1, WINDOW, WINDOW)
+        x = (patches[:, 1:-1, 2:] - patches[:, 1:-1, :-2]).reshape(len(active), -1)
+        y = (patches[2:, 1:-1] - patches[:-2, 1:-1]) if False else (
+            patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]
+        ).reshape(len(active), -1)
+        moments = np.stack([(x * x) @ weight, (x * y) @ weight, (y * y) @ weight], axis=1)
+        root, ratio = _inverse_root(moments.astype(np.float64))
+        shapes[active] = shapes[active] @ root.astype(np.float32)
+        stretched = np.linalg.norm(shapes[active], axis=(1, 2)) ** 2  # r + 1/r
+        allowed = stretched <= MOST_STRETCHED + 1 / MOST_STRETCHED
+        finished = ratio >= ROUND_ENOUGH
+        done[active[finished & allowed]] = True
+        active = active[~finished & allowed]
+    kept = np.flatnonzero(done)
+    return _upright(shapes[kept]), kept
+
+
+def _inverse_root(moments: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """M^-1/2 scaled to determinant 1, and the ratio of its axes: [n, 3] -> [n, 2, 2], [n]."""
+    a, b, c = moments.T
+    middle, spread = (a + c) / 2, np.hypot((a - c) / 2, b)
+    large, small = middle + spread, np.maximum(middle - spread, 1e-12 * middle + 1e-30)
+    ratio = np.sqrt(small / np.maximum(large, 1e-30))
+    # sqrt(M) = (M + sqrt(det) I) / sqrt(trace + 2 sqrt(det)); its inverse is its adjugate over det.
+    root_det = np.sqrt(large * small)
+    inverse = np.stack([c + root_det, -b, -b, a + root_det], axis=1).reshape(-1, 2, 2)
+    det = inverse[:, 0, 0] * inverse[:, 1, 1] - inverse[:, 0, 1] ** 2
+    return inverse / np.sqrt(np.maximum(det, 1e-30))[:, None, None], ratio
+
+
+def _upright(shapes: Float32) -> Float32:
+    """The same ellipses with "up" kept: lower triangular, of determinant 1."""
+    first = np.hypot(shapes[:, 0, 0], shapes[:, 0, 1])
+    det = shapes[:, 0, 0] * shapes[:, 1, 1] - shapes[:, 0, 1] * shapes[:, 1, 0]
+    upright = np.zeros_like(shapes)
+    upright[:, 0, 0] = first
+    upright[:, 1, 0] = (shapes[:, 0] * shapes[:, 1]).sum(axis=1) / first
+    upright[:, 1, 1] = det / first
+    return upright / np.sqrt(np.abs(det))[:, None, None]
+
+
+def sampled(image: Float32, points: Float32, frames: Float32, grid: Float32) -> Float32:
+    """Values of an image at point + frame · grid: [n, 2], [n, 2, 2], [g, 2] -> [n, g]."""
+    places = np.matmul(grid, frames.transpose(0, 2, 1)) + points[:, None]
+    values: Float32 = cv2.remap(
+        image, places, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    )
+    return values

@@ -1,0 +1,76 @@
+"""RootSIFT of affine regions, many patches at a time."""
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from listwise.local.hessian import Float32, Regions, sampled
+
+PATCH = 33  # samples across a region's patch
+EXTENT = 5.2  # half its width, in scales of the region
+CELLS, DIRECTIONS = 4, 8
+CLIP = 0.2
+BLOCK = 256  # patches at a time
+
+
+def root_sift(grey: Float32, regions: Regions) -> Float32:
+    """RootSIFT of a photo's regions: [H, W], n regions -> [n, 128], unit rows."""
+    half = PATCH // 2
+    side = np.arange(-half, half + 1, dtype=np.float32)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    spacing = regions.scales * (EXTENT / half)
+    # Photos at half the size each time; a patch is read where its samples are a pixel apart.
+    levels = np.maximum(np.floor(np.log2(np.maximum(spacing, 1e-6))), 0).astype(int)
+    descriptors = np.zeros((len(regions.points), CELLS * CELLS * DIRECTIONS), np.float32)
+    pooling = _pooling()
+    image, step = grey, 1.0
+    for level in range(int(levels.max(initial=-1)) + 1):
+        if level:
+            image, step = cv2.pyrDown(image), step * 2
+        chosen = np.flatnonzero(levels == level)
+        for start in range(0, len(chosen), BLOCK):
+            block = chosen[start : start + BLOCK]
+            frames = regions.shapes[block] * (spacing[block] / step)[:, None, None]
+            patches = sampled(image, regions.points[block] / step, frames, grid)
+            descriptors[block] = describe(patches.reshape(-1, PATCH, PATCH), pooling)
+    return descriptors
+
+
+def describe(patches: Float32, pooling: Float32) -> Float32:
+    """RootSIFT of patches: [n, P, P], the weights of `_pooling` -> [n, 128]."""
+    n = len(patches)
+    x = (patches[:, 1:-1, 2:] - patches[:, 1:-1, :-2]).reshape(n, -1)
+    y = (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(n, -1)
+    length, angle = cv2.cartToPolar(x, y)
+    angle *= DIRECTIONS / (2 * np.pi)
+    low = np.floor(angle)
+    upper = (angle - low) * length
+    lower = length - upper
+    first = low.astype(np.int32) % DIRECTIONS
+    votes = np.zeros((n, x.shape[1], DIRECTIONS), np.float32)
+    flat = votes.reshape(-1, DIRECTIONS)
+    places = np.arange(len(flat))
+    flat[places, first.reshape(-1)] = lower.reshape(-1)
+    flat[places, (first.reshape(-1) + 1) % DIRECTIONS] += upper.reshape(-1)
+    histograms = np.matmul(pooling, votes).reshape(n, -1)
+    return rooted(histograms)
+
+
+def rooted(histograms: Float32) -> Float32:
+    """SIFT's clipping, then the square root of the L1-normalised values: [n, 128] -> [n, 128]."""
+    norm = np.linalg.norm(histograms, axis=1, keepdims=True)
+    clipped = np.minimum(histograms, CLIP * norm)
+    root: Float32 = np.sqrt(clipped / np.maximum(clipped.sum(axis=1, keepdims=True), 1e-12))
+    return root
+
+
+def _pooling() -> Float32:
+    """Weight of each inner pixel of a patch in each cell: [16, (P-2)^2]."""
+    inner = PATCH - 2
+    place = (np.arange(inner) + 0.5) / inner * CELLS - 0.5  # in cells
+    tent = np.maximum(0, 1 - np.abs(place[None] - np.arange(CELLS)[:, None]))
+    centred = (np.arange(inner) + 0.5) / inner * 2 - 1
+    bell = np.exp(-(centred**2) / (2 * 1.0**2))
+    line = tent * bell
+    weights: NDArray[np.float64] = np.einsum("ay,bx->abyx", line, line)
+    return weights.reshape(CELLS * CELLS, inner * inner).astype(np.float32)

@@ -1,0 +1,29 @@
+// What a search is called in the address bar, so that it can be reloaded and sent to others:
+// #/entry/KEY, or #/entry/KEY:x0-y0-x1-y1,KEY?expand&rerank. Photos of one's own have no address.
+
+/** The address of a search. */
+export function toHash({ examples, expand, rerank }) {
+  if (!examples.length) return "#/";
+  const switches = [expand && "expand", rerank && "rerank"].filter(Boolean).join("&");
+  const tail = switches ? `?${switches}` : "";
+  if (!examples.every(({ key }) => key)) return `#/photo${tail}`;
+  const names = examples.map(({ key, box }) => (box ? `${key}:${box.join("-")}` : key));
+  return `#/entry/${names.join(",")}${tail}`;
+}
+
+/** The search that an address names; `own` if it was of photos that are gone. */
+export function fromHash(hash) {
+  const [path, switches = ""] = hash.split("?");
+  const on = switches.split("&");
+  const entries = [];
+  for (const name of path.match(/^#\/entry\/([\d:,-]+)$/)?.[1].split(",") ?? []) {
+    const [, key, box] = name.match(/^(\d+)(?::(\d+-\d+-\d+-\d+))?$/) ?? [];
+    if (key) entries.push({ key, box: box ? box.split("-").map(Number) : null });
+  }
+  return {
+    entries,
+    own: path === "#/photo",
+    expand: on.includes("expand"),
+    rerank: on.includes("rerank"),
+  };
+}

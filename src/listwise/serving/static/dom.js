@@ -1,0 +1,60 @@
+// Small helpers around elements. Text always becomes text: nothing here parses markup.
+
+/** The element with this id. */
+export const byId = (id) => document.getElementById(id);
+
+/**
+ * Make an element.
+ * @param {string} tag
+ * @param {Object} settings `class`, `data`, `on` (events), `vars` (CSS variables), attributes;
+ *   false and null leave an attribute out, true writes it without a value.
+ */
+export function make(tag, settings = {}, ...children) {
+  const element = document.createElement(tag);
+  const { class: className, data = {}, on = {}, vars = {}, ...attributes } = settings;
+  if (className) element.className = className;
+  Object.assign(element.dataset, data);
+  for (const [event, act] of Object.entries(on)) element.addEventListener(event, act);
+  for (const [name, value] of Object.entries(vars)) element.style.setProperty(name, value);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+/** Make an SVG element. */
+export function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** One of the page's icons. */
+export function icon(name) {
+  const use = draw("use", { href: `#icon-${name}` });
+  return draw("svg", { class: "icon", "aria-hidden": "true" }, use);
+}
+
+/** A button that shows an icon and has a name. */
+export function iconButton(name, label, act, settings = {}) {
+  const all = { type: "button", class: "round", "aria-label": label, title: label, ...settings };
+  return make("button", { ...all, on: { click: act } }, icon(name));
+}
+
+/** Wait; a signal ends the wait with its reason. */
+export function sleep(milliseconds, signal) {
+  return new Promise((done, fail) => {
+    const timer = setTimeout(done, milliseconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      fail(signal.reason);
+    });
+  });
+}
+
+/** 4993 photos -> "4,993 photos". */
+export function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
