@@ -1,5 +1,6 @@
 import json
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -101,3 +102,20 @@ def test_mistakes_are_one_line_and_exit_code_2(listwise, photos, tmp_path, argum
     assert err.count("\n") == 1
     assert message in err
     assert out == ""
+
+
+@pytest.mark.slow
+def test_processes_share_the_photos(listwise, photos, tmp_path):
+    together = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    together += ["--nproc-per-node", "2", "-m", "listwise", "extract", "model", str(photos)]
+    done = subprocess.run(
+        [*together, "out.parquet", "--workers", "0"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    listwise("extract", "model", photos, "whole.parquet", "--workers", 0)
+    whole = DescriptorFile.open("whole.parquet")
+    shares = [DescriptorFile.open(f"out-0000{i}-of-00002.parquet") for i in (1, 2)]
+    assert shares[0].ids + shares[1].ids == whole.ids
+    assert [len(share) for share in shares] == [24, 24]
+    rows = np.concatenate([share.read() for share in shares])
+    assert np.abs(rows - whole.read()).max() < 1e-6

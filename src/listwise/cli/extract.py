@@ -1,5 +1,6 @@
 """`listwise extract`: photos to a descriptor file."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,10 @@ EXAMPLES = """Examples:
 
   listwise extract runs/a/model photos out.parquet --scales 1,0.7071,0.5 --max-side 1024
 
-An interrupted run goes on when the same command is given again.
+  torchrun --nproc-per-node 8 -m listwise extract runs/a/model photos out.parquet
+
+An interrupted run goes on when the same command is given again. Under torchrun each process takes
+its share of the photos and writes a file of its own, out-00001-of-00008.parquet and so on.
 """
 
 
@@ -63,6 +67,11 @@ def extract(
 
     sizes = numbers("--scales", scales)
     images = photos_of(source)
+    rank, processes = _place()
+    if processes > 1:
+        images, out = _share(images, rank, processes), _share_of(out, rank, processes)
+        if device == "auto":
+            device = _own_gpu()
 
     from listwise.descriptors import load_model
 
@@ -100,6 +109,28 @@ def extract(
     warn_of_unreadable(console, unreadable)
     kind = "whitened descriptors" if file.header.whitened else "descriptors"
     say(console, f"{len(file)} {kind} of {file.dim} dimensions in {out} ({seconds:.0f} s)", "bold")
+
+
+def _place() -> tuple[int, int]:
+    """This process among those that torchrun started: its rank, and how many there are."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _share(images: "Images", rank: int, processes: int) -> "Images":
+    """A process's share of photos: a stretch of them, as long as the others'."""
+    first, past = (len(images) * place // processes for place in (rank, rank + 1))
+    return images.subset(range(first, past))
+
+
+def _share_of(out: Path, rank: int, processes: int) -> Path:
+    return out.with_name(f"{out.stem}-{rank + 1:05d}-of-{processes:05d}{out.suffix}")
+
+
+def _own_gpu() -> str:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus else "cpu"
 
 
 def extract_with_bar(

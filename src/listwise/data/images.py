@@ -75,16 +75,23 @@ def load_image(path: Source, box: Box | None = None, min_side: int | None = None
         turn = None if image.format == "TIFF" else _TURNS.get(_orientation(image))
         if turn is not None:
             upright = upright.transpose(turn)
-        if box is not None:
-            left, top, right, bottom = _clip(path, box, upright.size)
-            # `crop` would warn of large boxes, which MAX_PIXELS has already allowed.
-            upright = upright.transform(
-                (right - left, bottom - top),
-                Image.Transform.EXTENT,
-                (left, top, right, bottom),
-                Image.Resampling.NEAREST,
-            )
-        return upright
+        return upright if box is None else cut_out(upright, box, path)
+
+
+def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
+    """The part of an upright photo that a box says, clipped to the photo.
+
+    Raises:
+        ImageError: the box is empty or outside; `path` names the photo.
+    """
+    left, top, right, bottom = _clip(path, box, photo.size)
+    # `crop` would warn of large boxes, which MAX_PIXELS has already allowed.
+    return photo.transform(
+        (right - left, bottom - top),
+        Image.Transform.EXTENT,
+        (left, top, right, bottom),
+        Image.Resampling.NEAREST,
+    )
 
 
 def image_size(path: Source, box: Box | None = None) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""Local features, their aggregation, and spatial verification."""

@@ -146,14 +146,17 @@ def _refined(
         return response[level + scale, rows + row, columns + column].astype(np.float64)
 
     value = response[centre].astype(np.float64)
-    gradient = np.stack(
-        [
-            at(0, 0, 1) - at(0, 0, -1),
-            at(0, 1, 0) - at(0, -1, 0),
-            at(1, 0, 0) - at(-1, 0, 0),
-        ],
-        axis=1,
-    ) / 2
+    gradient = (
+        np.stack(
+            [
+                at(0, 0, 1) - at(0, 0, -1),
+                at(0, 1, 0) - at(0, -1, 0),
+                at(1, 0, 0) - at(-1, 0, 0),
+            ],
+            axis=1,
+        )
+        / 2
+    )
     hessian = np.empty((len(rows), 3, 3))
     hessian[:, 0, 0] = at(0, 0, 1) - 2 * value + at(0, 0, -1)
     hessian[:, 1, 1] = at(0, 1, 0) - 2 * value + at(0, -1, 0)
@@ -175,9 +178,7 @@ def _refined(
     return points, offset[:, 2], strength, good
 
 
-def _shapes(
-    image: Float32, points: Float32, scales: Float32
-) -> tuple[Float32, NDArray[np.intp]]:
+def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, NDArray[np.intp]]:
     """The frames in which regions look the same in all directions: [k, 2, 2], and which k of n.
 
     Regions that stay stretched, or would be stretched too far, are no Hessian-affine regions.
@@ -198,9 +199,11 @@ def _shapes(
         frames = shapes[active] * spacing[active, None, None]
         patches = sampled(image, points[active], frames, grid).reshape(-1, WINDOW, WINDOW)
         x = (patches[:, 1:-1, 2:] - patches[:, 1:-1, :-2]).reshape(len(active), -1)
-        y = (patches[2:, 1:-1] - patches[:-2, 1:-1]) if False else (
-            patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]
-        ).reshape(len(active), -1)
+        y = (
+            (patches[2:, 1:-1] - patches[:-2, 1:-1])
+            if False
+            else (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(len(active), -1)
+        )
         moments = np.stack([(x * x) @ weight, (x * y) @ weight, (y * y) @ weight], axis=1)
         root, ratio = _inverse_root(moments.astype(np.float64))
         shapes[active] = shapes[active] @ root.astype(np.float32)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from listwise.data import Box, ImageError
 from listwise.local.features import Features, hessian_affine, photo_features
-from listwise.local.verification import Verified, verify
+from listwise.local.verification import verify
 from listwise.search.index import Entry
 
 TOP = 100
@@ -28,9 +28,9 @@ _Key = tuple[str, Box | None, int, int]
 class Reranked:
     """An entry in its new place.
 
-    `position` is where it was, `inliers` how many features it shares with the query photo number
-    `photo`, None if there are none; `matches` [m, 4] are their places: x, y in the query photo and
-    x, y in the entry's, in pixels of the upright whole photos.
+    `position` is where it was in the list, `inliers` the number of features it shares with the
+    query photo number `photo`, None if with none; `matches` [m, 4] are the places of these: x, y
+    in the query photo and x, y in the entry's, in pixels of the upright whole photos.
     """
 
     position: int
@@ -47,9 +47,9 @@ def rerank_by_inliers(
     Shapes: a ranking [n] and the inliers [m] of its first m -> the new ranking [n].
     """
     ranking = np.asarray(order, dtype=np.int64)
+    found = np.asarray(inliers, dtype=np.int64)
     counts = np.zeros(len(ranking), np.int64)
-    counts[: len(np.asarray(inliers))] = inliers
-    counts[counts < minimum] = 0
+    counts[: len(found)] = np.where(found < minimum, 0, found)
     return ranking[np.argsort(-counts, kind="stable")]
 
 
@@ -57,16 +57,18 @@ class Reranker:
     """Re-ranks lists of entries; the features of photos seen before are kept in memory.
 
     One may be used by several threads.
-
-    Args:
-        cache_bytes: memory for features at most; those not used for longest go first.
-        workers: threads; as many as there are cores by default.
     """
 
     def __init__(self, cache_bytes: int = 512 << 20, workers: int | None = None) -> None:
+        """Make one.
+
+        Args:
+            cache_bytes: memory for features at most; those not used for longest go first.
+            workers: threads; as many as there are cores by default.
+        """
+        self.cached_bytes = 0
         self._limit = cache_bytes
         self._cache: OrderedDict[_Key, Features] = OrderedDict()
-        self._bytes = 0
         self._lock = threading.Lock()
         self._workers = workers or os.cpu_count() or 1
 
@@ -83,19 +85,21 @@ class Reranker:
         Args:
             queries: upright photos.
             entries: what a search found, best first.
-            boxes: the parts of the queries that are meant, None for all of one.
+            boxes: the parts of the queries that are meant, None for all of a photo.
         """
-        parts = boxes or [None] * len(queries)
+        parts = [None] * len(queries) if boxes is None else boxes
         with ThreadPoolExecutor(self._workers) as pool:
             sought = list(pool.map(_query_features, queries, parts))
-            found = list(pool.map(lambda entry: self._compare(sought, entry), entries[:TOP]))
-        results = [
-            found[i] if i < len(found) else None for i in range(len(entries))
+            compared = list(
+                pool.map(lambda i: self._compare(sought, i, entries[i]), range(len(entries[:TOP])))
+            )
+        readable = [found for found in compared if found is not None]
+        order = rerank_by_inliers(range(len(readable)), [found.inliers for found in readable])
+        verified = iter([readable[i] for i in order])
+        return [
+            next(verified) if i < TOP and compared[i] is not None else _untouched(i)
+            for i in range(len(entries))
         ]
-        seen = [i for i, result in enumerate(results) if result is not None]
-        inliers = [result.inliers for result in results if result is not None]
-        places = dict(zip(seen, rerank_by_inliers(seen, inliers).tolist(), strict=True))
-        return [_reranked(places.get(i, i), results[places.get(i, i)]) for i in range(len(entries))]
 
     def features(self, entry: Entry) -> Features:
         """Features of an entry's photo, from memory if they are there.
@@ -116,17 +120,34 @@ class Reranker:
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = features
-                self._bytes += features.nbytes
-            while self._bytes > self._limit and self._cache:
-                self._bytes -= self._cache.popitem(last=False)[1].nbytes
+                self.cached_bytes += features.nbytes
+            while self.cached_bytes > self._limit:
+                self.cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return features
 
-    def _compare(self, queries: Sequence[Features], entry: Entry) -> "_Compared | None":
-        """The query photo that shares most with an entry; None if its photo cannot be read."""
+    def _compare(self, queries: Sequence[Features], position: int, entry: Entry) -> Reranked | None:
+        """What an entry shares with the best of the queries; None if its photo is unreadable."""
         try:
             features = self.features(entry)
         except ImageError:
             return None
-        verified = [verify(query, features) for query in queries]
-        best = max(range(len(verified)), key=lambda number: verified[number].inliers)
-        return _Compared(best, verified[best])
+        best = _untouched(position)
+        for number, query in enumerate(queries):
+            found = verify(query, features)
+            if found.inliers > best.inliers:
+                matches = np.concatenate([found.query_points, found.points], axis=1)
+                best = Reranked(position, found.inliers, number, matches)
+        return best
+
+
+def _query_features(photo: Image.Image, box: Box | None) -> Features:
+    """Features of a photo's box, placed in the whole photo."""
+    if box is None:
+        return hessian_affine(photo)
+    left, top = max(0, round(box[0])), max(0, round(box[1]))
+    right, bottom = min(photo.width, round(box[2])), min(photo.height, round(box[3]))
+    return hessian_affine(photo.crop((left, top, right, bottom))).moved(left, top)
+
+
+def _untouched(position: int) -> Reranked:
+    return Reranked(position, 0, None, np.zeros((0, 4), np.float32))

@@ -52,9 +52,7 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
         return _nothing()
     one, two = pairs.T
     start, end = query.points[one].astype(np.float64), other.points[two].astype(np.float64)
-    judge = _Judge(
-        start, end, TOLERANCE * _extent(query.points), TOLERANCE * _extent(other.points)
-    )
+    judge = _Judge(start, end, TOLERANCE * _extent(query.points), TOLERANCE * _extent(other.points))
     frames = _frames(query, one), _frames(other, two)
     best, inliers = _best(judge, _hypotheses(start, end, *frames))
     if best is None:
@@ -235,9 +233,7 @@ def _jacobians(transform: Float64, points: Float64) -> Float64:
     return jacobians
 
 
-def _one_to_one(
-    pairs: Pairs, inliers: NDArray[np.bool_], errors: Float64
-) -> NDArray[np.int64]:
+def _one_to_one(pairs: Pairs, inliers: NDArray[np.bool_], errors: Float64) -> NDArray[np.int64]:
     """Inliers in which no feature is used twice, the better pair kept: positions in `pairs`."""
     rows = np.flatnonzero(inliers)
     rows = rows[np.argsort(errors[rows], kind="stable")]

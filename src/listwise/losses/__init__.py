@@ -1,6 +1,20 @@
 """Losses: descriptors and labels to a number to minimise. Nothing here knows of images."""
 
+from listwise.losses.adapted import FastAPLoss, MultiSimilarityLoss
 from listwise.losses.average_precision import QuantizedAPLoss, TieAwareAPLoss, quantized_ap
+from listwise.losses.contrastive import ContrastiveLoss
+from listwise.losses.smooth_ap import SmoothAPLoss
+from listwise.losses.triplet import TripletLoss
 from listwise.losses.weights import class_balanced_weights
 
-__all__ = ["QuantizedAPLoss", "TieAwareAPLoss", "class_balanced_weights", "quantized_ap"]
+__all__ = [
+    "ContrastiveLoss",
+    "FastAPLoss",
+    "MultiSimilarityLoss",
+    "QuantizedAPLoss",
+    "SmoothAPLoss",
+    "TieAwareAPLoss",
+    "TripletLoss",
+    "class_balanced_weights",
+    "quantized_ap",
+]

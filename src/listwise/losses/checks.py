@@ -92,5 +92,23 @@ def check_weights(weights: Tensor, size: int) -> None:
         raise InputError("weights must be finite and not negative")
 
 
+def check_queries(queries: tuple[int, int] | None, size: int) -> tuple[int, int]:
+    """Rows (start, stop) of a batch; all of them by default."""
+    start, stop = queries or (0, size)
+    if not 0 <= start < stop <= size:
+        raise InputError(f"queries must be rows (start, stop) of {size} images, not {queries}")
+    return start, stop
+
+
+def query_weights(
+    weights: Tensor | None, size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The weights given, checked, or ones: [B]."""
+    if weights is None:
+        return torch.ones(size, dtype=dtype, device=device)
+    check_weights(weights, size)
+    return weights.to(device, dtype)
+
+
 def _shape(value: object) -> str:
     return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__

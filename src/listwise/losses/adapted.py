@@ -1,0 +1,94 @@
+"""Losses of pytorch-metric-learning, called like all others (`pip install listwise[compare]`)."""
+
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from listwise.errors import InputError
+from listwise.losses.checks import check_batch, check_queries, query_weights
+from listwise.losses.histogram import accumulation_dtype
+
+
+class _AdaptedLoss(nn.Module):
+    """The weighted mean of what a loss of pytorch-metric-learning gives for each image.
+
+    Args:
+        name: of the loss in `pytorch_metric_learning.losses`.
+        settings: of that loss.
+    """
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        super().__init__()
+        losses, reducers = _library()
+        self._each = getattr(losses, name)(**settings, reducer=reducers.DoNothingReducer())
+
+    def forward(
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        *,
+        queries: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """The loss of a batch in which every image asks.
+
+        Args:
+            descriptors: [B, C] unit rows.
+            labels: [B] integers.
+            weights: [B] weights of the queries; equal ones by default.
+            queries: rows (start, stop): give only their share of the loss.
+
+        Returns:
+            A scalar: Σ w ℓ / Σ w over the images the library gives a loss for.
+        """
+        check_batch(descriptors, labels)
+        start, stop = check_queries(queries, len(labels))
+        dtype = accumulation_dtype(descriptors.dtype)
+        weights = query_weights(weights, len(labels), dtype, labels.device)
+        (each,) = self._each(descriptors.to(dtype), labels).values()
+        if each["indices"] is None:
+            raise InputError(
+                "no query has a positive: every class of this batch has a single image; "
+                "sample at least two images of some class"
+            )
+        counted = weights[each["indices"]]
+        if not counted.sum() > 0:
+            raise InputError("every query that counts has a weight of zero")
+        share = (each["indices"] >= start) & (each["indices"] < stop)
+        value: Tensor = (counted * each["losses"])[share].sum() / counted.sum()
+        return value
+
+
+class FastAPLoss(_AdaptedLoss):
+    """FastAP (Cakir et al., CVPR 2019): 1 − mAP by histograms of squared distances.
+
+    Args:
+        bins: number of bins.
+    """
+
+    def __init__(self, bins: int = 10) -> None:
+        super().__init__("FastAPLoss", num_bins=bins)
+
+
+class MultiSimilarityLoss(_AdaptedLoss):
+    """The multi-similarity loss (Wang et al., CVPR 2019), without its mining of pairs.
+
+    Args:
+        alpha: sharpness over positives.
+        beta: sharpness over negatives.
+        base: the similarity that parts them.
+    """
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
+        super().__init__("MultiSimilarityLoss", alpha=alpha, beta=beta, base=base)
+
+
+def _library() -> tuple[ModuleType, ModuleType]:
+    try:
+        from pytorch_metric_learning import losses, reducers
+    except ImportError as error:
+        raise InputError(
+            "this loss is pytorch-metric-learning's: pip install 'listwise[compare]'"
+        ) from error
+    return losses, reducers

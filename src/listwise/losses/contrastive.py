@@ -1,0 +1,38 @@
+"""The contrastive loss (Radenović et al., TPAMI 2018)."""
+
+import torch
+from torch import Tensor
+
+from listwise.errors import InputError
+from listwise.losses.tuples import TupleLoss
+
+
+class ContrastiveLoss(TupleLoss):
+    """A query q should be at its positive p, and no nearer than a margin to its negatives n.
+
+    The loss of a tuple is ½ ‖q − p‖² + ½ Σ max(0, margin − ‖q − n‖)².
+
+    Args:
+        margin: smallest distance to a negative that costs nothing.
+        negatives: number of negatives in a tuple.
+
+    Example:
+        >>> descriptors = torch.eye(4)[[0, 0, 1, 1]]
+        >>> ContrastiveLoss(negatives=2)(descriptors, torch.tensor([5, 5, 7, 7])).item()
+        0.0
+    """
+
+    def __init__(self, margin: float = 0.85, negatives: int = 5) -> None:
+        super().__init__(negatives)
+        if not margin > 0:
+            raise InputError(f"margin must be above zero, but is {margin}")
+        self.margin = margin
+
+    def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:  # noqa: D102
+        # Nothing says in which direction to part equal descriptors: a slope of zero, not NaN.
+        apart = negative > 0
+        distance = torch.where(apart, torch.where(apart, negative, 1).sqrt(), 0)
+        return (positive + (self.margin - distance).clamp(min=0).square().sum(1)) / 2
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"margin={self.margin}, negatives={self.negatives}"

@@ -1,0 +1,137 @@
+"""What the losses of tuples share: a query, a positive and some negatives at a time."""
+
+import torch
+from torch import Tensor, nn
+
+from listwise.errors import InputError
+from listwise.losses.checks import check_batch, check_queries, query_weights
+from listwise.losses.histogram import accumulation_dtype
+
+_BLOCK = 1024  # queries compared with the batch at a time
+
+
+class TupleLoss(nn.Module):
+    """The weighted mean, over tuples of a query, a positive and negatives, of a local loss.
+
+    Args:
+        negatives: number N of negatives in a tuple.
+    """
+
+    def __init__(self, negatives: int) -> None:
+        super().__init__()
+        if isinstance(negatives, bool) or not isinstance(negatives, int) or negatives < 1:
+            raise InputError(f"negatives must be a whole number of at least 1, not {negatives!r}")
+        self.negatives = negatives
+
+    def forward(
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        *,
+        queries: tuple[int, int] | None = None,
+        tuples: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            descriptors: [B, C] unit rows.
+            labels: [B] integers; images of equal label are relevant to each other.
+            weights: [B] weights of the queries; equal ones by default.
+            queries: rows (start, stop): give only the share of the tuples whose query is one of
+                them. The shares of a partition of the batch add up to the loss of the batch.
+            tuples: [T, 2 + N] rows of the batch: a query, an image of its class, N of other
+                classes. By default every image that has a positive asks once, with the farthest
+                of its class and the N nearest of other classes.
+
+        Returns:
+            A scalar: Σ w ℓ / Σ w over the tuples.
+        """
+        check_batch(descriptors, labels)
+        size = len(labels)
+        start, stop = check_queries(queries, size)
+        dtype = accumulation_dtype(descriptors.dtype)
+        rows = descriptors.to(dtype)
+        weights = query_weights(weights, size, dtype, labels.device)
+        if tuples is None:
+            asking = _with_positive(labels)
+        else:
+            tuples = _check_tuples(tuples, labels, self.negatives)
+            asking = tuples[:, 0]
+        total = weights[asking].sum()
+        if not total > 0:
+            raise InputError(
+                "no query has a positive: every class of this batch has a single image "
+                "(or a weight of zero); sample at least two images of some class"
+            )
+        share = (asking >= start) & (asking < stop)
+        if tuples is None:
+            tuples = hardest_in_batch(rows.detach(), labels, asking[share], self.negatives)
+        else:
+            tuples = tuples[share]
+        query = rows[tuples[:, 0]]
+        positive = (query - rows[tuples[:, 1]]).square().sum(-1)
+        negative = (query[:, None] - rows[tuples[:, 2:]]).square().sum(-1)
+        return (weights[tuples[:, 0]] * self.local_loss(positive, negative)).sum() / total
+
+    def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """The loss of each tuple from its squared distances: [T], [T, N] -> [T]."""
+        raise NotImplementedError
+
+
+def hardest_in_batch(
+    descriptors: Tensor, labels: Tensor, queries: Tensor, negatives: int
+) -> Tensor:
+    """The farthest image of its class and the nearest of other classes for each query.
+
+    Args:
+        descriptors: [B, C] unit rows.
+        labels: [B].
+        queries: [Q] rows, each with another image of its class.
+        negatives: number N of negatives.
+
+    Returns:
+        [Q, 2 + N] rows: query, positive, negatives.
+    """
+    sizes = torch.unique(labels, return_counts=True)[1]
+    if len(labels) - int(sizes.max()) < negatives:
+        raise InputError(
+            f"each query needs {negatives} images of other classes, but a class holds "
+            f"{int(sizes.max())} of the batch's {len(labels)} images: sample more classes"
+        )
+    found = [torch.empty(0, 2 + negatives, dtype=torch.int64, device=labels.device)]
+    for block in torch.split(queries, _BLOCK):
+        scores = descriptors[block] @ descriptors.T
+        same = labels[block, None] == labels
+        nearest = scores.masked_fill(same, -torch.inf).topk(negatives).indices
+        same[torch.arange(len(block), device=labels.device), block] = False
+        farthest = scores.masked_fill(~same, torch.inf).argmin(1)
+        found.append(torch.cat([block[:, None], farthest[:, None], nearest], 1))
+    return torch.cat(found)
+
+
+def _with_positive(labels: Tensor) -> Tensor:
+    """Rows that have another image of their class: [Q]."""
+    _, position, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    return torch.nonzero(sizes[position] > 1)[:, 0]
+
+
+def _check_tuples(tuples: Tensor, labels: Tensor, negatives: int) -> Tensor:
+    """Tuples on the labels' device, if their rows and classes are possible."""
+    if not isinstance(tuples, Tensor) or tuples.dtype != torch.int64 or tuples.dim() != 2:
+        raise InputError(f"tuples must be a tensor [T, {2 + negatives}] of int64 rows")
+    if tuples.shape[1] != 2 + negatives or len(tuples) == 0:
+        raise InputError(
+            f"tuples are {list(tuples.shape)}: give [T, {2 + negatives}], "
+            f"a query, a positive and {negatives} negative(s) each"
+        )
+    if tuples.min() < 0 or tuples.max() >= len(labels):
+        raise InputError(f"tuples name rows outside of the batch of {len(labels)} images")
+    tuples = tuples.to(labels.device)
+    of_query, others = labels[tuples[:, :1]], labels[tuples[:, 1:]]
+    if not ((of_query == others[:, :1]).all() and (of_query != others[:, 1:]).all()):
+        raise InputError(
+            "a tuple has a positive of another class than its query, or a negative of the same: "
+            "give rows in the order query, positive, negatives"
+        )
+    return tuples

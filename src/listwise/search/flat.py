@@ -1,0 +1,110 @@
+"""Exact search through descriptors in memory, which may be added and removed at any time."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
+import numpy as np
+
+from listwise.search.index import Float32, Keys
+from listwise.search.keymap import KeyMap
+
+_BLOCK = 64 << 20  # bytes: memory grows by as much, and nothing is ever moved for it
+_QUERIES = 256  # at a time: each gives candidates of every block
+
+
+class FlatSearch:
+    """FAISS's exact search, over blocks in all cores. Safe with several threads."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self._rows = max(1, _BLOCK // (4 * dim))
+        self._blocks: list[Float32] = []
+        self._keys: Keys = np.zeros(0, np.int64)  # by position, as far as there are blocks
+        self._places = KeyMap()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(
+            os.cpu_count() or 1, initializer=lambda: faiss.omp_set_num_threads(1)
+        )
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the descriptors take."""
+        return len(self) * (4 * self.dim + 24)
+
+    def put(self, keys: Keys, descriptors: Float32) -> None:
+        """Add descriptors, in place of those with the same keys: [n] distinct, [n, C]."""
+        with self._lock:
+            known, places = self._places.find(keys)
+            added = np.arange(len(self), len(self) + (~known).sum())
+            while len(self._blocks) * self._rows < len(self) + len(added):
+                self._blocks.append(np.empty((self._rows, self.dim), np.float32))
+                self._keys = np.append(self._keys, np.full(self._rows, -1))
+            positions = np.empty(len(keys), np.int64)
+            positions[known], positions[~known] = places, added
+            self._keys[positions] = keys
+            for block in np.unique(positions // self._rows):
+                inside = positions // self._rows == block
+                self._blocks[block][positions[inside] % self._rows] = descriptors[inside]
+            self._places.put(keys, positions)
+
+    def remove(self, keys: Keys) -> None:
+        """Remove descriptors, as far as they are there: [n]."""
+        with self._lock:
+            _, places = self._places.find(np.unique(keys))
+            self._places.remove(keys)
+            # The last ones move into the holes, so that no row that is searched is dead.
+            left = len(self)
+            holes = places[places < left]
+            last = np.setdiff1d(np.arange(left, left + len(places)), places)
+            for hole, old in zip(holes.tolist(), last.tolist(), strict=True):
+                self._row(hole)[:] = self._row(old)
+            self._keys[holes] = self._keys[last]
+            self._places.put(self._keys[holes], holes)
+            self._keys[left:] = -1
+            del self._blocks[-(-left // self._rows) :]
+            self._keys = self._keys[: len(self._blocks) * self._rows]
+
+    def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+        """The k nearest of each query, best first, equal ones by key: [Q, C] -> [Q, min(k, N)]."""
+        with self._lock:
+            k = min(k, len(self))
+            scores = np.empty((len(queries), k), np.float32)
+            keys = np.empty((len(queries), k), np.int64)
+            for first in range(0, len(queries) if k else 0, _QUERIES):
+                part = slice(first, first + _QUERIES)
+                scores[part], keys[part] = self._search(queries[part], k)
+            return scores, keys
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._pool.shutdown()
+
+    def _row(self, position: int) -> Float32:
+        row: Float32 = self._blocks[position // self._rows][position % self._rows]
+        return row
+
+    def _search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+        def nearest(number: int) -> tuple[Float32, Keys]:
+            start = number * self._rows
+            block = self._blocks[number][: len(self) - start]
+            scores, places = faiss.knn(
+                queries, block, min(k, len(block)), faiss.METRIC_INNER_PRODUCT
+            )
+            return scores, self._keys[start + places]
+
+        found = list(self._pool.map(nearest, range(len(self._blocks))))
+        return best(np.hstack([row[0] for row in found]), np.hstack([row[1] for row in found]), k)
+
+
+def best(scores: Float32, keys: Keys, k: int) -> tuple[Float32, Keys]:
+    """The k best candidates of each query, best first, equal ones by key: [Q, n] -> [Q, k]."""
+    if scores.shape[1] > k:
+        kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+        scores, keys = np.take_along_axis(scores, kept, 1), np.take_along_axis(keys, kept, 1)
+    order = np.lexsort((keys, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(keys, order, 1)

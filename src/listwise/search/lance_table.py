@@ -1,0 +1,293 @@
+"""The truth of an embedded index: a LanceDB table of entries, each change of it one commit."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lancedb
+import numpy as np
+import pyarrow as pa
+from lancedb.index import BTree
+
+from listwise.errors import InputError
+from listwise.search.index import Entry, Float32, Keys, NewEntries
+
+_NAME = "entries"
+_NAMED = 1000  # keys in one condition
+_COLUMNS = ["id", "path", "width", "height", "box", "digest", "attributes"]
+_TIDY_EVERY = 16  # commits
+_SMALL_FILES = 32  # are made into larger ones
+_LARGE_FILE = 256 << 20  # bytes: left as it is
+_SLACK = 64 << 20  # bytes of old versions that are always allowed
+_OLD = timedelta(minutes=1)  # a version this old is read by nobody
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Descriptors as they stand in the table: keys, stamps, both [n], and rows [n, C]."""
+
+    keys: Keys
+    stamps: Keys
+    descriptors: Float32
+
+
+class EntryTable:
+    """Entries in LanceDB. Several threads and processes may read while one writes.
+
+    Each row has a stamp, which changes whenever its entry is written.
+    """
+
+    def __init__(self, folder: Path, table: Any) -> None:
+        self.folder = folder
+        self._table = table
+
+    @classmethod
+    def create(cls, folder: Path, dim: int) -> "EntryTable":
+        """An empty table, in place of one that may be there."""
+        with _told(folder):
+            table = _connect(folder).create_table(_NAME, schema=_schema(dim), mode="overwrite")
+            created = cls(folder, table)
+            created._index_columns()
+            return created
+
+    @classmethod
+    def open(cls, folder: Path) -> "EntryTable":
+        """The table of an index."""
+        with _told(folder):
+            return cls(folder, _connect(folder).open_table(_NAME))
+
+    @property
+    def version(self) -> int:
+        """The number of the last commit of any process."""
+        with _told(self.folder):
+            return int(self._table.version)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk, old versions too."""
+        return _bytes(self.folder / f"{_NAME}.lance")
+
+    def count(self) -> int:
+        """The number of entries."""
+        with _told(self.folder):
+            return int(self._table.count_rows())
+
+    def put(self, new: NewEntries, stamp: int) -> None:
+        """Write entries in one commit, in place of those with the same keys."""
+        with _told(self.folder):
+            self._merge(_as_table(new, stamp))
+
+    def remove(self, keys: Sequence[int]) -> int:
+        """Remove entries in one commit, and say how many there were."""
+        with _told(self.folder):
+            # One condition, or a kill might come between two.
+            return int(self._table.delete(_among("key", keys)).num_deleted_rows)
+
+    def stamps(self) -> tuple[Keys, Keys]:
+        """Keys and stamps of all entries: [N], [N]."""
+        with _told(self.folder):
+            found = self._table.search().select(["key", "stamp"]).to_arrow()
+        return found["key"].to_numpy(), found["stamp"].to_numpy()
+
+    def rows(self, keys: Keys | None = None) -> Iterator[Rows]:
+        """The descriptors of some entries or of all, a part at a time."""
+        if keys is None:
+            yield from self._scan(None)
+            return
+        for first in range(0, len(keys), _NAMED):
+            yield from self._scan(_among("key", keys[first : first + _NAMED].tolist()))
+
+    def get(self, keys: Sequence[int]) -> list[Entry]:
+        """The entries with these keys, in any order."""
+        return self._entries("key", keys)
+
+    def with_digests(self, digests: Sequence[str]) -> list[Entry]:
+        """The entries with these digests, in any order."""
+        return self._entries("digest", [digest for digest in digests if digest])
+
+    def page(self, start: int, count: int) -> list[Entry]:
+        """Some entries in the table's order."""
+        with _told(self.folder):
+            query = self._table.search().select(_COLUMNS).offset(start).limit(count)
+            return [_entry(row) for row in query.to_arrow().to_pylist()]
+
+    def thumbnail(self, key: int) -> bytes | None:
+        """The thumbnail of an entry, None if there is none."""
+        with _told(self.folder):
+            query = self._table.search().where(f"key = {int(key)}").select(["thumbnail"])
+            found = query.to_arrow()["thumbnail"].to_pylist()
+        return bytes(found[0]) if found and found[0] else None
+
+    def tidy(self) -> None:
+        """Keep reading fast and the disk small, now and then; for the one process that writes.
+
+        Entries and stamps stay as they are.
+        """
+        with _told(self.folder):
+            if self._table.version % _TIDY_EVERY:
+                return
+            self._join_small_files()
+            known = self._table.index_stats("key_idx")
+            if known.num_unindexed_rows > max(20_000, known.num_indexed_rows // 4):
+                self._index_columns()
+            if self.size > 2 * self._table.stats()["total_bytes"] + _SLACK:
+                # Writers hold the index's lock: files that no version knows are a killed one's.
+                self._table.optimize(cleanup_older_than=_OLD, delete_unverified=True)
+
+    def _merge(self, rows: pa.Table) -> None:
+        merge = self._table.merge_insert("key")
+        merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+    def _scan(self, condition: str | None) -> Iterator[Rows]:
+        query = self._table.search().select(["key", "stamp", "descriptor"])
+        if condition is not None:
+            query = query.where(condition)
+        with _told(self.folder):
+            for batch in query.to_batches(batch_size=4096):
+                column = batch["descriptor"]
+                values = column.flatten().to_numpy()
+                yield Rows(
+                    batch["key"].to_numpy(),
+                    batch["stamp"].to_numpy(),
+                    values.reshape(len(column), column.type.list_size),
+                )
+
+    def _entries(self, column: str, values: Sequence[int] | Sequence[str]) -> list[Entry]:
+        found: list[Entry] = []
+        with _told(self.folder):
+            for first in range(0, len(values), _NAMED):
+                condition = _among(column, values[first : first + _NAMED])
+                query = self._table.search().where(condition).select(_COLUMNS)
+                found += [_entry(row) for row in query.to_arrow().to_pylist()]
+        return found
+
+    def _index_columns(self) -> None:
+        for column in ("key", "digest"):
+            self._table.create_index(column, config=BTree())
+
+    def _join_small_files(self) -> None:
+        """Write the rows of small files again, together, in one commit.
+
+        LanceDB's own way would write almost all of the table anew each time.
+        """
+        found = self._table.search().select(["key"]).with_row_id(True).to_arrow()
+        if not found.num_rows:
+            return
+        # A row's number begins with that of its file.
+        files, owner, rows = np.unique(
+            found["_rowid"].to_numpy() >> 32, return_inverse=True, return_counts=True
+        )
+        large = _LARGE_FILE * found.num_rows / max(1, self._table.stats()["total_bytes"])
+        small = np.flatnonzero(rows < large)
+        if len(small) < _SMALL_FILES:
+            return
+        joined: list[int] = []
+        total = 0
+        for file in small[np.argsort(rows[small], kind="stable")]:
+            # Of like size only: a row is written again a few times, not each time.
+            if len(joined) > 1 and rows[file] > 2 * total or total > large:
+                break
+            joined.append(int(file))
+            total += int(rows[file])
+        keys = found["key"].to_numpy()[np.isin(owner, joined)]
+        parts = [
+            self._table.search()
+            .where(_among("key", keys[first : first + _NAMED].tolist()))
+            .to_arrow()
+            for first in range(0, len(keys), _NAMED)
+        ]
+        self._merge(pa.concat_tables(parts))
+
+
+def _connect(folder: Path) -> Any:
+    # Each read sees the last commit.
+    return lancedb.connect(folder, read_consistency_interval=timedelta(0))
+
+
+def _schema(dim: int) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("key", pa.int64(), nullable=False),
+            pa.field("stamp", pa.int64(), nullable=False),
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("path", pa.string(), nullable=False),
+            pa.field("width", pa.int32(), nullable=False),
+            pa.field("height", pa.int32(), nullable=False),
+            pa.field("box", pa.string()),
+            pa.field("digest", pa.string(), nullable=False),
+            pa.field("attributes", pa.string(), nullable=False),
+            pa.field("thumbnail", pa.binary()),
+            pa.field("descriptor", pa.list_(pa.float32(), dim), nullable=False),
+        ]
+    )
+
+
+def _as_table(new: NewEntries, stamp: int) -> pa.Table:
+    entries = new.entries
+    descriptors = np.ascontiguousarray(new.descriptors, np.float32)
+    columns = {
+        "key": [entry.key for entry in entries],
+        "stamp": [stamp] * len(entries),
+        "id": [entry.id for entry in entries],
+        "path": [entry.path for entry in entries],
+        "width": [entry.width for entry in entries],
+        "height": [entry.height for entry in entries],
+        "box": [None if entry.box is None else json.dumps(entry.box) for entry in entries],
+        "digest": [entry.digest for entry in entries],
+        "attributes": [json.dumps(dict(entry.attributes)) for entry in entries],
+        "thumbnail": [thumbnail or None for thumbnail in new.thumbnails],
+        "descriptor": pa.FixedSizeListArray.from_arrays(
+            pa.array(descriptors.ravel()), descriptors.shape[1]
+        ),
+    }
+    return pa.table(columns, schema=_schema(descriptors.shape[1]))
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    box = None if row["box"] is None else tuple(json.loads(row["box"]))
+    return Entry(
+        row["id"],
+        row["path"],
+        row["width"],
+        row["height"],
+        box,  # type: ignore[arg-type]  # four numbers
+        row["digest"],
+        json.loads(row["attributes"]),
+    )
+
+
+def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:
+    """The condition that a column has one of these values."""
+    quoted = (
+        "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(int(value))
+        for value in values
+    )
+    return f"{column} IN ({', '.join(quoted)})"
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(place, name)).st_size
+            except FileNotFoundError:  # another process is tidying
+                continue
+    return total
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What LanceDB says of files, in one line."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"the index {folder} cannot be used: {reason}") from error

@@ -1,0 +1,115 @@
+"""What every request passes: who may ask, what browsers may do with the answer, and the count."""
+
+import logging
+import secrets
+import time
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from listwise.serving.metrics import Metrics
+from listwise.serving.settings import ServeSettings, is_loopback
+
+CONTENT_POLICY = (
+    "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+# Label values come from here and not from the client, who could make any number of them.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+logger = logging.getLogger(__name__)
+
+
+class Guard:
+    """Lets a request through to the app, or answers why not."""
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
+        self.app = app
+        self.settings = settings
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(raw=message["headers"])
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        try:
+            await (refusal or self.app)(scope, receive, sending)
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not status:
+                failed = _error(500, "the server failed; its log says more")
+                await failed(scope, receive, sending)
+        finally:
+            seconds = time.perf_counter() - started
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            self.metrics.answered(method, _route(scope), status or 500, seconds)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        path, reading = scope["path"], scope["method"] in ("GET", "HEAD")
+        # A name that an attacker's DNS server leads here would make his page one of ours.
+        if self.settings.local and not is_loopback(_host(headers.get("host", ""))):
+            return _error(403, "this server answers to localhost and 127.0.0.1 only")
+        if path.startswith("/api/") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return _error(403, "pages of other sites may not use this server")
+        writing = path.startswith("/api/entries") and not reading
+        if writing and self.settings.token is None:
+            return _error(
+                403, "writing is off: start listwise serve with --token or LISTWISE_TOKEN set"
+            )
+        private = not self.settings.local and (path.startswith("/api/") or path == "/metrics")
+        if (writing or private) and not self._has_token(headers):
+            return _error(
+                401,
+                "a token is needed: send the header Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        return None
+
+    def _has_token(self, headers: Headers) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if self.settings.token is None or kind.lower() != "bearer":
+            return False
+        wanted = self.settings.token.get_secret_value()
+        return secrets.compare_digest(given.strip().encode("latin-1"), wanted.encode())
+
+
+def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": reason}, status, headers)
+
+
+def _host(header: str) -> str:
+    """The name in a Host header, without the port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
+
+
+def _route(scope: Scope) -> str:
+    if scope["path"].startswith("/static/"):
+        return "/static/{name}"
+    route: Any = scope.get("route")
+    return getattr(route, "path", "other")

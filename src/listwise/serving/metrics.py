@@ -1,0 +1,64 @@
+"""What a server counts, for Prometheus."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+REASONS = {
+    400: "bad input",
+    401: "token",
+    403: "forbidden",
+    408: "slow upload",
+    413: "too large",
+    503: "queue full",
+    504: "too slow",
+}
+
+
+class Metrics:
+    """Counters of one server; `text` shows them in Prometheus' format."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "listwise_requests",
+            "Requests answered",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "listwise_request_seconds",
+            "Time from a request's header to the end of its answer",
+            ("route",),
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._rejected = Counter(
+            "listwise_rejected", "Requests refused", ("reason",), registry=self._registry
+        )
+        self._batches = Histogram(
+            "listwise_batch_size",
+            "Queries searched together",
+            buckets=(1, 2, 4, 8, 16, 32),
+            registry=self._registry,
+        )
+
+    def watch(self, name: str, says: str, value: Callable[[], float]) -> None:
+        """Show what a function gives at the moment of looking."""
+        Gauge(f"listwise_{name}", says, registry=self._registry).set_function(value)
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+        if status in REASONS:
+            self._rejected.labels(REASONS[status]).inc()
+
+    def batch(self, size: int) -> None:
+        """Count a batch of queries."""
+        self._batches.observe(size)
+
+    def text(self) -> bytes:
+        """All of it, in the text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,129 @@
+"""Search by example: photos, parts of photos, entries of the index, or several of them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from listwise.data.images import Box, cut_out
+from listwise.descriptors import Model
+from listwise.errors import InputError
+from listwise.search.expansion import alpha_query_expansion
+from listwise.search.filling import settings_here
+from listwise.search.index import Entry, Float32, Index
+
+
+class NoEntryError(InputError):
+    """An index has no entry with a key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hit:
+    """An entry that was found, and its score.
+
+    After re-ranking also the number of `inliers`, the matched points [m, 4] (x and y in the
+    example, x and y in the entry, pixels of the upright photos), and the number of the example
+    they are in; None where nothing was verified.
+    """
+
+    entry: Entry
+    score: float
+    inliers: int | None = None
+    matches: npt.NDArray[np.float32] | None = None
+    photo: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Examples of one thing as descriptors [n, C], and how to search for it."""
+
+    vectors: Float32
+    k: int
+    expand: bool = False
+    exclude: Collection[int] = ()
+
+
+class Searcher:
+    """An index, and the model that describes photos for it."""
+
+    def __init__(self, index: Index, model: Model) -> None:
+        index.header.check(model.fingerprint, index.uri)
+        self.index = index
+        self.model = model
+        self.settings = settings_here(index.header, model)
+
+    def describe(
+        self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
+    ) -> Float32:
+        """Descriptors of upright RGB photos or of parts of them, made as the index's are: [n, C]."""
+        return self.model.describe_photos(_parts(photos, boxes), self.settings)
+
+    def examples(self, keys: Sequence[int]) -> Float32:
+        """Descriptors of entries: [n] -> [n, C].
+
+        Raises:
+            NoEntryError: there is no such entry.
+        """
+        known = self.index.get(keys)
+        for key in keys:
+            if key not in known:
+                raise NoEntryError(f"there is no entry {key} in the index")
+        return self.index.vectors(np.array(keys, np.int64))
+
+    def search(
+        self, vectors: Float32, k: int, expand: bool = False, exclude: Collection[int] = ()
+    ) -> list[Hit]:
+        """The k entries most like some examples: [n, C].
+
+        Args:
+            vectors: descriptors of one or several examples; several count with their mean.
+            k: results at most.
+            expand: expand the query (αQE) with what it finds first.
+            exclude: keys of entries to be left out, such as those that are the examples.
+        """
+        return self.search_all([Query(vectors, k, expand, exclude)])[0]
+
+    def search_all(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        """`search` for several queries at once, which costs little more than one."""
+        rows = np.stack([_mean(query.vectors) for query in queries])
+        expanded = [i for i, query in enumerate(queries) if query.expand]
+        if expanded and len(self.index):
+            rows[expanded] = alpha_query_expansion(rows[expanded], self.index)
+        most = max(query.k + len(query.exclude) for query in queries)
+        scores, keys = self.index.search(rows, most)
+        chosen = [
+            [
+                (int(key), float(score))
+                for key, score in zip(row, values, strict=True)
+                if key >= 0 and int(key) not in query.exclude
+            ][: query.k]
+            for row, values, query in zip(keys, scores, queries, strict=True)
+        ]
+        entries = self.index.get(sorted({key for row in chosen for key, _ in row}))
+        # Another process may have removed an entry since.
+        return [
+            [Hit(entries[key], score) for key, score in row if key in entries] for row in chosen
+        ]
+
+
+def _parts(
+    photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None
+) -> list[Image.Image]:
+    if boxes is None:
+        return list(photos)
+    return [
+        photo if box is None else cut_out(photo, box, f"photo {number}")
+        for number, (photo, box) in enumerate(zip(photos, boxes, strict=True), 1)
+    ]
+
+
+def _mean(vectors: Float32) -> Float32:
+    if not len(vectors):
+        raise InputError("there is nothing to search for: give a photo or an entry")
+    if len(vectors) == 1:
+        row: Float32 = vectors[0]
+        return row
+    total: Float32 = vectors.sum(axis=0)
+    return total / max(float(np.linalg.norm(total)), float(np.finfo(np.float32).tiny))

@@ -1,0 +1,167 @@
+// Photos in rows of one height, in the order given, drawn as the person scrolls to them.
+
+import * as api from "./api.js";
+import { count, icon, iconButton, make } from "./dom.js";
+
+const CHUNK = 60;
+const AHEAD = "1200px"; // how far below the window tiles are made
+const NARROWEST = 0.55; // width / height of a tile; photos beyond are cropped
+const WIDEST = 2.4;
+
+/** The part of an entry's id that a person reads first. */
+export const shortName = (id) => id.split("#")[0].split("/").pop();
+
+/** Width / height of what an entry's thumbnail shows. */
+function ratioOf({ width, height, box }) {
+  const ratio = box ? (box[2] - box[0]) / (box[3] - box[1]) : width / height;
+  return Math.min(Math.max(ratio || 1, NARROWEST), WIDEST);
+}
+
+export class Grid {
+  /** @param {{onPick, onView, onAdd}} acts each called with an item, `onView` with its place. */
+  constructor(list, { onPick, onView, onAdd = null }) {
+    this.list = list;
+    this.acts = { onPick, onView, onAdd };
+    this.items = [];
+    this.end = make("li", { class: "end", "aria-hidden": "true" });
+    this.watch = new IntersectionObserver(([seen]) => seen.isIntersecting && this.more(), {
+      rootMargin: `0px 0px ${AHEAD} 0px`,
+    });
+    list.addEventListener("keydown", (event) => this.press(event));
+    list.addEventListener("focusin", ({ target }) => this.activate(target.closest(".tile")));
+  }
+
+  /** Show entries or results, the first `many` of them at once. */
+  show(items, many = CHUNK) {
+    this.watch.disconnect();
+    this.items = items;
+    this.active = null;
+    this.list.replaceChildren(this.end);
+    this.more(many);
+    this.watch.observe(this.end);
+  }
+
+  /** How many tiles there are now. */
+  get shown() {
+    return this.list.children.length - 1;
+  }
+
+  get tiles() {
+    return [...this.list.children].slice(0, -1);
+  }
+
+  more(many = CHUNK) {
+    const from = this.shown;
+    const next = this.items.slice(from, from + many);
+    this.end.before(...next.map((item) => this.tile(item)));
+    if (!this.active) this.activate(this.list.querySelector(".tile"));
+    if (this.shown >= this.items.length) {
+      this.watch.disconnect();
+    } else if (from) {
+      // The end may still be in sight, and an observer only tells of changes.
+      this.watch.unobserve(this.end);
+      this.watch.observe(this.end);
+    }
+  }
+
+  /** Take an entry away. */
+  drop(key) {
+    this.items = this.items.filter((item) => item.key !== key);
+    const tile = this.list.querySelector(`[data-key="${key}"]`);
+    if (tile === this.active) this.active = null;
+    tile?.remove();
+    if (!this.active) this.activate(this.list.querySelector(".tile"));
+  }
+
+  /** Put the keyboard on an item's tile. */
+  focus(item) {
+    const place = this.items.indexOf(item);
+    if (place >= this.shown) this.more(place + 1 - this.shown);
+    this.tiles[place]?.querySelector(".pick").focus();
+  }
+
+  tile(item) {
+    const { onPick, onView, onAdd } = this.acts;
+    const name = shortName(item.id);
+    const facts = [name];
+    const marks = make("span", { class: "marks" });
+    if (item.score !== undefined) {
+      facts.push(`score ${item.score.toFixed(3)}`);
+      marks.append(make("span", { class: "score" }, item.score.toFixed(3)));
+    }
+    if (item.inliers) {
+      facts.push(count(item.inliers, "matched point"));
+      const title = count(item.inliers, "matched point");
+      marks.append(make("span", { class: "points", title }, icon("points"), `${item.inliers}`));
+    }
+    const image = make("img", {
+      src: api.thumbnail(item.key), alt: name, loading: "lazy", decoding: "async", draggable: "false",
+      on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
+    });
+    const label = `Search from ${facts.join(", ")}`;
+    const pick = { type: "button", class: "pick", "aria-label": label, tabindex: "-1" };
+    const told = Object.entries(item.attributes ?? {}).map(([key, value]) => `${key}: ${value}`);
+    const place = () => this.items.indexOf(item);
+    return make(
+      "li",
+      { class: "tile", data: { key: item.key }, vars: { "--ratio": ratioOf(item) } },
+      make("button", { ...pick, on: { click: () => onPick(item) } }, image),
+      make(
+        "div",
+        { class: "caption", "aria-hidden": "true" },
+        make("b", {}, name),
+        told.length ? make("span", {}, told.join(" · ")) : null,
+      ),
+      marks,
+      make(
+        "div",
+        { class: "tools" },
+        onAdd &&
+          iconButton("plus", `Add ${name} as an example`, () => onAdd(item), { tabindex: "-1" }),
+        iconButton("expand", `Enlarge ${name}`, () => onView(place()), { tabindex: "-1" }),
+      ),
+    );
+  }
+
+  /** One tile at a time is in the tab order; arrow keys go from tile to tile. */
+  activate(tile) {
+    if (!tile || tile === this.active) return;
+    for (const button of this.active?.querySelectorAll("button") ?? []) button.tabIndex = -1;
+    for (const button of tile.querySelectorAll("button")) button.tabIndex = 0;
+    this.active = tile;
+  }
+
+  press(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const tiles = this.tiles;
+    const at = tiles.indexOf(event.target.closest(".tile"));
+    if (at < 0) return;
+    const item = this.items[at];
+    if (event.key === "v") return this.acts.onView(at);
+    if (event.key === "+") return this.acts.onAdd?.(item);
+    const goal = {
+      ArrowLeft: () => at - 1,
+      ArrowRight: () => at + 1,
+      ArrowUp: () => this.beside(tiles, at, -1),
+      ArrowDown: () => this.beside(tiles, at, 1),
+      Home: () => 0,
+      End: () => tiles.length - 1,
+    }[event.key]?.();
+    if (goal === undefined) return;
+    event.preventDefault();
+    tiles[goal]?.querySelector(".pick").focus();
+  }
+
+  /** The tile above (-1) or below (1), the one nearest sideways. */
+  beside(tiles, at, way) {
+    const places = tiles.map((tile) => ({ y: tile.offsetTop, x: tile.offsetLeft + tile.offsetWidth / 2 }));
+    let best = -1;
+    for (let i = at + way; i >= 0 && i < tiles.length; i += way) {
+      if (places[i].y === places[at].y) continue;
+      if (best >= 0 && places[i].y !== places[best].y) break;
+      const gap = (j) => Math.abs(places[j].x - places[at].x);
+      if (best < 0 || gap(i) < gap(best)) best = i;
+    }
+    return best;
+  }
+}

@@ -1,0 +1,383 @@
+// The page: what is searched for, how one gets there and back, and what is shown.
+
+import { fromHash, toHash } from "./address.js";
+import * as api from "./api.js";
+import { byId, count, make, sleep } from "./dom.js";
+import { Grid, shortName } from "./grid.js";
+import { hush, say } from "./notice.js";
+import { limited, measure, readPhotos, takeIn } from "./photos.js";
+import { QueryPanel } from "./query.js";
+import { Viewer } from "./viewer.js";
+
+const PATIENCE = 150; // milliseconds before a search says that it is at work
+const RETRIES = 5; // of a server that says it is busy
+const SAMPLE = 24;
+const SAMPLE_PAGES = 12;
+
+let server = null;
+let running = new AbortController();
+// A visit is a search and where the person was in it; history remembers its name.
+const visits = new Map();
+const session = performance.timeOrigin;
+let here = { examples: [], chosen: 0, expand: false, rerank: false, answer: null };
+
+const panel = new QueryPanel({
+  onBox: (box) => change({ examples: here.examples.map((e, i) => (i === here.chosen ? { ...e, box } : e)) }),
+  onChoose: (chosen) => {
+    here.chosen = chosen;
+    showQuery();
+  },
+  onRemove: (number) => go(here.examples.filter((_, i) => i !== number)),
+  onSwitch: (name, on) => change({ [name]: on }),
+  onStore: store,
+});
+const viewer = new Viewer({
+  onPick: searchFrom,
+  onAdd: addExample,
+  onRemove: removeEntry,
+  onClosed: (item) => currentGrid().focus(item),
+});
+const results = new Grid(byId("results"), {
+  onPick: searchFrom,
+  onView: (at) => viewer.open(results.items, at, here.frames ?? [], server.can_write),
+  onAdd: addExample,
+});
+const samples = new Grid(byId("samples"), {
+  onPick: searchFrom,
+  onView: (at) => viewer.open(samples.items, at, [], server.can_write),
+});
+const currentGrid = () => (here.examples.length ? results : samples);
+
+/* Going places */
+
+function go(examples, chosen = examples.length - 1) {
+  const fit = limited(examples, server.limits.photos);
+  remember();
+  const { expand, rerank } = here;
+  arrive({ examples: fit.examples, chosen: Math.max(0, Math.min(chosen, fit.examples.length - 1)), expand, rerank });
+  history.pushState({ visit: here.name }, "", toHash(here));
+  show();
+  if (fit.problems.length) say(fit.problems[0]);
+}
+
+function arrive(visit) {
+  here = { name: `${session}/${visits.size}`, answer: null, frames: [], shown: 0, scroll: 0, ...visit };
+  visits.set(here.name, here);
+}
+
+function remember() {
+  here.scroll = window.scrollY;
+  here.shown = results.shown;
+}
+
+/** Change the search where it is: a box let go, a switch. */
+function change(what) {
+  here = Object.assign(here, what, { answer: null });
+  history.replaceState({ visit: here.name }, "", toHash(here));
+  showQuery();
+  search();
+}
+
+async function returnTo(state) {
+  remember();
+  running.abort();
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+  const known = visits.get(state?.visit);
+  if (known) {
+    here = known;
+  } else {
+    const { entries, own, expand, rerank } = fromHash(location.hash);
+    let examples = [];
+    let problem = own ? "Photos of your own are not kept when the page is loaded again. Put yours in once more." : null;
+    try {
+      examples = await Promise.all(entries.map(async ({ key, box }) => ({ ...ofEntry(await api.entry(key)), box })));
+    } catch (error) {
+      problem = error.status === 404 ? "That photo is not in the index." : error.message;
+    }
+    arrive({ examples, chosen: 0, expand, rerank });
+    history.replaceState({ visit: here.name }, "", examples.length ? toHash(here) : "#/");
+    show();
+    if (problem) say(problem);
+    return;
+  }
+  show();
+}
+
+function ofEntry(entry) {
+  const { key, id, width, height } = entry;
+  return { name: shortName(id), key, file: null, url: api.photo(key), preview: api.thumbnail(key), width, height, box: null };
+}
+
+const searchFrom = (entry) => go([ofEntry(entry)]);
+
+function addExample(entry) {
+  if (here.examples.some(({ key, box }) => key === entry.key && !box)) {
+    say(`${shortName(entry.id)} is an example already.`, { kind: "news" });
+  } else {
+    go([...here.examples, ofEntry(entry)]);
+  }
+}
+
+async function takeFiles(files, adding) {
+  const { examples, problems } = await readPhotos(files, server.limits);
+  if (examples.length) go(adding ? [...here.examples, ...examples] : examples, adding ? here.examples.length : 0);
+  if (problems.length) {
+    const rest = problems.length > 1 ? ` (${count(problems.length - 1, "more file")} left out too.)` : "";
+    say(problems[0] + rest);
+  }
+}
+
+/* Showing */
+
+function show() {
+  hush();
+  const searching = here.examples.length > 0;
+  byId("start").hidden = searching;
+  byId("search").hidden = !searching;
+  document.title = searching ? `${here.examples[here.chosen].name} · Listwise` : "Listwise";
+  if (!searching) {
+    running.abort();
+    busy(false);
+    if (!samples.items.length) showSamples();
+  } else {
+    showQuery();
+    if (here.answer) {
+      busy(false);
+      showAnswer();
+    } else {
+      search();
+    }
+  }
+  window.scrollTo({ top: here.scroll, behavior: "instant" });
+}
+
+function showQuery() {
+  panel.show(here, server.limits, server.can_write);
+}
+
+function showAnswer() {
+  const { results: found, milliseconds, expanded, reranked } = here.answer;
+  const how = [expanded && "query expanded", reranked && "re-ranked by matched points"].filter(Boolean);
+  const told = found.length
+    ? [`${count(found.length, "photo")} of ${server.entries.toLocaleString("en")}`, `${Math.round(milliseconds)} ms`, ...how]
+    : [];
+  byId("summary").textContent = told.join(" · ");
+  byId("nothing").hidden = found.length > 0;
+  results.show(found, here.shown || undefined);
+}
+
+function showServer() {
+  byId("about").textContent = `${server.name} · ${count(server.entries, "photo")}`;
+}
+
+async function showSamples() {
+  const total = server.entries;
+  byId("empty").hidden = total > 0;
+  byId("sample-head").hidden = total === 0;
+  byId("others").hidden = total <= SAMPLE;
+  try {
+    samples.show(total <= SAMPLE ? (await api.entries(0, SAMPLE)).entries : await someEntries(total));
+  } catch (error) {
+    say(error.message, { action: { label: "Try again", run: () => location.reload() } });
+  }
+}
+
+/** Entries from all over the index: neighbours in it are often much alike. */
+async function someEntries(total) {
+  const stride = total / SAMPLE_PAGES;
+  const each = Math.ceil(SAMPLE / SAMPLE_PAGES);
+  const starts = Array.from({ length: SAMPLE_PAGES }, (_, page) =>
+    Math.floor(page * stride + Math.random() * Math.max(0, stride - each)),
+  );
+  const pages = await Promise.all(starts.map((start) => api.entries(start, each)));
+  const found = new Map(pages.flatMap(({ entries }) => entries).map((entry) => [entry.key, entry]));
+  return [...found.values()].sort(() => Math.random() - 0.5);
+}
+
+function busy(on) {
+  byId("found").classList.toggle("busy", on);
+  byId("results").setAttribute("aria-busy", String(on));
+  if (on) byId("summary").textContent = "Searching …";
+}
+
+/* Searching */
+
+async function search() {
+  running.abort();
+  running = new AbortController();
+  const { signal } = running;
+  const visit = here;
+  hush();
+  const late = setTimeout(() => busy(true), PATIENCE);
+  try {
+    const { asked, frames } = await asRequest(visit, signal);
+    const answer = await answered(asked, signal);
+    if (signal.aborted) return;
+    Object.assign(visit, { answer, frames, shown: 0 });
+    busy(false);
+    showAnswer();
+  } catch (error) {
+    if (signal.aborted) return;
+    busy(false);
+    byId("summary").textContent = "";
+    const again = { action: { label: "Try again", run: search } };
+    say(error.message, [0, 401, 503, 504].includes(error.status) ? again : {});
+  } finally {
+    clearTimeout(late);
+  }
+}
+
+async function answered(asked, signal) {
+  for (let tries = 0; ; tries += 1) {
+    try {
+      return await api.search(asked, signal);
+    } catch (error) {
+      if (error.status !== 503 || tries === RETRIES) throw error;
+      say(`The server is busy; trying again in ${count(error.wait, "second")} …`, { kind: "news" });
+      await sleep(1000 * error.wait, signal);
+      hush();
+    }
+  }
+}
+
+/** A visit as the server is asked, and what each example is there: photos first, then entries. */
+async function asRequest({ examples, expand, rerank }, signal) {
+  const photos = [];
+  const byKey = [];
+  for (const example of examples) {
+    if (example.key && !example.box) byKey.push(example);
+    else photos.push(example.file ? example : await copyOf(example, signal));
+  }
+  const k = Math.max(1, Math.min(server.limits.results, server.entries));
+  const asked = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank };
+  return { asked, frames: [...photos, ...byKey] };
+}
+
+/** An entry of which a part is meant goes to the server as a photo of its own. */
+async function copyOf(example, signal) {
+  const file = await api.photoFile(example.key, signal);
+  const url = URL.createObjectURL(file);
+  const size = await measure(url);
+  const scale = [size.width / example.width, size.height / example.height];
+  const box = example.box.map((edge, i) => Math.round(edge * scale[i % 2]));
+  return { ...example, ...size, file, url, box };
+}
+
+/* Writing to the index */
+
+async function store() {
+  const own = here.examples.filter(({ file }) => file).map(({ file }) => file);
+  const button = byId("store");
+  button.disabled = true;
+  try {
+    const { added, unchanged, errors } = await api.add(own);
+    const parts = [];
+    if (added.length) parts.push(`Added ${count(added.length, "photo")}.`);
+    if (unchanged.length) parts.push(`${count(unchanged.length, "photo")} in the index already.`);
+    say([...parts, ...errors].join(" "), { kind: errors.length ? "error" : "news" });
+    await refresh();
+  } catch (error) {
+    say(error.message);
+  } finally {
+    button.disabled = false;
+  }
+}
+
+async function removeEntry(item) {
+  try {
+    await api.remove(item.key);
+  } catch (error) {
+    say(error.message);
+    return;
+  }
+  for (const visit of visits.values()) {
+    if (visit.answer) visit.answer.results = visit.answer.results.filter(({ key }) => key !== item.key);
+  }
+  for (const grid of [results, samples]) grid.drop(item.key);
+  say(`${shortName(item.id)} is no longer in the index.`, { kind: "news" });
+  await refresh();
+}
+
+async function refresh() {
+  server = await api.info();
+  showServer();
+}
+
+/* The rest */
+
+function askForToken(wrong) {
+  const dialog = byId("token");
+  byId("token-wrong").hidden = !wrong;
+  byId("token-value").value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done) => {
+    dialog.addEventListener(
+      "close",
+      () => done(dialog.returnValue === "given" ? byId("token-value").value.trim() : null),
+      { once: true },
+    );
+  });
+}
+
+function listenToTheme() {
+  const button = byId("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const tell = () => button.setAttribute("aria-pressed", String(dark()));
+  button.addEventListener("click", () => {
+    const next = dark() ? "light" : "dark";
+    document.documentElement.dataset.theme = next;
+    localStorage.setItem("listwise-theme", next);
+    tell();
+  });
+  system.addEventListener("change", tell);
+  tell();
+}
+
+function listenToFiles() {
+  for (const [id, adding] of [["files", false], ["more-files", true]]) {
+    byId(id).addEventListener("change", ({ target }) => {
+      const files = [...target.files];
+      target.value = "";
+      if (files.length) takeFiles(files, adding);
+    });
+  }
+  for (const id of ["choose", "new"]) byId(id).addEventListener("click", () => byId("files").click());
+  takeIn(byId("veil"), byId("drop-add"), takeFiles, say);
+}
+
+function listenToKeys() {
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.matches("input:not([type=checkbox])");
+    if (event.key !== "?" || typing || document.querySelector("dialog[open]")) return;
+    byId("help").showModal();
+  });
+  byId("help-open").addEventListener("click", () => byId("help").showModal());
+  byId("skip").addEventListener("click", () => currentGrid().focus(currentGrid().items[0]));
+  for (const dialog of document.querySelectorAll("dialog")) {
+    dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
+  }
+}
+
+async function begin() {
+  api.onTokenNeeded(askForToken);
+  listenToTheme();
+  listenToKeys();
+  history.scrollRestoration = "manual";
+  byId("notice-close").addEventListener("click", hush);
+  try {
+    server = await api.info();
+  } catch (error) {
+    say(error.message, { action: { label: "Try again", run: () => location.reload() } });
+    return;
+  }
+  showServer();
+  listenToFiles();
+  byId("others").addEventListener("click", showSamples);
+  window.addEventListener("popstate", ({ state }) => returnTo(state));
+  await returnTo(null);
+  document.body.dataset.ready = "";
+}
+
+begin();

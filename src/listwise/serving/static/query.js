@@ -1,0 +1,88 @@
+// The query: the photo in work with its box, the strip of examples, the switches.
+
+import { BoxEditor } from "./box.js";
+import { byId, count, icon, iconButton, make } from "./dom.js";
+
+export class QueryPanel {
+  /** @param {{onBox, onChoose, onRemove, onSwitch, onStore}} acts */
+  constructor(acts) {
+    this.acts = acts;
+    this.image = byId("stage-image");
+    this.editor = new BoxEditor(byId("stage"), byId("readout"), acts.onBox);
+    byId("clear-box").addEventListener("click", () => this.editor.clear());
+    byId("store").addEventListener("click", () => acts.onStore());
+    for (const name of ["expand", "rerank"]) {
+      byId(name).addEventListener("change", ({ target }) => acts.onSwitch(name, target.checked));
+    }
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+      this.editor.clear();
+    });
+  }
+
+  /** Show a search: its examples, which of them is in work, its switches. */
+  show({ examples, chosen, expand, rerank }, limits, canWrite) {
+    const example = examples[chosen];
+    byId("expand").checked = expand;
+    byId("rerank").checked = rerank;
+    this.showStage(example);
+    this.showStrip(examples, chosen, limits);
+    const own = examples.filter(({ file }) => file).length;
+    byId("store").hidden = !canWrite || !own;
+    byId("store-label").textContent = own > 1 ? `Add ${own} photos to the index` : "Add to the index";
+  }
+
+  showStage(example) {
+    const { name, url, preview, width, height, box } = example;
+    const stage = byId("stage");
+    stage.style.setProperty("--ratio", width / height);
+    stage.setAttribute("aria-label", `${name}: draw a box around what you look for`);
+    if (this.image.dataset.shown !== url) {
+      this.image.dataset.shown = url;
+      this.image.src = url;
+      this.image.alt = name;
+      // A photo that is no longer on the server's disk still has its thumbnail, but takes no box.
+      this.image.onerror = () => {
+        this.image.onerror = null;
+        this.image.src = preview;
+        this.editor.show(width, height, null, false);
+      };
+    }
+    this.editor.show(width, height, box);
+    byId("clear-box").hidden = box === null;
+    byId("box-hint").hidden = box !== null;
+    byId("query-name").textContent = name;
+  }
+
+  showStrip(examples, chosen, limits) {
+    const { onChoose, onRemove } = this.acts;
+    const tiles = examples.map(({ name, preview, box }, number) => {
+      const title = box ? `${name}, with a box` : name;
+      const pressed = String(number === chosen);
+      return make(
+        "li",
+        { class: "example" },
+        make(
+          "button",
+          {
+            type: "button", class: "choose", "aria-pressed": pressed, "aria-label": `Show ${title}`, title,
+            on: { click: () => onChoose(number) },
+          },
+          make("img", { src: preview, alt: "", draggable: "false" }),
+        ),
+        iconButton("close", `Remove the example ${name}`, () => onRemove(number)),
+      );
+    });
+    const full = examples.length >= limits.photos;
+    const label = full ? `${count(limits.photos, "example")} at most` : "Add more examples";
+    const more = make(
+      "button",
+      {
+        type: "button", class: "more", id: "more", "aria-label": label, title: label, disabled: full,
+        on: { click: () => byId("more-files").click() },
+      },
+      icon("plus"),
+    );
+    byId("strip").replaceChildren(...tiles, make("li", {}, more));
+  }
+}

@@ -1,0 +1,156 @@
+// The large view: one result, what is known of it, and the points it shares with the query.
+
+import * as api from "./api.js";
+import { byId, count, make } from "./dom.js";
+import { shortName } from "./grid.js";
+import { drawMatches } from "./matches.js";
+
+export class Viewer {
+  /** @param {{onPick, onAdd, onRemove, onClosed}} acts each called with the item shown. */
+  constructor(acts) {
+    this.acts = acts;
+    this.dialog = byId("viewer");
+    this.scene = byId("viewer-scene");
+    this.showMatches = true;
+    const on = (id, act) => byId(id).addEventListener("click", act);
+    on("viewer-close", () => this.dialog.close());
+    on("viewer-before", () => this.step(-1));
+    on("viewer-after", () => this.step(1));
+    on("viewer-pick", () => this.leaveFor(acts.onPick));
+    on("viewer-add", () => this.leaveFor(acts.onAdd));
+    on("viewer-remove", () => this.confirm(true));
+    on("viewer-keep", () => this.confirm(false));
+    on("viewer-really", () => this.remove());
+    on("viewer-matches", () => {
+      this.showMatches = !this.showMatches;
+      this.render();
+    });
+    this.dialog.addEventListener("keydown", ({ key }) => {
+      if (key === "ArrowLeft") this.step(-1);
+      if (key === "ArrowRight") this.step(1);
+    });
+    this.dialog.addEventListener("close", () => {
+      this.scene.replaceChildren();
+      acts.onClosed(this.item);
+    });
+    this.listenForSwipes();
+    window.addEventListener("resize", () => this.dialog.open && this.render());
+  }
+
+  get item() {
+    return this.items[this.at];
+  }
+
+  /**
+   * Open it.
+   * @param {Object[]} items entries or results, and `at` which of them
+   * @param {Object[]} frames the examples as the server saw them: url, width, height
+   */
+  open(items, at, frames, canWrite) {
+    Object.assign(this, { items, at, frames, canWrite });
+    this.render();
+    this.dialog.showModal();
+  }
+
+  step(way) {
+    const next = this.at + way;
+    if (next < 0 || next >= this.items.length) return;
+    this.at = next;
+    this.render();
+  }
+
+  render() {
+    const { item } = this;
+    const name = shortName(item.id);
+    byId("viewer-name").textContent = name;
+    byId("viewer-before").disabled = this.at === 0;
+    byId("viewer-after").disabled = this.at === this.items.length - 1;
+    byId("viewer-place").textContent = `${this.at + 1} of ${count(this.items.length, "photo")}`;
+    byId("viewer-link").href = api.photo(item.key);
+    byId("viewer-add").hidden = !this.frames.length;
+    byId("viewer-remove").hidden = !this.canWrite;
+    this.confirm(false);
+
+    const query = this.frames[item.photo ?? 0];
+    const matched = Boolean(item.matches?.length && query);
+    const toggle = byId("viewer-matches");
+    toggle.hidden = !matched;
+    toggle.setAttribute("aria-pressed", String(this.showMatches));
+    this.scene.replaceChildren(
+      matched && this.showMatches ? this.matchedScene(query, item, name) : photoScene(item, name),
+    );
+    byId("viewer-facts").replaceChildren(...facts(item).flatMap(fact));
+  }
+
+  matchedScene(query, item, name) {
+    const result = { url: api.photo(item.key), width: item.width, height: item.height };
+    const at = this.scene.getBoundingClientRect();
+    const stacked = (at.width || window.innerWidth) < (at.height || window.innerHeight) * 1.1;
+    const drawing = drawMatches(query, result, item.matches, stacked);
+    const points = count(item.matches.length, "matched point");
+    drawing.setAttribute("aria-label", `The query and ${name}, joined by ${points}`);
+    return drawing;
+  }
+
+  leaveFor(act) {
+    const { item } = this;
+    this.dialog.close();
+    act(item);
+  }
+
+  confirm(asked) {
+    byId("viewer-sure").hidden = !asked;
+    byId("viewer-actions").hidden = asked;
+    if (asked) byId("viewer-keep").focus();
+  }
+
+  async remove() {
+    const { item } = this;
+    this.dialog.close();
+    await this.acts.onRemove(item);
+  }
+
+  listenForSwipes() {
+    let start = null;
+    this.scene.addEventListener("pointerdown", ({ clientX, pointerType }) => {
+      start = pointerType === "touch" ? clientX : null;
+    });
+    this.scene.addEventListener("pointerup", ({ clientX }) => {
+      if (start !== null && Math.abs(clientX - start) > 50) this.step(clientX < start ? 1 : -1);
+      start = null;
+    });
+  }
+}
+
+/** The photo, or its thumbnail where the photo itself is gone. */
+function photoScene(item, name) {
+  const image = make("img", {
+    src: api.photo(item.key), alt: name, draggable: "false",
+    on: { error: () => (image.src = api.thumbnail(item.key)) },
+  });
+  const ratio = item.width / item.height;
+  const frame = make("div", { class: "framed", vars: { "--ratio": ratio } }, image);
+  if (item.box) {
+    const [x0, y0, x1, y1] = item.box;
+    const mark = make("div", { class: "part", title: "The part of the photo that was indexed" });
+    const percent = (value, all) => `${(100 * value) / all}%`;
+    mark.style.left = percent(x0, item.width);
+    mark.style.top = percent(y0, item.height);
+    mark.style.width = percent(x1 - x0, item.width);
+    mark.style.height = percent(y1 - y0, item.height);
+    frame.append(mark);
+  }
+  return frame;
+}
+
+function facts(item) {
+  const known = [];
+  if (item.score !== undefined) known.push(["Score", item.score.toFixed(4)]);
+  if (item.inliers !== undefined && item.inliers !== null) {
+    known.push(["Matched points", `${item.inliers}`]);
+  }
+  known.push(["Size", `${item.width} × ${item.height}`], ["Id", item.id]);
+  return [...known, ...Object.entries(item.attributes ?? {})];
+}
+
+const fact = ([name, value]) => [make("dt", {}, name), make("dd", {}, value)];
