@@ -1,0 +1,191 @@
+"""Photos into an index: each once, whatever happens to the files."""
+
+import io
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.data import read_images
+from listwise.descriptors import extract, load_model
+from listwise.errors import InputError
+from listwise.models import RetrievalNet
+from listwise.search import add_descriptors, add_photos, create_index, header_of, open_index
+from listwise.search.filling import THUMBNAIL_BYTES, thumbnail
+from listwise.search.index import entry_key
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "model"
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(model_folder):
+    return load_model(model_folder, "cpu")
+
+
+@pytest.fixture
+def index(tmp_path, model, model_folder):
+    with create_index(tmp_path / "index", header_of(model, model_folder)) as index:
+        yield index
+
+
+@pytest.fixture
+def own(photos, tmp_path):
+    """A copy of the photos that a test may change."""
+    shutil.copytree(photos, tmp_path / "photos")
+    return tmp_path / "photos"
+
+
+def add(index, model, source):
+    found = add_photos(index, model, read_images(source), workers=0)
+    return {name: len(ids) for name, ids in vars(found).items() if ids}
+
+
+def test_photos_are_found_with_all_that_is_known_of_them(index, model, photos, tmp_path):
+    path = photos / "class3" / "2.jpg"
+    (tmp_path / "t.csv").write_text(f'path,box,colour\n{path},"4,5,40,41",red\n{path},,blue\n')
+    assert add(index, model, tmp_path / "t.csv") == {"added": 2}
+    boxed, whole = sorted(index, key=lambda entry: entry.box is None)
+    assert boxed.id == f"{path}#4,5,40,41"
+    assert (boxed.path, boxed.box, boxed.attributes) == (
+        str(path),
+        (4, 5, 40, 41),
+        {"colour": "red"},
+    )
+    assert (whole.width, whole.height) == (boxed.width, boxed.height) == Image.open(path).size
+    expected = model.describe(read_images(tmp_path / "t.csv"), workers=0).descriptors
+    found = index.vectors([boxed.key, whole.key])
+    assert np.abs(found - expected).max() < 1e-6
+    assert Image.open(io.BytesIO(index.thumbnail(boxed.key))).size == (36, 36)
+    scores, keys = index.search(expected, 1)
+    assert keys[:, 0].tolist() == [boxed.key, whole.key]
+    assert np.allclose(scores, 1, atol=1e-5)
+
+
+def test_the_same_photo_twice_is_one_entry(index, model, own):
+    assert add(index, model, own) == {"added": 48}
+    assert add(index, model, own) == {"unchanged": 48}
+    shutil.copy(own / "class0" / "0.jpg", own / "class0" / "again.jpg")
+    shutil.copy(own / "class0" / "0.jpg", own / "class0" / "once-more.jpg")
+    assert add(index, model, own) == {"unchanged": 48, "copies": 2}
+    assert len(index) == 48
+
+
+def test_copies_among_new_photos_are_one_entry(index, model, own):
+    shutil.copy(own / "class1" / "0.jpg", own / "class1" / "copy.jpg")
+    assert add(index, model, own) == {"added": 48, "copies": 1}
+
+
+def test_a_changed_photo_is_replaced(index, model, own):
+    add(index, model, own)
+    changed = own / "class2" / "3.jpg"
+    key = entry_key("class2/3.jpg")
+    before, small = index.vectors([key]), index.thumbnail(key)
+    Image.effect_noise((50, 60), 90).save(changed)
+    assert add(index, model, own) == {"unchanged": 47, "replaced": 1}
+    assert len(index) == 48
+    assert np.abs(index.vectors([key]) - before).max() > 1e-3
+    assert index.thumbnail(key) != small
+    assert (index.get([key])[key].width, index.get([key])[key].height) == (50, 60)
+
+
+def test_a_moved_photo_moves_without_being_described_again(index, model, own, monkeypatch):
+    add(index, model, own)
+    moved = own.with_name("elsewhere")
+    own.rename(moved)
+    os.rename(moved / "class0" / "0.jpg", moved / "class0" / "renamed.jpg")
+    vectors = {entry.digest: index.vectors([entry.key]) for entry in index}
+    described = []
+    whole = type(model).describe_parts
+
+    def counted(self, images, *rest):
+        described.extend(images.ids)
+        yield from whole(self, images, *rest)
+
+    monkeypatch.setattr(type(model), "describe_parts", counted)
+    assert add(index, model, moved) == {"updated": 48}
+    assert not described
+    assert len(index) == 48
+    for entry in index:
+        assert entry.path == str(moved / entry.id)
+        assert np.array_equal(index.vectors([entry.key]), vectors[entry.digest])
+
+
+def test_new_attributes_are_kept(index, model, photos, tmp_path):
+    path = photos / "class0" / "1.jpg"
+    for colour in ("red", "green"):
+        (tmp_path / "t.csv").write_text(f"path,colour\n{path},{colour}\n")
+        add(index, model, tmp_path / "t.csv")
+        assert [entry.attributes["colour"] for entry in index] == [colour]
+
+
+def test_another_photo_of_the_same_name_is_not_lost(index, model, own, tmp_path):
+    add(index, model, own / "class0")
+    found = add_photos(index, model, read_images(own / "class1"), workers=0)
+    assert len(found.errors) == 6
+    assert "another photo is in" in found.errors[0]
+    assert str(own / "class0" / "0.jpg") in found.errors[0]
+    assert {entry.path for entry in index} == {str(own / "class0" / f"{i}.jpg") for i in range(6)}
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_added(index, model, own):
+    (own / "class0" / "wreck.jpg").write_bytes(b"\xff\xd8\xff")
+    whole = (own / "class0" / "0.jpg").read_bytes()
+    (own / "class0" / "torn.jpg").write_bytes(whole[: len(whole) // 2])
+    found = add_photos(index, model, read_images(own), workers=0)
+    assert len(found.added) == 48
+    assert len(found.errors) == 2
+    assert any("wreck.jpg" in error for error in found.errors)
+    assert any("torn.jpg" in error for error in found.errors)
+
+
+def test_another_models_descriptors_are_refused(index, photos, tmp_path):
+    torch.manual_seed(1)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "other")
+    other = load_model(tmp_path / "other", "cpu")
+    with pytest.raises(InputError, match="not of"):
+        add_photos(index, other, read_images(photos), workers=0)
+    file = extract(other, read_images(photos), tmp_path / "other.parquet", workers=0)
+    with pytest.raises(InputError, match="not of"):
+        add_descriptors(index, file)
+    assert len(index) == 0
+
+
+def test_descriptor_files_go_in_as_they_are(index, model, photos, tmp_path):
+    file = extract(model, read_images(photos), tmp_path / "photos.parquet", workers=0)
+    found = add_descriptors(index, file, photos)
+    assert len(found.added) == len(index) == 48
+    assert len(add_descriptors(index, file, photos).replaced) == len(index) == 48
+    keys = [entry_key(name) for name in file.ids]
+    assert np.array_equal(index.vectors(keys), file.read())
+    assert index.get(keys)[keys[0]].path == str(photos / file.ids[0])
+    assert index.thumbnail(keys[0])
+    other = extract(model, read_images(photos), tmp_path / "b.parquet", max_side=40, workers=0)
+    with pytest.raises(InputError, match="max_side 40"):
+        add_descriptors(index, other)
+
+
+def test_an_index_is_whole_again_after_it_is_opened_anew(index, model, photos):
+    add(index, model, photos)
+    queries = model.describe(read_images(photos / "class4"), workers=0).descriptors
+    scores, keys = index.search(queries, 5)
+    with open_index(index.uri) as again:
+        assert again.header == index.header
+        found_scores, found_keys = again.search(queries, 5)
+    assert np.array_equal(keys, found_keys)
+    assert np.allclose(scores, found_scores, atol=1e-6)
+
+
+def test_thumbnails_are_small_whatever_the_photo():
+    noise = Image.effect_noise((2000, 1900), 200).convert("RGB")
+    content = thumbnail(noise)
+    assert 0 < len(content) <= THUMBNAIL_BYTES
+    assert max(Image.open(io.BytesIO(content)).size) == 320
