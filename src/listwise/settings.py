@@ -52,6 +52,36 @@ class CropSettings(BaseModel):
         return math.ceil(self.size / math.sqrt(self.min_area))
 
 
+class TripletSettings(BaseModel):
+    """Triplets and how they are mined; the defaults are those of Gordo et al. (IJCV 2017)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    tuples: int = Field(64, ge=1, description="triplets an update; the paper tries 512 and 1024 too")
+    form: Literal["margin", "log-exp"] = Field("margin", description="a hinge, or its smooth form")
+    margin: float = Field(0.1, ge=0, description="of the hinge, in squared distances")
+    pool: int = Field(5000, ge=3, description="photos among which triplets are mined")
+    refresh: int = Field(4096, ge=1, description="triplets between two minings")
+    hardest: int = Field(25, ge=1, description="hardest triplets of a query, of which one is drawn")
+
+    @property
+    def negatives(self) -> int:
+        """Negatives of a query."""
+        return 1
+
+
+class ContrastiveSettings(BaseModel):
+    """Tuples and how they are mined; the defaults are those of Radenović et al. (TPAMI 2018)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    tuples: int = Field(5, ge=1, description="queries an update, each with all its negatives")
+    margin: float = Field(0.85, gt=0, description="distance from which a negative costs nothing")
+    negatives: int = Field(5, ge=1, description="negatives of a query, each of another class")
+    pool: int = Field(20_000, ge=2, description="photos among which negatives are mined")
+    refresh: int = Field(2000, ge=1, description="queries between two minings")
+
+
 class TrainConfig(BaseModel):
     """Everything a training run depends on; the defaults are the paper's (section 4.2)."""
 
@@ -69,11 +99,17 @@ class TrainConfig(BaseModel):
     projection: int | None = Field(None, ge=1, description="dimensions of a last linear layer")
     weights: str = Field("auto", description="a file, auto, pretrained, imagenet-package or random")
     # loss
-    loss: Literal["ap", "tie-aware"] = Field("ap", description="what is minimised")
-    bins: int = Field(20, ge=2, description="bins M of the score axis")
-    class_weights: bool = Field(True, description="give every class of a batch the same weight")
+    loss: Literal[
+        "ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "multi-similarity"
+    ] = Field("ap", description="what is minimised")
+    bins: int = Field(20, ge=2, description="bins M of the score axis (ap and tie-aware)")
+    class_weights: bool = Field(
+        True, description="give every class of a batch the same weight (not with mined tuples)"
+    )
+    triplet: TripletSettings = TripletSettings()
+    contrastive: ContrastiveSettings = ContrastiveSettings()
     # batches
-    batch_size: int = Field(4096, ge=2, description="images an update")
+    batch_size: int = Field(4096, ge=2, description="images an update (not with mined tuples)")
     classes_per_batch: int | None = Field(
         None, ge=2, description="classes in a batch, drawn anew each time; all by default"
     )
@@ -105,6 +141,26 @@ class TrainConfig(BaseModel):
     )
     checkpoint_every: int = Field(10, ge=1, description="updates between two checkpoints")
 
+    @property
+    def mined(self) -> TripletSettings | ContrastiveSettings | None:
+        """The settings of the tuples, if the loss is one that has them mined."""
+        if self.loss == "triplet":
+            return self.triplet
+        return self.contrastive if self.loss == "contrastive" else None
+
+    @property
+    def images_per_update(self) -> int:
+        """Images of a batch, at most."""
+        return self.mined.tuples * (2 + self.mined.negatives) if self.mined else self.batch_size
+
+
+# Settings that hold settings.
+NESTED: dict[str, type[BaseModel]] = {
+    "crops": CropSettings,
+    "triplet": TripletSettings,
+    "contrastive": ContrastiveSettings,
+}
+
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The settings a YAML file gives, checked against `TrainConfig` but not filled up."""
@@ -129,10 +185,10 @@ def make_config(settings: dict[str, Any], where: str) -> TrainConfig:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
         first, *others = error.errors()
-        inner = first["loc"][:1] == ("crops",)
+        inner = NESTED.get(str(first["loc"][0]))
         name = ".".join(str(part) for part in first["loc"][: 2 if inner else 1])
         if first["type"] == "extra_forbidden":
-            known = CropSettings if inner else TrainConfig
+            known = inner or TrainConfig
             raise InputError(
                 f"{where}: unknown setting {name!r}; there are {', '.join(known.model_fields)}"
             ) from error

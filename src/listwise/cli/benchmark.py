@@ -134,6 +134,83 @@ def _evaluation_cells(row: "evaluation_benchmark.Row", plain_seconds: float | No
     ]
 
 
+@app.command(
+    epilog="Example:  listwise benchmark search --sizes 100000 --json",
+)
+def search(
+    sizes: Annotated[
+        str, typer.Option(help="Descriptors in the index, with commas.")
+    ] = "100000,1000000",
+    dim: Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)] = 2048,
+    server: Annotated[
+        bool, typer.Option("--server/--no-server", help="Measure the server too.")
+    ] = True,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where indexes lie meanwhile (20 GB a million).", exists=True),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+) -> None:
+    """Search in an index beside FAISS, hnswlib and LanceDB, and the server with many clients."""
+    import json as encoder
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from listwise.benchmarks import search as benchmark
+    from listwise.benchmarks.measure import machine
+
+    counts = _whole_numbers(sizes)
+    console = Console(stderr=json)
+    found: list[benchmark.Row] = []
+    served: list[benchmark.ServerRow] = []
+    with console.status("measuring") as status:
+        for row in benchmark.run(counts, dim, folder, status.update):
+            found.append(row)
+            if json:
+                typer.echo(encoder.dumps(row.as_json()))
+        if server:
+            status.update("the server")
+            for served_row in benchmark.run_server():
+                served.append(served_row)
+                if json:
+                    typer.echo(encoder.dumps(served_row.as_json()))
+    if json:
+        return
+    table = Table(title=f"The ten nearest of {benchmark.QUERIES} queries, C = {dim}")
+    for column in ("entries", "method"):
+        table.add_column(column, no_wrap=True)
+    for column in ("recall@10", "queries/s", "p50 ms", "p99 ms", "ready s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("how")
+    for row in found:
+        table.add_row(
+            f"{row.entries:,}",
+            row.method,
+            f"{row.recall:.3f}",
+            f"{row.per_second:.1f}",
+            f"{row.p50:.1f}",
+            f"{row.p99:.1f}",
+            f"{row.ready:.1f}",
+            row.note,
+        )
+    console.print(table)
+    if served:
+        table = Table(title="Search by photo through the server, on the same cores")
+        for column in ("clients", "answers/s", "p50 ms", "p99 ms", "refused"):
+            table.add_column(column, justify="right")
+        for each in served:
+            table.add_row(
+                str(each.clients),
+                f"{each.per_second:.1f}",
+                f"{each.p50:.0f}",
+                f"{each.p99:.0f}",
+                str(each.refused),
+            )
+        console.print(table)
+    console.print(machine())
+
+
 def _whole_numbers(sizes: str) -> list[int]:
     from listwise.errors import InputError
 

@@ -57,7 +57,7 @@ def _parameter(path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
         help=f"{says[:1].upper()}{says[1:]}. [dim]paper: {field.default}[/dim]",
         metavar=metavar,
         show_default=False,
-        rich_help_panel="Crops" if path[0] == "crops" else "Settings",
+        rich_help_panel=path[0].capitalize() if len(path) > 1 else "Settings",
     )
     return inspect.Parameter(
         "_".join(path),

@@ -5,10 +5,10 @@ import json
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -101,27 +101,117 @@ def extract_features(
     if done:
         on_note(f"{done} of {len(images)} photos were done before")
         on_progress(done)
-    with _pool(workers) as submit:
-        found = _ahead(submit, extractor, images, [parts[number] for number in missing])
-        for number, results in zip(missing, found, strict=True):
+    indices = [index for number in missing for index in parts[number]]
+    with closing(_results(extractor, images, indices, workers)) as results:
+        for number in missing:
             photos: list[Photo] = []
             errors: list[str] = []
-            for index, result in zip(parts[number], results, strict=True):
-                read = result()
-                on_progress(1)
-                if isinstance(read, str):
+            for index in parts[number]:
+                result = next(results)
+                if isinstance(result, str):
                     if strict:
-                        raise InputError(read)
-                    errors.append(read)
+                        raise InputError(result)
+                    errors.append(result)
                 else:
-                    photos.append(Photo(images.ids[index], *read))
-            header = Header(
-                extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors)
-            )
+                    photos.append(Photo(images.ids[index], *result))
+                on_progress(1)
+            header = Header(extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors))
             with FeatureWriter(files[number], header) as writer:
                 writer.write(photos)
-    result_file = _join([FeatureFile.open(file) for file in files], out)
+    joined = _join([FeatureFile.open(file) for file in files], out)
     _remove(partial)
-    return result_file
+    return joined
 
 
+_Result = tuple[int, int, Features] | str
+"""A photo's width, height and features, or why it cannot be read."""
+
+
+def _result(extractor: Extractor, path: str, box: Box | None) -> _Result:
+    try:
+        return *image_size(path), extractor(path, box)
+    except ImageError as error:
+        return str(error)
+
+
+def _results(
+    extractor: Extractor, images: Images, indices: Sequence[int], workers: int | None
+) -> Generator[_Result, None, None]:
+    """What comes of the photos at these positions, in order."""
+    if workers == 0:
+        for index in indices:
+            yield _result(extractor, images.paths[index], images.box(index))
+        return
+    # Forked processes would inherit the locks of this one's threads.
+    count = min(workers or os.cpu_count() or 1, max(1, len(indices)))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_one_thread)
+    try:
+        ahead: deque[Future[_Result]] = deque()
+        for index in indices:
+            ahead.append(pool.submit(_result, extractor, images.paths[index], images.box(index)))
+            if len(ahead) > PART:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a process that extracts features was ended by the system, mostly for lack of memory: "
+            "use fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_thread() -> None:
+    """A worker has one core."""
+    cv2.setNumThreads(1)
+    threadpool_limits(1)
+
+
+def _usable(part: Path, strict: bool) -> bool:
+    """Whether a part is done; it is in its place only when it is whole."""
+    return part.exists() and not (strict and FeatureFile.open(part).header.unreadable)
+
+
+def _join(parts: list[FeatureFile], out: Path) -> FeatureFile:
+    errors = tuple(error for part in parts for error in part.header.unreadable)
+    if not any(len(part) for part in parts):
+        raise InputError(f"none of the {len(errors)} photos can be read; the first: {errors[0]}")
+    header = parts[0].header.model_copy(update={"unreadable": errors})
+    with FeatureWriter(out, header) as writer:
+        for part in parts:
+            writer.copy(part)
+    return FeatureFile.open(out)
+
+
+def _key(extractor: Extractor, images: Images) -> str:
+    """Names a run: what has the same key has the same parts."""
+    digest = hashlib.sha256(f"{extractor.name} {PART}".encode())
+    for index in range(len(images)):
+        entry = (images.ids[index], images.paths[index], images.box(index))
+        digest.update(json.dumps(entry).encode())
+    return digest.hexdigest()
+
+
+def _open_partial(folder: Path, key: str, on_note: Callable[[str], object]) -> None:
+    """Make the folder of a run's parts, emptied if they are another run's."""
+    name = folder / KEY_FILE
+    try:
+        if name.exists() and name.read_text(encoding="utf-8") != key:
+            on_note(f"{folder} is of another extractor or other photos: starting over")
+            _remove(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not name.exists():
+            if any(folder.glob("*.arrow")):
+                raise InputError(f"{folder} is in the way: move it, or give another name")
+            write_text(name, key)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run's parts and nothing else, the key last: with it, a rest is known for ours."""
+    for file in [*folder.glob("*.arrow*"), *folder.glob(f"{KEY_FILE}*")]:
+        file.unlink(missing_ok=True)
+    folder.rmdir()

@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import ipc
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise import __version__
@@ -172,7 +173,7 @@ class FeatureFile:
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """Number of features of each photo: [N]."""
-        lengths = [pa.compute.list_value_length(part) for part in self.table.column("scales").chunks]
+        lengths = [pc.list_value_length(part) for part in self.table.column("scales").chunks]
         return np.concatenate([part.to_numpy() for part in lengths]).astype(np.int64)
 
     @cached_property

@@ -70,7 +70,8 @@ class EmbeddedIndex(Index):
             foreign = {path.name for path in folder.iterdir()} - _OURS
             if foreign:
                 raise InputError(
-                    f"{folder} holds other things ({min(foreign)}): give an index a folder of its own"
+                    f"{folder} holds other things ({min(foreign)}): give the index a folder "
+                    "of its own"
                 )
             with FileLock(folder / _LOCK):
                 if cls.exists(place):

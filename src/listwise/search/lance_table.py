@@ -9,13 +9,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
 import pyarrow as pa
-from lancedb.index import BTree
 
 from listwise.errors import InputError
 from listwise.search.index import Entry, Float32, Keys, NewEntries
+
+os.environ.setdefault("LANCE_LOG", "error")  # read when it is imported; else it talks to users
+import lancedb
+from lancedb.index import BTree
 
 _NAME = "entries"
 _NAMED = 1000  # keys in one condition
@@ -50,7 +52,8 @@ class EntryTable:
     def create(cls, folder: Path, dim: int) -> "EntryTable":
         """An empty table, in place of one that may be there."""
         with _told(folder):
-            table = _connect(folder).create_table(_NAME, schema=_schema(dim), mode="overwrite")
+            mode = "overwrite" if (folder / f"{_NAME}.lance").exists() else "create"
+            table = _connect(folder).create_table(_NAME, schema=_schema(dim), mode=mode)
             created = cls(folder, table)
             created._index_columns()
             return created
@@ -179,7 +182,7 @@ class EntryTable:
         if not found.num_rows:
             return
         # A row's number begins with that of its file.
-        files, owner, rows = np.unique(
+        _, owner, rows = np.unique(
             found["_rowid"].to_numpy() >> 32, return_inverse=True, return_counts=True
         )
         large = _LARGE_FILE * found.num_rows / max(1, self._table.stats()["total_bytes"])
@@ -190,7 +193,7 @@ class EntryTable:
         total = 0
         for file in small[np.argsort(rows[small], kind="stable")]:
             # Of like size only: a row is written again a few times, not each time.
-            if len(joined) > 1 and rows[file] > 2 * total or total > large:
+            if (len(joined) > 1 and rows[file] > 2 * total) or total > large:
                 break
             joined.append(int(file))
             total += int(rows[file])
@@ -255,7 +258,7 @@ def _entry(row: dict[str, Any]) -> Entry:
         row["path"],
         row["width"],
         row["height"],
-        box,  # type: ignore[arg-type]  # four numbers
+        box,
         row["digest"],
         json.loads(row["attributes"]),
     )

@@ -1,18 +1,26 @@
 """Search by example: photos, parts of photos, entries of the index, or several of them."""
 
+import os
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from listwise.data.images import Box, cut_out
+from listwise.data.images import Box, ImageError, cut_out
 from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.search.expansion import alpha_query_expansion
 from listwise.search.filling import settings_here
 from listwise.search.index import Entry, Float32, Index
+
+if TYPE_CHECKING:
+    from listwise.local.rerank import Reranker
 
 
 class NoEntryError(InputError):
@@ -53,6 +61,7 @@ class Searcher:
         self.index = index
         self.model = model
         self.settings = settings_here(index.header, model)
+        self._reranker: Reranker | None = None
 
     def describe(
         self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
@@ -106,6 +115,59 @@ class Searcher:
         return [
             [Hit(entries[key], score) for key, score in row if key in entries] for row in chosen
         ]
+
+    def rerank(
+        self,
+        photos: Sequence[Image.Image],
+        hits: Sequence[Hit],
+        boxes: Sequence[Box | None] | None = None,
+        until: float | None = None,
+    ) -> list[Hit]:
+        """Put what shares the examples' geometry first, of the first 100 hits.
+
+        Args:
+            photos: the examples, upright; there should be one at least.
+            hits: what `search` found, best first.
+            boxes: the parts of the photos that are meant.
+            until: a time of `time.monotonic`; as it nears, hits further down the list are left as
+                they are. What was looked at is remembered, so the next time gets further.
+        """
+        from listwise.local.rerank import TOP, Reranker
+
+        if self._reranker is None:
+            self._reranker = Reranker()
+        entries = [hit.entry for hit in hits[:TOP]]
+        if until is not None:
+            entries = entries[: _in_time(self._reranker, entries, until)]
+        order = self._reranker.rerank(photos, entries, boxes)
+        verified = [
+            replace(
+                hits[each.position],
+                inliers=each.inliers,
+                matches=each.matches,
+                photo=each.photo,
+            )
+            for each in order
+        ]
+        return [*verified, *hits[len(verified) :]]
+
+
+def _in_time(reranker: "Reranker", entries: Sequence[Entry], until: float) -> int:
+    """How many of the first entries have features when two thirds of the time are over."""
+    now = time.monotonic()
+    stop = now + (until - now) * 2 / 3
+
+    def ready(entry: Entry) -> bool:
+        if time.monotonic() > stop:
+            return False
+        try:
+            reranker.features(entry)
+        except ImageError:
+            pass  # it keeps its place
+        return True
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return sum(1 for _ in takewhile(bool, pool.map(ready, entries)))
 
 
 def _parts(

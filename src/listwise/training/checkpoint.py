@@ -16,7 +16,10 @@ from listwise.files import publish
 
 @dataclass
 class Progress:
-    """How far a run is: everything besides tensors that the next update depends on."""
+    """How far a run is: everything besides tensors that the next update depends on.
+
+    `tuples` are those last mined: the network that they were mined with is gone.
+    """
 
     update: int = 0
     first_map: float | None = None
@@ -26,6 +29,7 @@ class Progress:
     micro_batch: int | None = None
     seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
+    tuples: list[list[int]] = field(default_factory=list)
 
 
 def save_checkpoint(

@@ -103,20 +103,24 @@ def choose_settings(
     )
 
     count = len(images)
-    limit = TrainConfig().batch_size if gpu else 256
-    # With at least two batches to a pass, batches differ.
-    batch = choose(
-        "batch_size",
-        min(limit, count // 2 if count >= 64 else count),
-        f"{count} training photos; half of them in a batch, at most {limit} {with_what}"
-        if count >= 64
-        else f"all {count} training photos",
-    )
-    batch = min(batch, count)
+    asked = make_config(given, "the settings")
+    if asked.mined:
+        batch, most = asked.images_per_update, ""
+    else:
+        limit = TrainConfig().batch_size if gpu else 256
+        # With at least two batches to a pass, batches differ.
+        batch = choose(
+            "batch_size",
+            min(limit, count // 2 if count >= 64 else count),
+            f"{count} training photos; half of them in a batch, at most {limit} {with_what}"
+            if count >= 64
+            else f"all {count} training photos",
+        )
+        batch, most = min(batch, count), " and 200 at most"
     updates = choose(
         "updates",
-        int(np.clip(math.ceil(PASSES * count / batch), 30, 200)),
-        f"each photo about {PASSES} times, 30 updates at least and 200 at most",
+        int(np.clip(math.ceil(PASSES * count / batch), 30, 200 if most else None)),
+        f"each photo about {PASSES} times, 30 updates at least{most}",
     )
     choose(
         "learning_rate",

@@ -38,13 +38,13 @@ def draw_batch(
     order = order[np.argsort(sizes[order] == 1, kind="stable")]
     classes = classes[order[: min(classes_per_batch or len(classes), max(1, batch_size // 2))]]
     shuffled = shuffled[np.isin(labels[shuffled], classes)]
-    paired = _place_in_class(labels[shuffled]) < 2
+    paired = place_in_class(labels[shuffled]) < 2
     # What is left of a small class stands late in this order: it must be shuffled again.
     rest = generator.permutation(shuffled[~paired])
     return generator.permutation(np.concatenate([shuffled[paired], rest])[:batch_size])
 
 
-def _place_in_class(labels: npt.NDArray[np.int64]) -> Indices:
+def place_in_class(labels: npt.NDArray[np.int64]) -> Indices:
     """How many earlier entries have the same label: [N]."""
     order = np.argsort(labels, kind="stable")
     grouped = labels[order]

@@ -1,0 +1,155 @@
+"""Queries from photos and keys to hits: in batches, within the limits."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image
+
+from listwise.data.images import Box, ImageError, TooManyPixelsError, image_size, load_image
+from listwise.search.index import Float32
+from listwise.serving.searcher import Hit, Query, Searcher
+from listwise.serving.settings import Limits
+from listwise.serving.uploads import Upload
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A search: photos, their boxes, and keys of entries as examples."""
+
+    photos: Sequence[Upload]
+    boxes: Sequence[Box | None]
+    keys: Sequence[int]
+    k: int
+    expand: bool
+    rerank: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ToRerank:
+    """What a search found, to be re-ranked until a time of `time.monotonic`."""
+
+    asked: Asked
+    hits: Sequence[Hit]
+    until: float
+
+
+class Engine:
+    """Works on searches; its methods are the work of a server's threads."""
+
+    def __init__(self, searcher: Searcher, limits: Limits) -> None:
+        self.searcher = searcher
+        self.limits = limits
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "decode")
+
+    def check(self, photos: Sequence[Upload]) -> None:
+        """Refuse photos that are none, or too large, from their headers."""
+        for photo in photos:
+            width, height = image_size(photo)
+            if width * height > self.limits.pixels:
+                allowed = f"{self.limits.pixels / 1e6:g} million"
+                raise TooManyPixelsError(
+                    photo, f"has {width} × {height} pixels, more than the {allowed} allowed"
+                )
+
+    def search(self, batch: Sequence[Asked]) -> list[list[Hit] | Exception]:
+        """Search for all of a batch; what is wrong with one is its own answer alone."""
+        described = self._describe(batch)
+        answers: list[list[Hit] | Exception] = []
+        queries: dict[int, Query] = {}
+        for asked, rows in zip(batch, described, strict=True):
+            try:
+                if isinstance(rows, Exception):
+                    raise rows
+                entries = self.searcher.examples(asked.keys)
+                vectors = np.concatenate([rows, entries]) if asked.keys else rows
+                queries[len(answers)] = Query(vectors, asked.k, asked.expand, set(asked.keys))
+                answers.append([])
+            except Exception as error:
+                answers.append(error)
+        if queries:
+            found = self.searcher.search_all(list(queries.values()))
+            for place, hits in zip(queries, found, strict=True):
+                answers[place] = hits
+        return answers
+
+    def rerank(self, batch: Sequence[ToRerank]) -> list[list[Hit]]:
+        """Re-rank what searches found; photos of examples that are gone are left out."""
+        return [self._reranked(each) for each in batch]
+
+    def _describe(self, batch: Sequence[Asked]) -> list[Float32 | Exception]:
+        """Descriptors [n, C] of each search's photos, or why there are none."""
+        photos = [
+            (place, photo, box)
+            for place, asked in enumerate(batch)
+            for photo, box in zip(asked.photos, asked.boxes, strict=True)
+        ]
+        empty = np.empty((0, self.searcher.model.dim), np.float32)
+        rows: list[list[Float32]] = [[empty] for _ in batch]
+        errors: dict[int, Exception] = {}
+        for part in self._in_memory(photos):
+            loaded: list[tuple[int, Image.Image]] = []
+            for (place, _, _), image in zip(part, self._pool.map(_load, part), strict=True):
+                if isinstance(image, Exception):
+                    errors.setdefault(place, image)
+                else:
+                    loaded.append((place, image))
+            described = self.searcher.describe([image for _, image in loaded])
+            for (place, _), row in zip(loaded, described, strict=True):
+                rows[place].append(row[None])
+        return [errors.get(i) or np.concatenate(parts) for i, parts in enumerate(rows)]
+
+    def _in_memory(
+        self, photos: Sequence[tuple[int, Upload, Box | None]]
+    ) -> list[list[tuple[int, Upload, Box | None]]]:
+        """Photos in parts that together have no more pixels than one photo may have."""
+        parts: list[list[tuple[int, Upload, Box | None]]] = []
+        room = 0
+        for each in photos:
+            width, height = image_size(each[1])
+            if not parts or width * height > room:
+                parts.append([])
+                room = self.limits.pixels
+            parts[-1].append(each)
+            room -= width * height
+        return parts
+
+    def _reranked(self, found: ToRerank) -> list[Hit]:
+        asked = found.asked
+        numbers: list[int] = []
+        photos: list[Image.Image] = []
+        boxes: list[Box | None] = []
+        entries = self.searcher.index.get(asked.keys)
+        sources = [
+            *zip(asked.photos, asked.boxes, strict=True),
+            *((entries[k].path, entries[k].box) if k in entries else ("", None) for k in asked.keys),
+        ]
+        for number, (source, box) in enumerate(sources):
+            try:
+                photos.append(load_image(source))
+            except ImageError:
+                continue
+            numbers.append(number)
+            boxes.append(box)
+        if not photos:
+            return list(found.hits)
+        hits = self.searcher.rerank(photos, found.hits, boxes, found.until)
+        return [
+            hit if hit.photo is None else replace(hit, photo=numbers[hit.photo]) for hit in hits
+        ]
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _load(asked: tuple[int, Upload, Box | None]) -> Image.Image | Exception:
+    _, photo, box = asked
+    try:
+        return load_image(photo, box)
+    except ImageError as error:
+        return error
+
+
