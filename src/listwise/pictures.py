@@ -61,36 +61,40 @@ def _framed(tile: Tile, side: int) -> Image.Image:
 
 def contact_sheet(
     queries: Sequence[Image.Image],
-    found: Sequence[tuple[Image.Image, str]],
+    found: Sequence[tuple[Image.Image, str, str]],
     columns: int = 6,
-    side: int = 168,
+    side: int = 176,
 ) -> Image.Image:
-    """The photos found, best first, a caption below each; what was asked for stands above them."""
+    """The photos found, best first, each above two lines; what was asked for stands above them."""
     font = ImageFont.load_default(size=13)
-    line = 20
-    step, tall = side + 2 * FRAME + 2 * GAP, side + 2 * FRAME + line + GAP
-    rows = -(-len(found) // columns)
-    above = -(-len(queries) // columns)
-    sheet = Image.new(
-        "RGB", (columns * step + GAP, (above + rows) * tall + 2 * GAP + (above and GAP)), "white"
-    )
+    line, gap = 18, 2 * GAP
+    asked = [(photo, "query", "") for photo in queries]
+    parts: list[tuple[Mark, Sequence[tuple[Image.Image, str, str]]]]
+    parts = [("query", asked), ("junk", found)]
+    rows = [
+        (mark, tiles[i : i + columns])
+        for mark, tiles in parts
+        for i in range(0, len(tiles), columns)
+    ]
+    small = [
+        [ImageOps.contain(tile[0], (side, side), Image.Resampling.BICUBIC) for tile in row]
+        for _, row in rows
+    ]
+    heights = [max(photo.height for photo in row) + FRAME + 2 * line + gap for row in small]
+    width = min(columns, max(len(row) for row in small))
+    sheet = Image.new("RGB", (width * (side + gap) + gap, sum(heights) + gap), "white")
     draw = ImageDraw.Draw(sheet)
-
-    def put(number: int, top: int, photo: Image.Image, caption: str, mark: Mark) -> None:
-        x, y = GAP + number % columns * step, top + number // columns * tall
-        tile = ImageOps.contain(photo, (side, side), Image.Resampling.BICUBIC)
-        framed = ImageOps.expand(tile, FRAME, COLORS[mark])
-        x += (side + 2 * FRAME - framed.width) // 2
-        y += side + 2 * FRAME - framed.height
-        sheet.paste(framed, (x, y))
-        shown = _shortened(caption, font, framed.width + GAP)
-        draw.text((x + FRAME, y + framed.height + 2), shown, "black", font)
-
-    for number, photo in enumerate(queries):
-        put(number, GAP, photo, "query", "query")
-    top = GAP + above * tall + (above and GAP)
-    for number, (photo, caption) in enumerate(found):
-        put(number, top, photo, caption, "junk")
+    top = gap
+    for (mark, row), photos, height in zip(rows, small, heights, strict=True):
+        bottom = top + height - gap - 2 * line
+        for column, ((_, first, second), photo) in enumerate(zip(row, photos, strict=True)):
+            left = gap + column * (side + gap)
+            framed = ImageOps.expand(photo, FRAME // 2, COLORS[mark])
+            sheet.paste(framed, (left, bottom - framed.height))
+            draw.text((left, bottom + 2), first, "black", font)
+            shown = _shortened(second, font, side)
+            draw.text((left, bottom + 2 + line), shown, (110, 110, 110), font)
+        top += height
     return sheet
 
 
@@ -100,5 +104,5 @@ def _shortened(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, wi
     shown = text
     while font.getlength(shown) > width and keep > 8:
         keep -= 1
-        shown = f"{text[: keep // 3]}…{text[len(text) - keep * 2 // 3 :]}"
+        shown = f"{text[: keep // 3]}...{text[len(text) - keep * 2 // 3 :]}"
     return shown

@@ -15,6 +15,9 @@ from listwise.cli import (
     evaluate,
     extract,
     import_model,
+    index,
+    search,
+    serve,
     study,
     train,
     whiten,
@@ -37,6 +40,9 @@ app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=extract.EXAMPLES)(extract.extract)
 app.command(epilog=whiten.EXAMPLES)(whiten.whiten)
 app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.add_typer(index.app, name="index")
+app.command(epilog=search.EXAMPLES)(search.search)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command("import", epilog=import_model.EXAMPLES)(import_model.import_model)
 app.command(epilog=download.EXAMPLES)(download.download)
 app.add_typer(study.app, name="study")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from listwise.data.images import Box
     from listwise.search import Index
-    from listwise.serving.searcher import Hit
+    from listwise.serving.searcher import Hit, Searcher
 
 EXAMPLES = """Examples:
 
@@ -86,15 +86,43 @@ def search(
                 raise InputError(f"{index} has no photo {name}: --entry takes an id of the index")
         searcher = Searcher(opened, model_of(console, opened, model, device))
         with console.status("searching"):
-            hits = searcher.find(images, boxes, keys, k=k, expand=expand, rerank=rerank)
+            hits = _find(searcher, images, boxes, keys, k, expand, rerank)
         if sheet is not None:
             _draw(sheet, opened, images, boxes, keys, hits)
     if json:
-        typer.echo(encoder.dumps({"index": index, "results": [hit.as_dict() for hit in hits]}))
+        from listwise.serving.views import Result
+
+        results = [Result.found(hit).model_dump() for hit in hits]
+        typer.echo(encoder.dumps({"index": index, "results": results}))
         return
     _print(console, hits)
     if sheet is not None:
         say(console, f"a picture of them: {sheet}", "none")
+
+
+def _find(
+    searcher: "Searcher",
+    images: "list[Image]",
+    boxes: "list[Box | None]",
+    keys: list[int],
+    k: int,
+    expand: bool,
+    rerank: bool,
+) -> "list[Hit]":
+    import numpy as np
+
+    from listwise.data import load_image
+    from listwise.local.rerank import TOP
+
+    parts = [searcher.describe(images, boxes)] if images else []
+    vectors = np.concatenate([*parts, *([searcher.examples(keys)] if keys else [])])
+    hits = searcher.search(vectors, max(k, TOP) if rerank else k, expand, keys)
+    if rerank:
+        entries = searcher.index.get(keys)
+        examples = [load_image(entries[key].path) for key in keys]
+        parts_meant = [*boxes, *(entries[key].box for key in keys)]
+        hits = searcher.rerank([*images, *examples], hits, parts_meant)
+    return hits[:k]
 
 
 def _boxes(written: list[str], photos: int) -> "list[Box | None]":
@@ -151,6 +179,7 @@ def _draw(
 
     from PIL import Image
 
+    from listwise.data.images import cut_out
     from listwise.pictures import contact_sheet
 
     def small(key: int) -> Image.Image:
@@ -160,11 +189,11 @@ def _draw(
         return Image.open(io.BytesIO(content)).convert("RGB")
 
     queries = [
-        image if box is None else image.crop(tuple(map(round, box)))  # type: ignore[arg-type]
+        image if box is None else cut_out(image, box, "the query")
         for image, box in zip(images, boxes, strict=True)
     ]
     found = []
     for hit in hits:
-        points = "" if hit.inliers is None else f" · {hit.inliers} points"
-        found.append((small(hit.entry.key), f"{hit.score:.2f}{points} · {hit.entry.id}"))
+        points = "" if hit.inliers is None else f"   {hit.inliers} points"
+        found.append((small(hit.entry.key), f"{hit.score:.3f}{points}", hit.entry.id))
     contact_sheet([*queries, *map(small, keys)], found).save(sheet)

@@ -70,11 +70,14 @@ def _parameter(path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
 def _kind(annotation: Any) -> tuple[type, str | None]:
     """The type of a flag's value and how help names it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0])
     if origin is Literal:
-        return str, "|".join(str(choice) for choice in arguments)
+        words = "|".join(str(choice) for choice in arguments)
+        return str, words if len(words) <= 30 else "str"  # the description names them then
     if origin in (Union, UnionType):
-        words = [_kind(a)[1] or getattr(a, "__name__", "") for a in arguments]
+        kinds = [_kind(a)[1] or getattr(a, "__name__", "") for a in arguments]
         return str, "|".join(
-            "none" if a is type(None) else w for a, w in zip(arguments, words, strict=True)
+            "none" if a is type(None) else k for a, k in zip(arguments, kinds, strict=True)
         )
     return annotation, None if annotation is bool else annotation.__name__

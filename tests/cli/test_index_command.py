@@ -1,0 +1,153 @@
+"""`listwise index` and `listwise search`, as they are typed."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+from listwise.models import RetrievalNet
+from listwise.search import open_index
+
+BUILD = ("--model", "model", "--workers", 0, "--device", "cpu")
+
+
+@pytest.fixture
+def listwise(listwise, photos, tmp_path):
+    """Run the command line in a folder with a model and photos."""
+    torch.manual_seed(0)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    shutil.copytree(photos, tmp_path / "photos")
+    return listwise
+
+
+@pytest.fixture
+def shop(listwise):
+    """The same with an index of the photos."""
+    code, out, err = listwise("index", "build", "shop", "photos", *BUILD)
+    assert (code, err) == (0, "")
+    assert "48 added; 48 photos in shop" in out
+    assert "recall@10 1.000" in out
+    assert "listwise serve shop" in out
+    return listwise
+
+
+def results(out):
+    return [each["id"] for each in json.loads(out)["results"]]
+
+
+def test_build_add_remove_info(shop, tmp_path):
+    code, out, _ = shop("index", "build", "shop", "photos", *BUILD, "--json")
+    answer = json.loads(out)
+    assert (code, answer["unchanged"], answer["entries"]) == (0, 48, 48)
+    assert answer["search"]["recall"] == 1.0
+    Image.effect_noise((60, 50), 80).save(tmp_path / "new.jpg")
+    (tmp_path / "wreck.jpg").write_bytes(b"\xff\xd8\xff")
+    shutil.copy("photos/class0/0.jpg", "copy.jpg")
+    _, out, _ = shop("index", "add", "shop", "new.jpg", "wreck.jpg", "copy.jpg", "--workers", 0)
+    assert "1 added; 49 photos in shop" in out
+    assert "1 photo left out: " in out
+    assert "1 photo there under another name: copy.jpg" in out
+    _, out, _ = shop("index", "info", "shop")
+    assert "49" in out
+    assert str(tmp_path / "model") in out
+    _, out, _ = shop("index", "info", "shop", "--json")
+    assert json.loads(out)["entries"] == 49
+    _, out, _ = shop("index", "remove", "shop", "new.jpg", "photos/class3", "class1/2.jpg")
+    assert "8 photos removed from shop, 41 left" in out
+    code, _, err = shop("index", "remove", "shop", "new.jpg")
+    assert (code, err) == (2, "listwise: shop holds no photo of new.jpg\n")
+    code, _, err = shop("index", "remove", "shop", "nowhere.jpg")
+    assert code == 2
+    assert "shop has no photo nowhere.jpg" in err
+    with open_index("shop") as index:
+        assert not any(entry.id.startswith("class3/") for entry in index)
+
+
+def test_descriptor_files_make_the_same_index(shop, tmp_path):
+    shop("extract", "model", "photos", "all.parquet", "--workers", 0)
+    code, out, _ = shop(
+        "index", "build", "other", "all.parquet", "--root", "photos", "--model", "model"
+    )
+    assert code == 0
+    assert "48 added" in out
+    query = ("photos/class2/1.jpg", "-k", 7, "--json")
+    assert results(shop("search", "other", *query)[1]) == results(shop("search", "shop", *query)[1])
+
+
+def test_searching_by_photo_box_entry_and_several(shop, tmp_path):
+    _, out, _ = shop("search", "shop", "photos/class2/1.jpg", "-k", 3, "--json")
+    first = json.loads(out)["results"][0]
+    assert first["id"] == "class2/1.jpg"
+    assert first["score"] == pytest.approx(1, abs=1e-4)
+    photo = Image.open("photos/class2/1.jpg")
+    photo.crop((10, 8, 50, 40)).save("part.png")
+    boxed = shop("search", "shop", "photos/class2/1.jpg", "--box", "10,8,50,40", "--json")[1]
+    parts = json.loads(shop("search", "shop", "part.png", "--json")[1])["results"]
+    assert results(boxed) == [each["id"] for each in parts]
+    assert [each["score"] for each in json.loads(boxed)["results"]] == pytest.approx(
+        [each["score"] for each in parts], abs=1e-5
+    )
+    _, out, _ = shop("search", "shop", "--entry", "class2/1.jpg", "-k", 47, "--json")
+    assert "class2/1.jpg" not in results(out)
+    assert len(results(out)) == 47
+    both = ("photos/class2/1.jpg", "photos/class5/0.jpg", "--json")
+    found = results(shop("search", "shop", *both)[1])
+    assert {"class2/1.jpg", "class5/0.jpg"} <= set(found)
+    assert results(shop("search", "shop", *both, "--expand")[1]) != found
+
+
+def test_answers_for_people(shop, tmp_path):
+    code, out, err = shop("search", "shop", "photos/class2/1.jpg", "-k", 4, "--rerank")
+    assert (code, err) == (0, "")
+    assert "class2/1.jpg" in out.splitlines()[1]
+    assert "points" in out
+    _, out, _ = shop(
+        "search", "shop", "photos/class2/1.jpg", "--entry", "class0/0.jpg", "--sheet", "found.png"
+    )
+    assert "found.png" in out
+    width, height = Image.open("found.png").size
+    assert width > 1000
+    assert height > 500
+
+
+MISTAKES = [
+    (("search", "shop"), "nothing to search for"),
+    (("search", "shop", "no.jpg"), "no.jpg: no such file"),
+    (("search", "nowhere", "photos/class0/0.jpg"), "there is no index at nowhere"),
+    (("search", "shop", "--entry", "class9/9.jpg"), "shop has no photo class9/9.jpg"),
+    (("search", "shop", "photos/class0/0.jpg", "--box", "1,2,3"), "four numbers"),
+    (("search", "shop", "photos/class0/0.jpg", "--box", "900,900,990,990"), "outside"),
+    (("search", "shop", "photos/class0/0.jpg", "--sheet", "a.txt"), "ends with .png"),
+    (("search", "shop", "--entry", "class0/0.jpg", "--box", "1,2,3,4"), "1 boxes for 0 photos"),
+    (("index", "info", "nowhere"), "listwise index build nowhere"),
+    (("index", "build", "shop", "photos", "--model", "none"), "none"),
+    (("index", "build", "shop", "photos", *BUILD, "--max-side", 40), "other settings"),
+    (("index", "build", "new", "photos", *BUILD, "--memory", "lots"), "500MB or 2GB"),
+    (("index", "build", "new", "photos", *BUILD, "--recall", 2), "--recall 2"),
+    (("index", "add", "shop", "nowhere"), "nowhere"),
+    (("index", "info", "http://somewhere"), "an index is a folder"),
+]
+
+
+def test_a_mistake_is_one_line(shop):
+    for arguments, said in MISTAKES:
+        code, _, err = shop(*arguments)
+        assert code == 2, arguments
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def test_the_model_of_an_index_may_move_but_not_change(shop, tmp_path):
+    shutil.move("model", "moved")
+    code, _, err = shop("search", "shop", "photos/class0/0.jpg")
+    assert code == 2
+    assert "say where it is with --model" in err
+    code, _, _ = shop("search", "shop", "photos/class0/0.jpg", "--model", "moved")
+    assert code == 0
+    torch.manual_seed(1)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("other")
+    code, _, err = shop("index", "add", "shop", "photos", "--model", "other")
+    assert code == 2
+    assert "build another index" in err
