@@ -4,7 +4,7 @@ import shutil
 import pytest
 import yaml
 
-from listwise.settings import CropSettings, TrainConfig
+from listwise.settings import NESTED, TrainConfig
 
 SMALL = {
     "--backbone": "test_resnet.r160_in1k",
@@ -61,6 +61,16 @@ def test_the_result_as_json_is_all_that_goes_to_stdout(listwise, photos):
     assert "Settings chosen for you" in err
 
 
+def test_a_rival_loss_is_one_flag(listwise, photos, tmp_path):
+    flags = small(loss="triplet", triplet_tuples="5")
+    code, out, err = listwise("train", photos, *flags, "--json")
+    assert code == 0, err
+    assert json.loads(out)["counts"] == {"forwards": 60, "backwards": 30, "updates": 2}
+    used = yaml.safe_load((tmp_path / "runs/photos/config.yaml").read_text())
+    assert used["loss"] == "triplet"
+    assert (used["triplet"]["tuples"], used["triplet"]["pool"]) == (5, 5000)
+
+
 def test_flags_override_the_file_and_the_file_the_choices(listwise, photos, tmp_path):
     config = tmp_path / "my.yaml"
     config.write_text("seed: 5\nbins: 10\npatience: 3\ncrops:\n  size: 64\n  flip: 0.5\n")
@@ -88,8 +98,8 @@ def test_the_paper_preset_takes_the_other_settings_from_the_paper(listwise, phot
 def test_every_setting_has_a_flag(listwise):
     code, out, _ = listwise("train", "--help")
     assert code == 0
-    names = [name for name in TrainConfig.model_fields if name != "crops"]
-    names += [f"crops_{name}" for name in CropSettings.model_fields]
+    names = [name for name in TrainConfig.model_fields if name not in NESTED]
+    names += [f"{group}_{name}" for group, model in NESTED.items() for name in model.model_fields]
     for name in names:
         assert f"--{name.replace('_', '-')} " in out
 
@@ -142,7 +152,8 @@ def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
         ({"batch_size": "many"}, "--batch-size"),
         ({"micro_batch": "0"}, "micro_batch"),
         ({"patience": "never"}, "patience"),
-        ({"loss": "triplet"}, "'ap' or 'tie-aware'"),
+        ({"loss": "hinge"}, "'ap', 'tie-aware', 'triplet'"),
+        ({"triplet_form": "hinge"}, "triplet.form: Input should be 'margin' or 'log-exp'"),
         ({"device": "tpu"}, "tpu"),
         ({"crops_min_area": "0"}, "crops.min_area"),
         ({"preset": "best"}, "auto or paper"),

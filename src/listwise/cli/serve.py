@@ -1,6 +1,5 @@
 """`listwise serve`: an index as a page and an HTTP interface."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,11 @@ if TYPE_CHECKING:
     import socket
 
     from fastapi import FastAPI
+    from rich.console import Console
+
+    from listwise.descriptors import Model
+    from listwise.search.index import Index
+    from listwise.serving.settings import ServeSettings
 
 EXAMPLES = """Examples:
 
@@ -57,6 +61,7 @@ def serve(
     """Serve an index: search by photo in the browser, or from programs."""
     from rich.console import Console
 
+    from listwise.cli.index import model_of
     from listwise.errors import InputError
     from listwise.serving.settings import Limits, ServeSettings
 
@@ -73,31 +78,33 @@ def serve(
             f"listening on {host} lets others in: give a token with LISTWISE_TOKEN or --token"
         )
     console = Console(stderr=True, highlight=False)
-    with _listening(host, port) as listening, ExitStack() as stack:
-        with console.status(f"loading {index}"):
-            import numpy as np
-
+    with _listening(host, port) as listening:
+        with console.status(f"opening {index}"):
             from listwise.search.index import open_index
 
-            opened = stack.enter_context(open_index(index))
+            opened = open_index(index)
+        with opened:
+            app = _app(console, opened, model_of(console, opened, model, device), settings)
+            anywhere = host in ("0.0.0.0", "::")
+            shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
+            address = f"http://{shown}:{listening.getsockname()[1]}"
+            others = "and at this machine's other addresses; " if anywhere else ""
+            typer.echo(f"{len(opened)} photos of {index} at {address} ({others}Ctrl-C stops)")
+            _run(app, listening, timeout)
 
-            from listwise.descriptors import load_model
-            from listwise.serving.app import create_app
-            from listwise.serving.searcher import Searcher
 
-            place = model or Path(opened.header.model_folder)
-            if model is None and not place.is_dir():
-                raise InputError(f"the index's model folder {place} is gone: say --model FOLDER")
-            searcher = Searcher(opened, load_model(place, device))
-            # What an engine reads when it first searches is read now.
-            opened.search(np.zeros((1, opened.header.dim), np.float32), 1)
-            app = create_app(searcher, settings)
-        anywhere = host in ("0.0.0.0", "::")
-        shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listening.getsockname()[1]}"
-        others = "and at this machine's other addresses; " if anywhere else ""
-        typer.echo(f"{len(opened)} photos of {index} at {address} ({others}Ctrl-C stops)")
-        _run(app, listening, timeout)
+def _app(
+    console: "Console", index: "Index", model: "Model", settings: "ServeSettings"
+) -> "FastAPI":
+    with console.status(f"reading {index.uri}"):
+        import numpy as np
+
+        from listwise.serving.app import create_app
+        from listwise.serving.searcher import Searcher
+
+        # What an engine reads when it first searches is read now.
+        index.search(np.zeros((1, index.header.dim), np.float32), 1)
+        return create_app(Searcher(index, model), settings)
 
 
 def _run(app: "FastAPI", listening: "socket.socket", timeout: float) -> None:

@@ -1,5 +1,1 @@
-"""Search for people and programs: the server and its page."""
-
-from listwise.serving.searcher import Hit, Searcher
-
-__all__ = ["Hit", "Searcher"]
+"""Search for people and programs: `searcher.Searcher`, and the server around it, `app`."""

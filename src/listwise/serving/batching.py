@@ -4,10 +4,12 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+CLOSE_SECONDS = 30.0
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -94,7 +96,7 @@ class Batcher(Generic[Given, Result]):
         self,
         job: Job[Given, Result],
         until: float,
-        gone: Callable[[], Awaitable[object]],
+        gone: Callable[[], Coroutine[Any, Any, None]],
         finish: bool = False,
     ) -> Result:
         """Wait for an answer until a time of `time.monotonic`, or until the client has gone.
@@ -102,10 +104,11 @@ class Batcher(Generic[Given, Result]):
         With `finish`, what has been begun is waited for in any case.
         """
         answer = asyncio.wrap_future(job.future)
-        leaving = asyncio.ensure_future(gone())
+        leaving = asyncio.create_task(gone())
         try:
+            either: set[asyncio.Future[Any]] = {answer, leaving}
             await asyncio.wait(
-                {answer, leaving},
+                either,
                 timeout=max(0.0, until - time.monotonic()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -118,13 +121,15 @@ class Batcher(Generic[Given, Result]):
             answer.cancel()
 
     def close(self) -> None:
-        """Take no more, and let those that wait go without an answer."""
+        """Take no more, let those that wait go without an answer, and wait for the work to end."""
         with self._changed:
             self._closed = True
             for job in self._waiting:
                 job.future.cancel()
             self._waiting.clear()
             self._changed.notify()
+        # An interpreter that ends under a running network may crash.
+        self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (batch := self._take()) or not self._closed:

@@ -1,6 +1,7 @@
 """Queries from photos and keys to hits: in batches, within the limits."""
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -8,11 +9,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
-from listwise.data.images import Box, ImageError, TooManyPixelsError, image_size, load_image
-from listwise.search.index import Float32
+from listwise.data.images import (
+    Box,
+    ImageError,
+    Source,
+    TooManyPixelsError,
+    image_size,
+    load_image,
+)
+from listwise.local.rerank import TOP
+from listwise.search.index import Float32, Index
 from listwise.serving.searcher import Hit, Query, Searcher
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
+
+REFRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +54,14 @@ class Engine:
         self.searcher = searcher
         self.limits = limits
         self._pool = ThreadPoolExecutor(os.cpu_count(), "decode")
+        self._refreshed = time.monotonic()
+
+    def fresh(self) -> Index:
+        """The index with what other processes wrote until a second ago, at least."""
+        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+            self._refreshed = time.monotonic()
+            self.searcher.index.refresh()
+        return self.searcher.index
 
     def check(self, photos: Sequence[Upload]) -> None:
         """Refuse photos that are none, or too large, from their headers."""
@@ -56,6 +75,7 @@ class Engine:
 
     def search(self, batch: Sequence[Asked]) -> list[list[Hit] | Exception]:
         """Search for all of a batch; what is wrong with one is its own answer alone."""
+        self.fresh()
         described = self._describe(batch)
         answers: list[list[Hit] | Exception] = []
         queries: dict[int, Query] = {}
@@ -65,7 +85,8 @@ class Engine:
                     raise rows
                 entries = self.searcher.examples(asked.keys)
                 vectors = np.concatenate([rows, entries]) if asked.keys else rows
-                queries[len(answers)] = Query(vectors, asked.k, asked.expand, set(asked.keys))
+                k = max(asked.k, TOP) if asked.rerank else asked.k
+                queries[len(answers)] = Query(vectors, k, asked.expand, set(asked.keys))
                 answers.append([])
             except Exception as error:
                 answers.append(error)
@@ -121,11 +142,10 @@ class Engine:
         numbers: list[int] = []
         photos: list[Image.Image] = []
         boxes: list[Box | None] = []
+        sources: list[tuple[Source, Box | None]] = [*zip(asked.photos, asked.boxes, strict=True)]
         entries = self.searcher.index.get(asked.keys)
-        sources = [
-            *zip(asked.photos, asked.boxes, strict=True),
-            *((entries[k].path, entries[k].box) if k in entries else ("", None) for k in asked.keys),
-        ]
+        there = [entries.get(key) for key in asked.keys]
+        sources += [(entry.path, entry.box) if entry else ("", None) for entry in there]
         for number, (source, box) in enumerate(sources):
             try:
                 photos.append(load_image(source))
@@ -151,5 +171,3 @@ def _load(asked: tuple[int, Upload, Box | None]) -> Image.Image | Exception:
         return load_image(photo, box)
     except ImageError as error:
         return error
-
-

@@ -73,7 +73,8 @@ class Guard:
         # A name that an attacker's DNS server leads here would make his page one of ours.
         if self.settings.local and not is_loopback(_host(headers.get("host", ""))):
             return _error(403, "this server answers to localhost and 127.0.0.1 only")
-        if path.startswith("/api/") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if path.startswith("/api/") and elsewhere:
             return _error(403, "pages of other sites may not use this server")
         writing = path.startswith("/api/entries") and not reading
         if writing and self.settings.token is None:

@@ -6,13 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 REASONS = {
-    400: "bad input",
+    400: "bad_input",
     401: "token",
     403: "forbidden",
-    408: "slow upload",
-    413: "too large",
-    503: "queue full",
-    504: "too slow",
+    408: "slow_upload",
+    413: "too_large",
+    503: "queue_full",
+    504: "too_slow",
 }
 
 
@@ -39,7 +39,7 @@ class Metrics:
         )
         self._batches = Histogram(
             "listwise_batch_size",
-            "Queries searched together",
+            "Photos described and searched for together",
             buckets=(1, 2, 4, 8, 16, 32),
             registry=self._registry,
         )

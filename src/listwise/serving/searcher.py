@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ class Searcher:
     def describe(
         self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
     ) -> Float32:
-        """Descriptors of upright RGB photos or of parts of them, made as the index's are: [n, C]."""
+        """Descriptors of upright RGB photos or parts of them, made as the index's are: [n, C]."""
         return self.model.describe_photos(_parts(photos, boxes), self.settings)
 
     def examples(self, keys: Sequence[int]) -> Float32:
@@ -96,13 +97,24 @@ class Searcher:
 
     def search_all(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """`search` for several queries at once, which costs little more than one."""
+        found = self._found(queries)
+        entries = self._entries(found)
+        if any(key not in entries for row in found for key, _ in row):
+            # Another process has removed some since, and others come in their place.
+            self.index.refresh()
+            found = self._found(queries)
+            entries = self._entries(found)
+        return [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
+
+    def _found(self, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
+        """Keys and scores of what each query finds."""
         rows = np.stack([_mean(query.vectors) for query in queries])
         expanded = [i for i, query in enumerate(queries) if query.expand]
         if expanded and len(self.index):
             rows[expanded] = alpha_query_expansion(rows[expanded], self.index)
         most = max(query.k + len(query.exclude) for query in queries)
         scores, keys = self.index.search(rows, most)
-        chosen = [
+        return [
             [
                 (int(key), float(score))
                 for key, score in zip(row, values, strict=True)
@@ -110,11 +122,9 @@ class Searcher:
             ][: query.k]
             for row, values, query in zip(keys, scores, queries, strict=True)
         ]
-        entries = self.index.get(sorted({key for row in chosen for key, _ in row}))
-        # Another process may have removed an entry since.
-        return [
-            [Hit(entries[key], score) for key, score in row if key in entries] for row in chosen
-        ]
+
+    def _entries(self, found: list[list[tuple[int, float]]]) -> dict[int, Entry]:
+        return self.index.get(sorted({key for row in found for key, _ in row}))
 
     def rerank(
         self,
@@ -129,8 +139,9 @@ class Searcher:
             photos: the examples, upright; there should be one at least.
             hits: what `search` found, best first.
             boxes: the parts of the photos that are meant.
-            until: a time of `time.monotonic`; as it nears, hits further down the list are left as
-                they are. What was looked at is remembered, so the next time gets further.
+            until: a time of `time.monotonic` before which this should be done: hits further down
+                the list are left as they are, the more the more examples there are. What was
+                looked at is remembered, so the next time gets further.
         """
         from listwise.local.rerank import TOP, Reranker
 
@@ -138,6 +149,7 @@ class Searcher:
             self._reranker = Reranker()
         entries = [hit.entry for hit in hits[:TOP]]
         if until is not None:
+            entries = entries[: max(1, TOP // max(1, len(photos)))]
             entries = entries[: _in_time(self._reranker, entries, until)]
         order = self._reranker.rerank(photos, entries, boxes)
         verified = [
@@ -160,19 +172,15 @@ def _in_time(reranker: "Reranker", entries: Sequence[Entry], until: float) -> in
     def ready(entry: Entry) -> bool:
         if time.monotonic() > stop:
             return False
-        try:
+        with suppress(ImageError):
             reranker.features(entry)
-        except ImageError:
-            pass  # it keeps its place
         return True
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return sum(1 for _ in takewhile(bool, pool.map(ready, entries)))
 
 
-def _parts(
-    photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None
-) -> list[Image.Image]:
+def _parts(photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None) -> list[Image.Image]:
     if boxes is None:
         return list(photos)
     return [

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from listwise.serving.settings import Limits
 
 FIELD_BYTES = 100_000
 PARTS = 32  # beside the photos
-# What a client still sends after its refusal is read for a while, or it would not see the reason.
-DRAIN_SECONDS = 2.0
 
 
 class Upload(io.BytesIO):
@@ -48,11 +45,7 @@ async def form_of(request: Request, limits: Limits, held: Held) -> AsyncIterator
     """The form that a request brings; its bytes count as held until the end of the context."""
     reader = _Reader(_boundary(request), limits, held)
     try:
-        try:
-            await _read(request, reader, limits)
-        except HTTPException:
-            await _drain(request)
-            raise
+        await _read(request, reader, limits)
         yield reader.form
     finally:
         held.bytes -= reader.held_here
@@ -76,22 +69,10 @@ async def _read(request: Request, reader: "_Reader", limits: Limits) -> None:
         raise HTTPException(400, "the form ends before its last boundary")
 
 
-async def _drain(request: Request) -> None:
-    until = time.monotonic() + DRAIN_SECONDS
-    try:
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while time.monotonic() < until:
-                message = await request.receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body"):
-                    return
-    except TimeoutError:
-        return
-
-
 def _boundary(request: Request) -> bytes:
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not boundary:
+    if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 70:
         raise HTTPException(400, "send the photos as multipart/form-data (curl -F photos=@FILE)")
     return boundary
 
@@ -168,6 +149,8 @@ class _Reader:
         if not self._is_photo:
             self.form.fields[self._name] = self._data.decode(errors="replace")
             return
+        if self._disposition.get(b"name") != b"photos":
+            raise HTTPException(400, f"{self._name} is not in the field photos, where files belong")
         # A form with an empty file input sends a part without name and content.
         if self._data or self._disposition[b"filename"]:
             self.form.photos.append(Upload(self._name, bytes(self._data)))
@@ -192,6 +175,4 @@ class _Reader:
 
 
 def _too_large(what: str, limit: int) -> HTTPException:
-    return HTTPException(
-        413, f"{what} has more than the {limit / 1e6:g} MB allowed", {"Connection": "close"}
-    )
+    return HTTPException(413, f"{what} has more than the {limit / 1e6:g} MB allowed")

@@ -71,7 +71,9 @@ class Result(EntryView):
     @staticmethod
     def found(hit: Hit) -> "Result":
         """Show a hit."""
-        matches = None if hit.matches is None else hit.matches[:MATCHES].round(1).tolist()
+        matches = (
+            None if hit.matches is None else hit.matches[:MATCHES].astype(float).round(1).tolist()
+        )
         return Result(
             **_shown(hit.entry),
             score=round(hit.score, 6),

@@ -72,7 +72,7 @@ export const entries = (start, many) => json(`api/entries?start=${start}&count=$
 export const remove = (key) => json(`api/entries/${key}`, { method: "DELETE" });
 export const thumbnail = (key) => `api/entries/${key}/thumbnail`;
 export const photo = (key) => `api/entries/${key}/photo`;
-export const photoFile = async (key, signal) => (await send(photo(key), { signal })).blob();
+export const blob = async (path, signal) => (await send(path, { signal })).blob();
 
 /** Put photos into the index. */
 export function add(files) {

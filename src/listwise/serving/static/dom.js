@@ -43,6 +43,12 @@ export function iconButton(name, label, act, settings = {}) {
   return make("button", { ...all, on: { click: act } }, icon(name));
 }
 
+/** A name that keeps its end where there is too little room: numbers are there. */
+export function cut(name) {
+  const at = Math.max(0, name.length - 10);
+  return make("span", { class: "cut" }, make("span", {}, name.slice(0, at)), make("span", {}, name.slice(at)));
+}
+
 /** Wait; a signal ends the wait with its reason. */
 export function sleep(milliseconds, signal) {
   return new Promise((done, fail) => {

@@ -1,15 +1,19 @@
 // Photos in rows of one height, in the order given, drawn as the person scrolls to them.
 
 import * as api from "./api.js";
-import { count, icon, iconButton, make } from "./dom.js";
+import { count, cut, icon, iconButton, make } from "./dom.js";
+import { setLazily } from "./pictures.js";
 
 const CHUNK = 60;
 const AHEAD = "1200px"; // how far below the window tiles are made
 const NARROWEST = 0.55; // width / height of a tile; photos beyond are cropped
 const WIDEST = 2.4;
 
-/** The part of an entry's id that a person reads first. */
-export const shortName = (id) => id.split("#")[0].split("/").pop();
+/** What people call an entry: its file's name, or that of the photo someone added. */
+export function nameOf({ id, attributes }) {
+  if (id.startsWith("uploads/") && attributes?.name) return attributes.name;
+  return id.split("#")[0].split("/").pop();
+}
 
 /** Width / height of what an entry's thumbnail shows. */
 function ratioOf({ width, height, box }) {
@@ -82,7 +86,7 @@ export class Grid {
 
   tile(item) {
     const { onPick, onView, onAdd } = this.acts;
-    const name = shortName(item.id);
+    const name = nameOf(item);
     const facts = [name];
     const marks = make("span", { class: "marks" });
     if (item.score !== undefined) {
@@ -95,9 +99,10 @@ export class Grid {
       marks.append(make("span", { class: "points", title }, icon("points"), `${item.inliers}`));
     }
     const image = make("img", {
-      src: api.thumbnail(item.key), alt: name, loading: "lazy", decoding: "async", draggable: "false",
+      alt: name, loading: "lazy", decoding: "async", draggable: "false",
       on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
     });
+    setLazily(image, api.thumbnail(item.key));
     const label = `Search from ${facts.join(", ")}`;
     const pick = { type: "button", class: "pick", "aria-label": label, tabindex: "-1" };
     const told = Object.entries(item.attributes ?? {}).map(([key, value]) => `${key}: ${value}`);
@@ -109,7 +114,7 @@ export class Grid {
       make(
         "div",
         { class: "caption", "aria-hidden": "true" },
-        make("b", {}, name),
+        make("b", {}, cut(name)),
         told.length ? make("span", {}, told.join(" · ")) : null,
       ),
       marks,

@@ -2,9 +2,10 @@
 
 import { fromHash, toHash } from "./address.js";
 import * as api from "./api.js";
-import { byId, count, make, sleep } from "./dom.js";
-import { Grid, shortName } from "./grid.js";
+import { byId, count, sleep } from "./dom.js";
+import { Grid, nameOf } from "./grid.js";
 import { hush, say } from "./notice.js";
+import { guardPictures } from "./pictures.js";
 import { limited, measure, readPhotos, takeIn } from "./photos.js";
 import { QueryPanel } from "./query.js";
 import { Viewer } from "./viewer.js";
@@ -15,6 +16,7 @@ const SAMPLE = 24;
 const SAMPLE_PAGES = 12;
 
 let server = null;
+let ready = null; // until the server has said what it takes
 let running = new AbortController();
 // A visit is a search and where the person was in it; history remembers its name.
 const visits = new Map();
@@ -46,7 +48,10 @@ const samples = new Grid(byId("samples"), {
   onPick: searchFrom,
   onView: (at) => viewer.open(samples.items, at, [], server.can_write),
 });
-const currentGrid = () => (here.examples.length ? results : samples);
+
+function currentGrid() {
+  return here.examples.length ? results : samples;
+}
 
 /* Going places */
 
@@ -104,21 +109,24 @@ async function returnTo(state) {
 }
 
 function ofEntry(entry) {
-  const { key, id, width, height } = entry;
-  return { name: shortName(id), key, file: null, url: api.photo(key), preview: api.thumbnail(key), width, height, box: null };
+  const { key, width, height } = entry;
+  return { name: nameOf(entry), key, file: null, url: api.photo(key), preview: api.thumbnail(key), width, height, box: null };
 }
 
-const searchFrom = (entry) => go([ofEntry(entry)]);
+function searchFrom(entry) {
+  go([ofEntry(entry)]);
+}
 
 function addExample(entry) {
   if (here.examples.some(({ key, box }) => key === entry.key && !box)) {
-    say(`${shortName(entry.id)} is an example already.`, { kind: "news" });
+    say(`${nameOf(entry)} is an example already.`, { kind: "news" });
   } else {
     go([...here.examples, ofEntry(entry)]);
   }
 }
 
 async function takeFiles(files, adding) {
+  await ready;
   const { examples, problems } = await readPhotos(files, server.limits);
   if (examples.length) go(adding ? [...here.examples, ...examples] : examples, adding ? here.examples.length : 0);
   if (problems.length) {
@@ -137,12 +145,12 @@ function show() {
   document.title = searching ? `${here.examples[here.chosen].name} · Listwise` : "Listwise";
   if (!searching) {
     running.abort();
-    busy(false);
+    atWork(false);
     if (!samples.items.length) showSamples();
   } else {
     showQuery();
     if (here.answer) {
-      busy(false);
+      atWork(false);
       showAnswer();
     } else {
       search();
@@ -158,9 +166,9 @@ function showQuery() {
 function showAnswer() {
   const { results: found, milliseconds, expanded, reranked } = here.answer;
   const how = [expanded && "query expanded", reranked && "re-ranked by matched points"].filter(Boolean);
-  const told = found.length
-    ? [`${count(found.length, "photo")} of ${server.entries.toLocaleString("en")}`, `${Math.round(milliseconds)} ms`, ...how]
-    : [];
+  const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
+  const took = milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
+  const told = found.length ? [count(found.length, "photo") + all, took, ...how] : [];
   byId("summary").textContent = told.join(" · ");
   byId("nothing").hidden = found.length > 0;
   results.show(found, here.shown || undefined);
@@ -194,9 +202,13 @@ async function someEntries(total) {
   return [...found.values()].sort(() => Math.random() - 0.5);
 }
 
+function atWork(on) {
+  byId("results").setAttribute("aria-busy", String(on));
+  if (!on) busy(false);
+}
+
 function busy(on) {
   byId("found").classList.toggle("busy", on);
-  byId("results").setAttribute("aria-busy", String(on));
   if (on) byId("summary").textContent = "Searching …";
 }
 
@@ -208,17 +220,18 @@ async function search() {
   const { signal } = running;
   const visit = here;
   hush();
+  atWork(true);
   const late = setTimeout(() => busy(true), PATIENCE);
   try {
     const { asked, frames } = await asRequest(visit, signal);
     const answer = await answered(asked, signal);
     if (signal.aborted) return;
     Object.assign(visit, { answer, frames, shown: 0 });
-    busy(false);
+    atWork(false);
     showAnswer();
   } catch (error) {
     if (signal.aborted) return;
-    busy(false);
+    atWork(false);
     byId("summary").textContent = "";
     const again = { action: { label: "Try again", run: search } };
     say(error.message, [0, 401, 503, 504].includes(error.status) ? again : {});
@@ -255,7 +268,7 @@ async function asRequest({ examples, expand, rerank }, signal) {
 
 /** An entry of which a part is meant goes to the server as a photo of its own. */
 async function copyOf(example, signal) {
-  const file = await api.photoFile(example.key, signal);
+  const file = await api.blob(api.photo(example.key), signal);
   const url = URL.createObjectURL(file);
   const size = await measure(url);
   const scale = [size.width / example.width, size.height / example.height];
@@ -294,7 +307,7 @@ async function removeEntry(item) {
     if (visit.answer) visit.answer.results = visit.answer.results.filter(({ key }) => key !== item.key);
   }
   for (const grid of [results, samples]) grid.drop(item.key);
-  say(`${shortName(item.id)} is no longer in the index.`, { kind: "news" });
+  say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
   await refresh();
 }
 
@@ -360,24 +373,27 @@ function listenToKeys() {
   }
 }
 
+async function connect() {
+  await refresh();
+  guardPictures(server.token_needed);
+  window.addEventListener("popstate", ({ state }) => returnTo(state));
+  await returnTo(null);
+}
+
 async function begin() {
   api.onTokenNeeded(askForToken);
   listenToTheme();
   listenToKeys();
+  listenToFiles();
   history.scrollRestoration = "manual";
   byId("notice-close").addEventListener("click", hush);
+  byId("others").addEventListener("click", showSamples);
+  ready = connect();
   try {
-    server = await api.info();
+    await ready;
   } catch (error) {
     say(error.message, { action: { label: "Try again", run: () => location.reload() } });
-    return;
   }
-  showServer();
-  listenToFiles();
-  byId("others").addEventListener("click", showSamples);
-  window.addEventListener("popstate", ({ state }) => returnTo(state));
-  await returnTo(null);
-  document.body.dataset.ready = "";
 }
 
 begin();

@@ -1,28 +1,46 @@
 // The points that two photos have in common: both photos, and a line for each pair.
 
 import { draw } from "./dom.js";
+import { setPicture } from "./pictures.js";
 
 const SIDE = 1000; // of the drawing, in its own units
 const GAP = 24;
 
-/**
- * Draw them side by side, or one above the other.
- * @param {{url: string, width: number, height: number}} query as are the points: pixels, upright
- * @param {{url: string, width: number, height: number}} result
- * @param {number[][]} matches [query x, query y, result x, result y]
- */
-export function drawMatches(query, result, matches, stacked) {
-  const across = stacked ? "width" : "height";
-  const [first, second] = [query, result].map((photo) => {
-    const scale = SIDE / photo[across];
+/** Both photos with one height, side by side, or with one width, one above the other. */
+function arranged(photos, stacked) {
+  const [first, second] = photos.map((photo) => {
+    const scale = SIDE / (stacked ? photo.width : photo.height);
     return { ...photo, scale, w: photo.width * scale, h: photo.height * scale };
   });
   const shift = stacked ? [0, first.h + GAP] : [first.w + GAP, 0];
-  const width = stacked ? SIDE : first.w + GAP + second.w;
-  const height = stacked ? first.h + GAP + second.h : SIDE;
+  const width = stacked ? SIDE : shift[0] + second.w;
+  const height = stacked ? shift[1] + second.h : SIDE;
+  return { first, second, shift, width, height, stacked };
+}
 
-  const picture = ({ url, w, h }, x, y) =>
-    draw("image", { href: url, x, y, width: w, height: h, preserveAspectRatio: "none" });
+/** How much of a room the photos fill. */
+function filled({ first, second, width, height }, room) {
+  const zoom = Math.min(room.width / width, room.height / height);
+  return (first.w * first.h + second.w * second.h) * zoom ** 2;
+}
+
+/**
+ * Draw them, arranged so that they are as large as can be.
+ * @param {{url: string, width: number, height: number}} query as are the points: pixels, upright
+ * @param {{url: string, width: number, height: number}} result
+ * @param {number[][]} matches [query x, query y, result x, result y]
+ * @param {{width: number, height: number}} room what there is on the screen
+ */
+export function drawMatches(query, result, matches, room) {
+  const [beside, below] = [false, true].map((way) => arranged([query, result], way));
+  const best = filled(below, room) > filled(beside, room) ? below : beside;
+  const { first, second, shift, width, height, stacked } = best;
+
+  const picture = ({ url, w, h }, x, y) => {
+    const image = draw("image", { x, y, width: w, height: h, preserveAspectRatio: "none" });
+    setPicture(image, url);
+    return image;
+  };
   const drawing = draw(
     "svg",
     { class: "matches", viewBox: `0 0 ${width} ${height}`, role: "img" },

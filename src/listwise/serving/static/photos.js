@@ -2,7 +2,7 @@
 
 import { count } from "./dom.js";
 
-const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(bytes < 10 * 2 ** 20 ? 1 : 0)} MB`;
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 /**
  * Make examples of files.
@@ -26,7 +26,7 @@ async function readPhoto(file, limits) {
   try {
     const { width, height } = await measure(url);
     if (width * height > limits.pixels) {
-      const [has, most] = [width * height, limits.pixels].map((n) => (n / 1e6).toFixed(0));
+      const [has, most] = [width * height, limits.pixels].map((n) => (n / 1e6).toFixed(1));
       throw new Error(`${name} has ${has} megapixels; a photo may have ${most}.`);
     }
     return { name, file, url, preview: url, key: null, width, height, box: null };

@@ -1,7 +1,8 @@
 // The query: the photo in work with its box, the strip of examples, the switches.
 
 import { BoxEditor } from "./box.js";
-import { byId, count, icon, iconButton, make } from "./dom.js";
+import { byId, count, cut, icon, iconButton, make } from "./dom.js";
+import { setPicture } from "./pictures.js";
 
 export class QueryPanel {
   /** @param {{onBox, onChoose, onRemove, onSwitch, onStore}} acts */
@@ -39,19 +40,21 @@ export class QueryPanel {
     stage.setAttribute("aria-label", `${name}: draw a box around what you look for`);
     if (this.image.dataset.shown !== url) {
       this.image.dataset.shown = url;
-      this.image.src = url;
+      setPicture(this.image, url);
       this.image.alt = name;
       // A photo that is no longer on the server's disk still has its thumbnail, but takes no box.
       this.image.onerror = () => {
         this.image.onerror = null;
-        this.image.src = preview;
+        setPicture(this.image, preview);
         this.editor.show(width, height, null, false);
       };
     }
     this.editor.show(width, height, box);
     byId("clear-box").hidden = box === null;
     byId("box-hint").hidden = box !== null;
-    byId("query-name").textContent = name;
+    byId("query-name").replaceChildren(cut(name));
+    byId("query-name").title = name;
+    byId("query-name").setAttribute("aria-label", name);
   }
 
   showStrip(examples, chosen, limits) {
@@ -59,6 +62,8 @@ export class QueryPanel {
     const tiles = examples.map(({ name, preview, box }, number) => {
       const title = box ? `${name}, with a box` : name;
       const pressed = String(number === chosen);
+      const image = make("img", { alt: "", draggable: "false" });
+      setPicture(image, preview);
       return make(
         "li",
         { class: "example" },
@@ -68,7 +73,7 @@ export class QueryPanel {
             type: "button", class: "choose", "aria-pressed": pressed, "aria-label": `Show ${title}`, title,
             on: { click: () => onChoose(number) },
           },
-          make("img", { src: preview, alt: "", draggable: "false" }),
+          image,
         ),
         iconButton("close", `Remove the example ${name}`, () => onRemove(number)),
       );

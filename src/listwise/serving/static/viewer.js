@@ -2,8 +2,9 @@
 
 import * as api from "./api.js";
 import { byId, count, make } from "./dom.js";
-import { shortName } from "./grid.js";
+import { nameOf } from "./grid.js";
 import { drawMatches } from "./matches.js";
+import { setPicture, shownAt } from "./pictures.js";
 
 export class Viewer {
   /** @param {{onPick, onAdd, onRemove, onClosed}} acts each called with the item shown. */
@@ -25,7 +26,9 @@ export class Viewer {
       this.showMatches = !this.showMatches;
       this.render();
     });
-    this.dialog.addEventListener("keydown", ({ key }) => {
+    // On the document: at either end a button is switched off, and focus leaves it for nowhere.
+    document.addEventListener("keydown", ({ key }) => {
+      if (!this.dialog.open) return;
       if (key === "ArrowLeft") this.step(-1);
       if (key === "ArrowRight") this.step(1);
     });
@@ -48,8 +51,8 @@ export class Viewer {
    */
   open(items, at, frames, canWrite) {
     Object.assign(this, { items, at, frames, canWrite });
-    this.render();
     this.dialog.showModal();
+    this.render();
   }
 
   step(way) {
@@ -61,12 +64,15 @@ export class Viewer {
 
   render() {
     const { item } = this;
-    const name = shortName(item.id);
+    const name = nameOf(item);
     byId("viewer-name").textContent = name;
     byId("viewer-before").disabled = this.at === 0;
     byId("viewer-after").disabled = this.at === this.items.length - 1;
     byId("viewer-place").textContent = `${this.at + 1} of ${count(this.items.length, "photo")}`;
-    byId("viewer-link").href = api.photo(item.key);
+    const address = api.photo(item.key);
+    const link = byId("viewer-link");
+    link.href = address;
+    shownAt(address).then((url) => item === this.item && (link.href = url), () => {});
     byId("viewer-add").hidden = !this.frames.length;
     byId("viewer-remove").hidden = !this.canWrite;
     this.confirm(false);
@@ -84,9 +90,7 @@ export class Viewer {
 
   matchedScene(query, item, name) {
     const result = { url: api.photo(item.key), width: item.width, height: item.height };
-    const at = this.scene.getBoundingClientRect();
-    const stacked = (at.width || window.innerWidth) < (at.height || window.innerHeight) * 1.1;
-    const drawing = drawMatches(query, result, item.matches, stacked);
+    const drawing = drawMatches(query, result, item.matches, this.scene.getBoundingClientRect());
     const points = count(item.matches.length, "matched point");
     drawing.setAttribute("aria-label", `The query and ${name}, joined by ${points}`);
     return drawing;
@@ -125,9 +129,10 @@ export class Viewer {
 /** The photo, or its thumbnail where the photo itself is gone. */
 function photoScene(item, name) {
   const image = make("img", {
-    src: api.photo(item.key), alt: name, draggable: "false",
-    on: { error: () => (image.src = api.thumbnail(item.key)) },
+    alt: name, draggable: "false",
+    on: { error: () => setPicture(image, api.thumbnail(item.key)) },
   });
+  setPicture(image, api.photo(item.key));
   const ratio = item.width / item.height;
   const frame = make("div", { class: "framed", vars: { "--ratio": ratio } }, image);
   if (item.box) {
@@ -147,7 +152,9 @@ function facts(item) {
   const known = [];
   if (item.score !== undefined) known.push(["Score", item.score.toFixed(4)]);
   if (item.inliers !== undefined && item.inliers !== null) {
-    known.push(["Matched points", `${item.inliers}`]);
+    const drawn = item.matches?.length ?? 0;
+    const some = drawn < item.inliers ? ` (${drawn} drawn)` : "";
+    known.push(["Matched points", item.inliers + some]);
   }
   known.push(["Size", `${item.width} × ${item.height}`], ["Id", item.id]);
   return [...known, ...Object.entries(item.attributes ?? {})];

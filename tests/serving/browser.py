@@ -1,0 +1,110 @@
+"""A person at the page: a real Chromium, what it shows, and what it sends."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect, sync_playwright
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser of this machine; tests that need one are skipped without it."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)}")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    flags = ["--no-sandbox", "--disable-dev-shm-usage"] if root else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()
+
+
+class Person:
+    """Someone with the page open in a window of their own."""
+
+    def __init__(
+        self, browser: Browser, url: str, address: str = "", clock: bool = False, **settings: Any
+    ) -> None:
+        settings.setdefault("viewport", {"width": 1280, "height": 800})
+        self.url = url
+        self.context = browser.new_context(**settings)
+        self.context.set_default_timeout(20_000)
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        if clock:
+            self.page.clock.install()
+        self.page.goto(url + "/" + address)
+
+    def leave(self, expected: str = "") -> None:
+        """Close the window; only `expected` was complained of, and nobody else was asked."""
+        self.context.close()
+        assert [line for line in self.complaints if not expected or expected not in line] == []
+        assert {urlsplit(url)[:2] for url in self.requests if not url.startswith("blob:")} == {
+            urlsplit(self.url)[:2]
+        }
+
+    def see(self, selector: str) -> Locator:
+        """Something that is to be there."""
+        found = self.page.locator(selector)
+        expect(found).to_be_visible(timeout=20_000)
+        return found
+
+    def put_in(self, *photos: Path, more: bool = False) -> None:
+        """Choose photos, as examples beside those there are if `more`, and wait for results."""
+        before = self.page.locator(".example").count() if more else 0
+        self.page.set_input_files("#more-files" if more else "#files", list(photos))
+        expect(self.page.locator(".example")).to_have_count(before + len(photos), timeout=20_000)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the search that was begun is done."""
+        expect(self.page.locator("#results")).to_have_attribute(
+            "aria-busy", "false", timeout=60_000
+        )
+
+    def found(self) -> list[str]:
+        """The keys of the results that are on the page, in order."""
+        found: list[str] = self.page.evaluate(
+            "[...document.querySelectorAll('#results .tile')].map(tile => tile.dataset.key)"
+        )
+        return found
+
+    def box(self) -> list[int]:
+        """The box on the photo, in its pixels; empty without one."""
+        text = self.page.locator("#stage").get_attribute("data-box") or ""
+        return [int(edge) for edge in text.split(",") if edge]
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag over the photo; places are parts of its width and height."""
+        at = self.page.locator("#stage").bounding_box()
+        assert at is not None
+        places = [(at["x"] + x * at["width"], at["y"] + y * at["height"]) for x, y in (start, end)]
+        self.page.mouse.move(*places[0])
+        self.page.mouse.down()
+        self.page.mouse.move(*places[1], steps=4)
+        self.page.mouse.up()
+
+    def notice(self) -> str:
+        """The line that tells what is wrong, once there is one."""
+        self.see("#notice")
+        return self.page.locator("#notice-text").inner_text()
+
+    def fits(self) -> bool:
+        """Whether nothing sticks out sideways."""
+        wide: bool = self.page.evaluate(
+            "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+        return not wide

@@ -1,0 +1,88 @@
+"""Servers to test, and photos for them."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import numpy as np
+import uvicorn
+from PIL import Image
+
+from listwise.serving.app import create_app
+
+TOKEN = "a token of this test"
+
+
+class InThread:
+    """A real server in a thread, so that a test can reach into it."""
+
+    def __init__(self, searcher, settings):
+        config = uvicorn.Config(create_app(searcher, settings), log_config=None, lifespan="on")
+        self.server = uvicorn.Server(config)
+        listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.address = listening.getsockname()
+        self.url = "http://{}:{}".format(*self.address)
+        self.thread = threading.Thread(target=self.server.run, args=([listening],))
+        self.thread.start()
+        wait_for(lambda: self.server.started)
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+class Process:
+    """`listwise serve` as its users start it."""
+
+    def __init__(self, *arguments, token=None):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("LISTWISE_TOKEN", None)
+        if token:
+            environment["LISTWISE_TOKEN"] = token
+        command = [sys.executable, "-m", "listwise", "serve", *map(str, arguments)]
+        if "--port" not in arguments:
+            command += ["--port", "0"]
+        self.popen = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = self.popen.stdout.readline()
+        found = re.search(r"http://[\w.:\[\]]+", self.said)
+        assert found, self.popen.communicate(timeout=30)
+        self.url = found[0]
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.client = httpx.Client(base_url=self.url, timeout=30, headers=headers)
+
+    def stop(self, number=signal.SIGTERM):
+        """Exit code and what was said on stderr."""
+        self.client.close()
+        self.popen.send_signal(number)
+        _, err = self.popen.communicate(timeout=30)
+        return self.popen.returncode, err
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def texture(seed, size=(240, 180)):
+    """A photo of blobs that geometry can be verified on."""
+    generator = np.random.default_rng(seed)
+    total = np.zeros((size[1], size[0], 3))
+    for cells in (12, 40):
+        small = generator.integers(0, 255, (cells, cells, 3), dtype=np.uint8)
+        total += np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC))
+    return Image.fromarray((total / 2).astype(np.uint8))

@@ -1,0 +1,716 @@
+"""The page in a real browser, against `listwise serve` on an index of toy landmarks."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import numpy as np
+import pytest
+from browser import Person, chromium
+from PIL import Image
+from playwright.sync_api import expect
+from serving_examples import TOKEN, Process
+
+from listwise.data import read_images
+from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
+from listwise.search.filling import add_photos, header_of
+from listwise.search.index import create_index
+
+PHOTOS = 104
+PHONE = {
+    "viewport": {"width": 360, "height": 740},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def landmarks(tmp_path_factory):
+    """Photos in the index, sorted by name."""
+    folder = make_toy_landmarks(
+        tmp_path_factory.mktemp("page") / "toy", buildings=12, views=8, workers=1
+    )
+    return sorted((folder / TOY_PHOTOS).iterdir())
+
+
+@pytest.fixture(scope="module")
+def servers(browser, landmarks, model, model_folder, tmp_path_factory):
+    """Two processes: one for this machine, and one that asks everybody for its token."""
+    base = tmp_path_factory.mktemp("served")
+    with create_index(base / "toy", header_of(model, model_folder)) as index:
+        added = add_photos(index, model, read_images(landmarks[0].parent), workers=0)
+        assert len(added.added) == PHOTOS
+    shutil.copytree(base / "toy", base / "other")
+    limits = ("--max-upload", 1, "--max-pixels", 1, "--timeout", 60)
+    with ThreadPoolExecutor() as pool:
+        here = pool.submit(Process, base / "toy", *limits, token=TOKEN)
+        open_to_all = pool.submit(Process, base / "other", "--host", "0.0.0.0", token=TOKEN)
+        started = [here.result(), open_to_all.result()]
+    yield started
+    for process in started:
+        process.client.close()
+        process.popen.kill()
+        process.popen.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(servers):
+    return servers[0]
+
+
+@pytest.fixture
+def person(browser, server):
+    """Opens the page; at the end nothing was complained of but what `expected` names."""
+    opened = []
+
+    def open_page(address="", expected="", **settings):
+        opened.append((Person(browser, server.url, address, **settings), expected))
+        return opened[-1][0]
+
+    yield open_page
+    for each, expected in opened:
+        each.leave(expected)
+
+
+@pytest.fixture
+def asked(server):
+    """What the server answers to a search: the results."""
+
+    def ask(*photos, boxes=None, keys=(), **fields):
+        fields |= {"k": PHOTOS, "keys": json.dumps(list(keys)), "boxes": json.dumps(boxes)}
+        form = [(name, (None, str(value))) for name, value in fields.items()]
+        form += [("photos", (path.name, path.read_bytes())) for path in photos]
+        answer = server.client.post("/api/search", files=form)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["results"]
+
+    return ask
+
+
+def keys(results, many=60):
+    return [result["key"] for result in results[:many]]
+
+
+def test_the_start_is_useful_at_once(person):
+    visitor = person()
+    expect(visitor.page.locator("#samples .tile")).to_have_count(24)
+    assert visitor.page.locator("#about").inner_text() == f"toy · {PHOTOS} photos"
+    before = [tile.get_attribute("data-key") for tile in visitor.page.locator("#samples li").all()]
+    assert len(set(before)) == 25  # and the end of the list
+    visitor.page.locator("#samples .pick").first.click()
+    visitor.wait()
+    assert visitor.page.url.endswith(f"#/entry/{before[0]}")
+    assert before[0] not in visitor.found()
+
+
+@pytest.mark.parametrize("way", ["choose", "paste", "drop"])
+def test_a_photo_put_in_is_searched_for(person, asked, landmarks, way):
+    visitor = person()
+    photo = landmarks[7]
+    if way == "choose":
+        with visitor.page.expect_file_chooser() as chooser:
+            visitor.page.locator("#choose").click()
+        chooser.value.set_files(photo)
+    else:
+        visitor.see("#samples .tile >> nth=0")
+        visitor.page.evaluate(
+            """([way, content]) => {
+              const carried = new DataTransfer();
+              const bytes = Uint8Array.from(content);
+              carried.items.add(new File([bytes], "image.jpg", { type: "image/jpeg" }));
+              const name = way === "paste" ? "clipboardData" : "dataTransfer";
+              const make = way === "paste" ? ClipboardEvent : DragEvent;
+              const say = (kind) => document.body.dispatchEvent(
+                new make(kind, { [name]: carried, bubbles: true, cancelable: true }));
+              if (way === "drop") say("dragenter");
+              if (way === "drop" && document.getElementById("veil").hidden) throw "no veil";
+              say(way);
+              if (!document.getElementById("veil").hidden) throw "the veil stays";
+            }""",
+            [way, list(photo.read_bytes())],
+        )
+    expect(visitor.page.locator(".example")).to_have_count(1)
+    visitor.wait()
+    found = asked(photo)
+    assert visitor.found() == keys(found)
+    scores = visitor.page.locator("#results .score").all_inner_texts()
+    assert scores == [f"{result['score']:.3f}" for result in found[:60]]
+    named = visitor.page.locator("#query-name").get_attribute("title")
+    assert named.startswith("pasted ") if way == "paste" else named in (photo.name, "image.jpg")
+
+
+def test_a_box_is_drawn_moved_and_resized(person, asked, landmarks):
+    visitor = person()
+    photo = landmarks[20]
+    width, height = Image.open(photo).size
+    visitor.put_in(photo)
+    whole = visitor.found()
+
+    def agrees(expected):
+        visitor.wait()
+        assert visitor.box() == pytest.approx(expected, abs=1.5)
+        assert visitor.found() == keys(asked(photo, boxes=[visitor.box()]))
+
+    visitor.drag((0.7, 0.8), (0.2, 0.3))
+    agrees([0.2 * width, 0.3 * height, 0.7 * width, 0.8 * height])
+    assert visitor.found() != whole
+    visitor.drag((0.4, 0.5), (0.5, 0.45))
+    agrees([0.3 * width, 0.25 * height, 0.8 * width, 0.75 * height])
+    visitor.drag((0.8, 0.75), (0.9, 0.95))
+    agrees([0.3 * width, 0.25 * height, 0.9 * width, 0.95 * height])
+    visitor.drag((0.5, 0.5), (-3, 0.5))  # no further than the edge
+    agrees([0, 0.25 * height, 0.6 * width, 0.95 * height])
+    sent = len(visitor.requests)
+    visitor.drag((0.9, 0.1), (0.9, 0.1))  # a click is not a box
+    assert len(visitor.requests) == sent
+    visitor.page.locator("#clear-box").click()
+    visitor.wait()
+    assert visitor.box() == []
+    assert visitor.found() == whole
+
+
+def test_a_box_by_keys(person, asked, landmarks):
+    visitor = person(clock=True)
+    photo = landmarks[33]
+    width, height = Image.open(photo).size
+    step = round(0.02 * max(width, height))
+    visitor.put_in(photo)
+    stage = visitor.page.locator("#stage")
+    stage.focus()
+    half = [round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)]
+    sent = len(visitor.requests)
+    visitor.page.clock.pause_at(datetime(2100, 1, 1))  # however slow this machine is
+    stage.press("ArrowLeft")
+    assert visitor.box() == half
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "Shift+ArrowDown", "Shift+ArrowLeft"):
+        stage.press(key)
+    box = [half[0] + 2 * step, half[1] - step, half[2] + step, half[3]]
+    assert visitor.box() == box
+    assert not [url for url in visitor.requests[sent:] if url.endswith("/api/search")]
+    visitor.page.clock.run_for(500)
+    visitor.page.clock.resume()
+    visitor.wait()
+    assert visitor.found() == keys(asked(photo, boxes=[box]))
+    assert len([url for url in visitor.requests[sent:] if url.endswith("/api/search")]) == 1
+    stage.press("Escape")
+    visitor.wait()
+    assert visitor.box() == []
+    assert visitor.found() == keys(asked(photo))
+
+
+def test_boxes_are_in_pixels_of_the_upright_photo(person, asked, landmarks, tmp_path):
+    photo = Image.open(landmarks[50])
+    turned = photo.transpose(Image.Transpose.ROTATE_90)  # as a camera held on its side has it
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    path = tmp_path / "turned.jpg"
+    turned.save(path, exif=exif, quality=95)
+    visitor = person()
+    visitor.put_in(path)
+    visitor.drag((0.5, 0.1), (0.98, 0.6))
+    visitor.wait()
+    width, height = photo.size
+    expected = [0.5 * width, 0.1 * height, 0.98 * width, 0.6 * height]
+    assert visitor.box() == pytest.approx(expected, abs=1.5)
+    assert visitor.found() == keys(asked(path, boxes=[visitor.box()]))
+
+
+def test_from_result_to_result_and_back(person, server, asked, landmarks):
+    visitor = person()
+    page = visitor.page
+    visitor.put_in(landmarks[3])
+    first = visitor.found()
+    tile = page.locator("#results .tile").nth(30)
+    tile.scroll_into_view_if_needed()
+    scrolled = page.evaluate("scrollY")
+    assert scrolled > 200
+    tile.locator(".pick").click()
+    visitor.wait()
+    assert page.url.endswith(f"#/entry/{first[30]}")
+    assert page.evaluate("scrollY") == 0
+    similar = server.client.get(f"/api/entries/{first[30]}/similar?k=60").json()["results"]
+    assert visitor.found() == keys(similar)
+
+    page.locator("#results .pick").nth(2).click()
+    visitor.wait()
+    third = visitor.found()
+    assert third == keys(asked(keys=[similar[2]["key"]]))
+    sent = len(visitor.requests)
+    page.go_back()
+    page.go_back()
+    expect(page.locator(f'#results [data-key="{first[0]}"]')).to_be_visible()
+    assert visitor.found()[:60] == first
+    assert page.evaluate("scrollY") == scrolled
+    assert not [url for url in visitor.requests[sent:] if "/api/search" in url]
+    page.go_forward()
+    page.go_forward()
+    assert visitor.found() == third
+    page.reload()
+    visitor.wait()
+    assert visitor.found() == third
+    page.locator(".brand").click()
+    visitor.see("#choose")
+    page.go_back()
+    assert visitor.found() == third
+
+
+def test_a_part_of_a_result(person, server, asked, tmp_path):
+    entry = server.client.get("/api/entries?start=40&count=1").json()["entries"][0]
+    visitor = person(f"#/entry/{entry['key']}?expand")
+    visitor.wait()
+    assert visitor.page.locator("#expand").is_checked()
+    visitor.page.locator("#expand").uncheck()
+    visitor.drag((0.1, 0.1), (0.7, 0.8))
+    visitor.wait()
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(server.client.get(f"/api/entries/{entry['key']}/photo").content)
+    box = visitor.box()
+    found = keys(asked(path, boxes=[box]))
+    assert visitor.found() == found
+    assert visitor.page.url.endswith(f"#/entry/{entry['key']}:{'-'.join(map(str, box))}")
+    visitor.page.reload()
+    visitor.wait()
+    assert visitor.box() == box
+    assert visitor.found() == found
+
+
+def test_several_examples(person, asked, landmarks):
+    visitor = person()
+    page = visitor.page
+    visitor.put_in(landmarks[5], landmarks[60])
+    assert visitor.found() == keys(asked(landmarks[5], landmarks[60]))
+    visitor.put_in(landmarks[90], more=True)
+    assert visitor.found() == keys(asked(landmarks[5], landmarks[60], landmarks[90]))
+    tile = page.locator("#results .tile").nth(4)
+    added = tile.get_attribute("data-key")
+    tile.hover()
+    tile.get_by_label("Add ").click()
+    expect(page.locator(".example")).to_have_count(4)
+    visitor.wait()
+    expected = keys(asked(landmarks[5], landmarks[60], landmarks[90], keys=[added]))
+    assert visitor.found() == expected
+
+    page.locator(".example .choose").nth(1).click()  # its box alone changes
+    visitor.drag((0.2, 0.2), (0.8, 0.8))
+    visitor.wait()
+    boxes = [None, visitor.box(), None]
+    photos = (landmarks[5], landmarks[60], landmarks[90])
+    assert visitor.found() == keys(asked(*photos, boxes=boxes, keys=[added]))
+    for left in (3, 2, 1):
+        page.get_by_label("Remove the example").first.click()
+        expect(page.locator(".example")).to_have_count(left)
+    visitor.wait()
+    assert visitor.found() == keys(asked(keys=[added]))
+    page.get_by_label("Remove the example").click()
+    visitor.see("#choose")
+    page.go_back()
+    assert page.locator(".example").count() == 1
+
+
+def test_the_switches_and_the_large_view(person, asked, landmarks):
+    visitor = person()
+    page = visitor.page
+    photo = landmarks[11]
+    visitor.put_in(photo)
+    plain = visitor.found()
+    page.get_by_label("Expand the query").check()
+    visitor.wait()
+    assert visitor.found() == keys(asked(photo, expand=True))
+    assert "query expanded" in page.locator("#summary").inner_text()
+    page.get_by_label("Expand the query").uncheck()
+    visitor.wait()
+    assert visitor.found() == plain
+    page.get_by_label("Re-rank by geometry").check()
+    visitor.wait()
+    found = asked(photo, rerank=True)
+    assert visitor.found() == keys(found)
+    points = page.locator("#results .points").all_inner_texts()
+    assert points == [str(result["inliers"]) for result in found[:60] if result["inliers"]]
+    assert found[1]["inliers"] > 5
+
+    page.locator("#results .pick").first.focus()
+    page.keyboard.press("v")
+    assert visitor.see("#viewer-name").inner_text() == photo.name
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#viewer-name").inner_text() == found[1]["id"]
+    drawing = visitor.see("#viewer-scene svg")
+    assert drawing.locator(".lines path").count() == len(found[1]["matches"])
+    # The first line ends where the first pair of points is, from top to bottom of the query.
+    query, result = (
+        drawing.locator("image")
+        .nth(i)
+        .evaluate("i => [i.x, i.y, i.width, i.height].map(side => side.baseVal.value)")
+        for i in (0, 1)
+    )
+    line = drawing.locator(".lines path").first.get_attribute("d")
+    ends = np.array([float(part) for part in line[1:].replace("L", ",").split(",")])
+    top = min(found[1]["matches"], key=lambda match: match[1])
+    size = Image.open(photo).size
+    places = [
+        query[0] + top[0] / size[0] * query[2],
+        query[1] + top[1] / size[1] * query[3],
+        result[0] + top[2] / found[1]["width"] * result[2],
+        result[1] + top[3] / found[1]["height"] * result[3],
+    ]
+    assert ends == pytest.approx(places, abs=0.1)
+    page.locator("#viewer-matches").click()
+    shown = visitor.see("#viewer-scene img")
+    assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#viewer-name").inner_text() == photo.name
+    page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).not_to_be_visible()
+    assert page.evaluate("document.activeElement.closest('.tile').dataset.key") == found[0]["key"]
+
+
+def test_the_grid_fills_as_one_scrolls_and_does_not_jump(person, asked, landmarks):
+    visitor = person()
+    page = visitor.page
+    page.evaluate(
+        """() => {
+          window.shifts = 0;
+          new PerformanceObserver((list) => {
+            for (const { hadRecentInput, value } of list.getEntries()) {
+              if (!hadRecentInput) window.shifts += value;
+            }
+          }).observe({ type: "layout-shift", buffered: true });
+        }"""
+    )
+    visitor.put_in(landmarks[77])
+    assert len(visitor.found()) == 60
+    far = page.locator("#results img").nth(59)
+    assert not far.evaluate("image => image.complete && image.naturalWidth > 0")
+    page.mouse.move(800, 500)
+    for _ in range(40):
+        page.mouse.wheel(0, 400)
+        page.wait_for_timeout(10)
+    expect(page.locator("#results .tile")).to_have_count(PHOTOS)
+    assert visitor.found() == keys(asked(landmarks[77]), PHOTOS)
+    far.evaluate("image => image.decode()")
+    tile = page.locator("#results .tile").first
+    page.evaluate("scrollTo(0, 0)")
+    width, height = (tile.evaluate(f"tile => tile.offset{side}") for side in ("Width", "Height"))
+    shown = page.locator("#results img").first
+    ratio = shown.evaluate("image => image.naturalWidth / image.naturalHeight")
+    assert width / height == pytest.approx(ratio, rel=0.03)
+    assert page.evaluate("window.shifts") < 0.05
+
+
+def test_the_grid_by_keys(person, landmarks):
+    visitor = person()
+    page = visitor.page
+    visitor.put_in(landmarks[9])
+    order = visitor.found()
+    active = "document.activeElement.closest('.tile').dataset.key"
+    page.locator("#results .pick").first.focus()
+    for key, place in {"ArrowRight": 1, "End": 59, "Home": 0}.items():
+        page.keyboard.press(key)
+        assert page.evaluate(active) == order[place]
+    page.keyboard.press("ArrowDown")
+    below = order.index(page.evaluate(active))
+    tops = page.evaluate(
+        "[...document.querySelectorAll('#results .tile')].map(tile => tile.offsetTop)"
+    )
+    assert tops[below] == min(top for top in tops if top > tops[0])
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(active) == order[0]
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("+")
+    expect(page.locator(".example")).to_have_count(2)
+    visitor.wait()
+    page.locator("#results .pick").first.focus()
+    chosen = page.evaluate(active)
+    page.keyboard.press("Enter")
+    visitor.wait()
+    assert page.url.endswith(f"#/entry/{chosen}")
+    # Tab goes on from a photo to its own buttons and then leaves the list.
+    page.locator("#results .pick").first.focus()
+    names = []
+    for _ in range(2):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    assert names[0].startswith("Add ")
+    assert names[1].startswith("Enlarge ")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.tile')") is None
+
+
+def test_what_is_no_photo_or_too_much(person, landmarks, tmp_path):
+    visitor = person()
+    garbage = tmp_path / "letter.jpg"
+    garbage.write_bytes(b"Dear reader, this is not a photo.")
+    noise = tmp_path / "noise.png"
+    pixels = np.random.default_rng(0).integers(0, 255, (700, 700, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(noise)
+    wide = tmp_path / "wide.png"
+    Image.new("RGB", (1500, 1000)).save(wide)
+    for path, reason in {
+        garbage: "letter.jpg cannot be read as a photo",
+        noise: "noise.png has 1.5 MB; a photo may have 1.0 MB",
+        wide: "wide.png has 1.5 megapixels; a photo may have 1.0",
+    }.items():
+        visitor.page.set_input_files("#files", path)
+        expect(visitor.page.locator("#notice-text")).to_contain_text(reason)
+        assert visitor.page.locator("#notice").get_attribute("role") == "alert"
+    visitor.see("#choose")
+    visitor.page.set_input_files("#files", [garbage, landmarks[2]])  # the good one counts
+    expect(visitor.page.locator(".example")).to_have_count(1)
+    assert "letter.jpg" in visitor.notice()
+    visitor.page.set_input_files("#files", landmarks[:9])
+    expect(visitor.page.locator(".example")).to_have_count(8)
+    assert "8 examples at most" in visitor.notice()
+
+
+def test_addresses_that_lead_nowhere(person):
+    visitor = person("#/entry/123", expected="404")
+    assert visitor.notice() == "That photo is not in the index."
+    visitor.see("#choose")
+    visitor.page.goto(visitor.url + "/#/photo")
+    expect(visitor.page.locator("#notice-text")).to_contain_text("not kept")
+
+
+def test_a_busy_server_is_asked_again(person, asked, landmarks):
+    visitor = person(expected="503")
+    answers = []
+
+    def busy_at_first(route):
+        answers.append(route)
+        if len(answers) < 3:
+            route.fulfill(status=503, headers={"Retry-After": "1"}, json={"error": "busy"})
+        else:
+            route.continue_()
+
+    visitor.page.route("**/api/search", busy_at_first)
+    visitor.page.set_input_files("#files", landmarks[1])
+    assert "busy; trying again in 1 second" in visitor.notice()
+    visitor.wait()
+    assert visitor.found() == keys(asked(landmarks[1]))
+    expect(visitor.page.locator("#notice")).not_to_be_visible()
+    assert len(answers) == 3
+
+
+def test_a_slow_search_tells_and_a_newer_one_ends_it(person, asked, landmarks):
+    visitor = person()
+    page = visitor.page
+    held = []
+    page.route("**/api/search", lambda route: held.append(route))
+    failed = []
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.set_input_files("#files", landmarks[1])
+    expect(page.locator("#found")).to_have_class("found busy")
+    assert page.locator("#summary").inner_text() == "Searching …"
+    page.unroute("**/api/search")
+    page.set_input_files("#files", landmarks[99])
+    expect(page.locator("#query-name")).to_have_attribute("title", landmarks[99].name)
+    visitor.wait()
+    expect(page.locator("#found")).to_have_class("found")
+    assert visitor.found() == keys(asked(landmarks[99]))
+    assert failed == [held[0].request.url]
+
+
+def test_adding_and_removing_asks_for_the_token(person, server, landmarks, tmp_path):
+    path = tmp_path / "<b onclick=evil()>new &amp; mine.jpg"
+    Image.open(landmarks[0]).rotate(8, expand=True).save(path, quality=95)
+    visitor = person(expected="401")
+    page = visitor.page
+    visitor.put_in(path)
+    assert page.locator("#query-name").get_attribute("title") == path.name
+    page.get_by_role("button", name="Add to the index").click()
+    visitor.see("#token")
+    page.get_by_role("button", name="Not now").click()
+    assert "token" in visitor.notice()
+    page.get_by_role("button", name="Add to the index").click()
+    page.get_by_label("Token", exact=True).fill("wrong")
+    page.keyboard.press("Enter")
+    visitor.see("#token-wrong")
+    page.get_by_label("Token", exact=True).fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#notice-text")).to_have_text("Added 1 photo.")
+    expect(page.locator("#about")).to_have_text(f"toy · {PHOTOS + 1} photos")
+    page.get_by_role("button", name="Add to the index").click()
+    expect(page.locator("#notice-text")).to_have_text("1 photo in the index already.")
+
+    page.get_by_label("Expand the query").check()  # searches again
+    visitor.wait()
+    tile = page.locator("#results .tile").filter(has_text=path.name).first
+    key = tile.get_attribute("data-key")
+    tile.hover()
+    tile.get_by_label("Enlarge").click()
+    page.get_by_role("button", name="Remove …").click()
+    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Remove …").click()
+    page.get_by_role("button", name="Remove", exact=True).click()
+    expect(page.locator("#notice-text")).to_contain_text("no longer in the index")
+    expect(page.locator(f'[data-key="{key}"]')).to_have_count(0)
+    assert server.client.get("/api/info").json()["entries"] == PHOTOS
+    expect(page.locator("#about")).to_have_text(f"toy · {PHOTOS} photos")
+
+
+def test_a_phone(person, asked, landmarks):
+    visitor = person(**PHONE)
+    page = visitor.page
+    visitor.see("#samples .tile >> nth=0")
+    assert visitor.fits()
+    assert page.locator("#choose").inner_text().startswith("Choose or take a photo")
+    visitor.put_in(landmarks[15], landmarks[44])
+    assert visitor.fits()
+    assert page.locator("#results .tile").first.bounding_box()["y"] < 700  # results are in sight
+    page.locator(".choose").first.click()
+    at = page.locator("#stage").bounding_box()
+    touch = page.context.new_cdp_session(page)
+
+    def send(kind, *points):
+        places = [
+            {"x": at["x"] + x * at["width"], "y": at["y"] + y * at["height"]} for x, y in points
+        ]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": places})
+
+    send("touchStart", (0.1, 0.1))
+    for part in (0.3, 0.5, 0.8):
+        send("touchMove", (part, part))
+    send("touchEnd")
+    visitor.wait()
+    width, height = Image.open(landmarks[15]).size
+    expected = [0.1 * width, 0.1 * height, 0.8 * width, 0.8 * height]
+    assert visitor.box() == pytest.approx(expected, abs=1.5)
+    assert page.evaluate("scrollY") == 0
+    photos = landmarks[15], landmarks[44]
+    assert visitor.found() == keys(asked(*photos, boxes=[visitor.box(), None]))
+    page.locator("#results").get_by_label("Enlarge").first.click()
+    visitor.see("#viewer")
+    assert visitor.fits()
+    small = page.evaluate(
+        """[...document.querySelectorAll("#viewer button, #viewer a")]
+          .map(button => button.getBoundingClientRect())
+          .filter(({ width, height }) => width && Math.min(width, height) < 32).length"""
+    )
+    assert small == 0
+    page.locator("#viewer-pick").click()
+    visitor.wait()
+    assert page.locator(".example").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_and_then_the_person(person, landmarks, scheme):
+    visitor = person(color_scheme=scheme)
+    page = visitor.page
+    visitor.put_in(landmarks[0])
+
+    def darkness():
+        return luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) < 0.1
+
+    def readable():
+        pairs = page.evaluate(
+            """[...document.querySelectorAll("h1, h2, p, small, label, button, kbd, dt, dd")]
+              .filter(element => element.innerText && element.checkVisibility()
+                && !element.closest(".pick"))
+              .map(element => {
+                let back = element;
+                while (getComputedStyle(back).backgroundColor === "rgba(0, 0, 0, 0)") {
+                  back = back.parentElement;
+                }
+                return [element, back].map((each, i) =>
+                  getComputedStyle(each)[i ? "backgroundColor" : "color"]);
+              })"""
+        )
+        assert len(pairs) > 8
+        for text, back in pairs:
+            low, high = sorted([luminance(text), luminance(back)])
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, back)
+
+    assert darkness() is (scheme == "dark")
+    readable()
+    page.get_by_label("Dark colours").click()
+    assert darkness() is (scheme == "light")
+    readable()
+    page.keyboard.press("?")
+    visitor.see("#help")
+    readable()
+    page.reload()
+    visitor.see("#choose")
+    assert darkness() is (scheme == "light")
+
+
+def luminance(color):
+    """Relative luminance of `rgb(r, g, b)`, or of `color(srgb r g b / a)`."""
+    if color.startswith("rgb"):
+        parts = [float(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+    else:
+        parts = [float(part) for part in color.split()[1:4]]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def test_everything_has_a_name(person, landmarks):
+    visitor = person()
+    page = visitor.page
+    visitor.put_in(landmarks[0])
+    page.locator("#results .pick").first.focus()
+    page.keyboard.press("v")
+    visitor.see("#viewer")
+    nameless = page.evaluate(
+        """[
+          ...[...document.images].filter(image => !image.hasAttribute("alt")),
+          ...[...document.querySelectorAll("button, a, dialog, [role=application], svg[role=img]")]
+            .filter(each => !(each.getAttribute("aria-label") || each.innerText
+              || each.hasAttribute("aria-labelledby") || each.textContent).trim()),
+          ...[...document.querySelectorAll("input:not([type=file])")]
+            .filter(input => !input.labels.length),
+        ].map(each => each.outerHTML)"""
+    )
+    assert nameless == []
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.locator("h1").count() == 1
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(ids) == len(set(ids))
+    described = page.evaluate(
+        """[...document.querySelectorAll("[aria-describedby], [aria-labelledby], label[for]")]
+          .flatMap(each => ["aria-describedby", "aria-labelledby", "for"]
+            .map(name => each.getAttribute(name)))
+          .filter(Boolean)"""
+    )
+    assert set(described) <= set(ids)
+
+
+def test_a_server_for_everyone_asks_first_and_may_stop(browser, servers, landmarks):
+    guarded = servers[1]
+    url = guarded.url
+    visitor = Person(browser, url)
+    page = visitor.page
+    visitor.see("#token")
+    page.get_by_label("Token", exact=True).fill(TOKEN)
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#samples .tile")).to_have_count(24)
+    shown = page.locator("#samples img").first
+    assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    page.locator("#samples .pick").first.click()
+    visitor.wait()
+    page.locator("#results .pick").first.focus()
+    page.keyboard.press("v")
+    large = visitor.see("#viewer-scene img")
+    assert large.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    assert page.locator("#viewer-link").get_attribute("href").startswith("blob:")
+    page.keyboard.press("Escape")
+    page.reload()  # the token is kept
+    visitor.wait()
+    visitor.put_in(landmarks[4])
+
+    guarded.popen.kill()
+    guarded.popen.wait()
+    page.set_input_files("#files", landmarks[6])
+    expect(page.locator("#notice-text")).to_have_text(
+        "The server does not answer. Is it still running?"
+    )
+    page.get_by_role("button", name="Try again").click()
+    assert "does not answer" in visitor.notice()
+    visitor.complaints = [c for c in visitor.complaints if "Failed to load resource" not in c]
+    visitor.leave()
