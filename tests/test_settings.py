@@ -5,7 +5,7 @@ import yaml
 from pydantic import BaseModel
 
 from listwise.errors import InputError
-from listwise.settings import CropSettings, TrainConfig, make_config, merge, read_settings
+from listwise.settings import NESTED, CropSettings, TrainConfig, make_config, merge, read_settings
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper.yaml"
 
@@ -17,7 +17,10 @@ def names(model: type[BaseModel]) -> set[str]:
 def test_the_paper_config_lists_every_setting_with_its_default():
     content = yaml.safe_load(PAPER.read_text())
     assert content.keys() == names(TrainConfig)
-    assert content["crops"].keys() == names(CropSettings)
+    for name, model in NESTED.items():
+        assert content[name].keys() == names(model)
+    nested = {name for name, value in TrainConfig() if isinstance(value, BaseModel)}
+    assert nested == NESTED.keys()
     assert make_config(read_settings(PAPER), "paper") == TrainConfig()
 
 
@@ -35,9 +38,26 @@ def test_the_defaults_are_those_of_section_4_2():
     assert config.classes_per_batch is None
 
 
+def test_the_rivals_defaults_are_those_of_their_papers():
+    config = make_config({"loss": "triplet"}, "here")
+    assert config.mined == config.triplet
+    assert config.images_per_update == 64 * 3
+    triplet = config.triplet
+    assert (triplet.margin, triplet.form) == (0.1, "margin")
+    assert (triplet.pool, triplet.refresh // triplet.tuples, triplet.hardest) == (5000, 64, 25)
+    config = make_config({"loss": "contrastive"}, "here")
+    assert config.mined == config.contrastive
+    assert config.images_per_update == 5 * 7
+    mining = config.contrastive
+    assert (mining.refresh, mining.pool, mining.negatives) == (2000, 20_000, 5)
+    assert mining.margin == 0.85
+    assert TrainConfig().mined is None
+    assert TrainConfig().images_per_update == 4096
+
+
 def test_every_setting_of_the_paper_config_has_a_comment():
     lines = [line for line in PAPER.read_text().splitlines() if ":" in line.partition("#")[0]]
-    assert len(lines) == len(names(TrainConfig)) + len(names(CropSettings))
+    assert len(lines) == len(names(TrainConfig)) + sum(len(names(m)) for m in NESTED.values())
     assert all("#" in line for line in lines)
 
 
@@ -51,7 +71,9 @@ def test_every_setting_of_the_paper_config_has_a_comment():
         ("crops: {size: 2}", ["crops.size", "8"]),
         ("crops: 7", ["crops"]),
         ("crops: {min_area: 0.9, max_area: 0.2}", ["crops", "min_area 0.9 is larger"]),
-        ("loss: triplet", ["loss", "'ap'", "'tie-aware'"]),
+        ("loss: hinge", ["loss", "'ap'", "'tie-aware'", "'triplet'"]),
+        ("triplet: {form: hinge}", ["triplet.form", "'margin'", "'log-exp'"]),
+        ("contrastive: {marging: 1}", ["'contrastive.marging'", "margin, negatives"]),
         ("micro_batch: some", ["micro_batch: ", "integer", "or ", "'auto'"]),
         ("micro_batch: 0", ["micro_batch: ", "1"]),
         ("learning_rate: .inf", ["learning_rate", "finite"]),

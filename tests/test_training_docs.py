@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from listwise.data import read_labelled
-from listwise.settings import CropSettings, TrainConfig, make_config
+from listwise.settings import NESTED, TrainConfig, make_config
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -22,8 +22,9 @@ def blocks(name, kind):
 @pytest.mark.parametrize("name", ["training.md", "data.md"])
 def test_flags_and_settings_exist(name):
     text = (DOCS / name).read_text()
-    flags = {name.replace("_", "-") for name in TrainConfig.model_fields if name != "crops"}
-    flags |= {f"crops-{name.replace('_', '-')}" for name in CropSettings.model_fields}
+    flags = {name.replace("_", "-") for name in TrainConfig.model_fields if name not in NESTED}
+    for group, model in NESTED.items():
+        flags |= {f"{group}-{name.replace('_', '-')}" for name in model.model_fields}
     flags |= {"no-class-weights", "run-folder", "resume", "preset", "config", "json", "help"}
     outside = {"nproc-per-node", "logdir", "shm-size"}  # of torchrun, tensorboard and docker
     assert set(re.findall(r"--([a-z][a-z-]+)", text)) <= flags | outside

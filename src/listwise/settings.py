@@ -57,7 +57,9 @@ class TripletSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tuples: int = Field(64, ge=1, description="triplets an update; the paper tries 512 and 1024 too")
+    tuples: int = Field(
+        64, ge=1, description="triplets an update; the paper tries 512 and 1024 too"
+    )
     form: Literal["margin", "log-exp"] = Field("margin", description="a hinge, or its smooth form")
     margin: float = Field(0.1, ge=0, description="of the hinge, in squared distances")
     pool: int = Field(5000, ge=3, description="photos among which triplets are mined")
@@ -101,7 +103,10 @@ class TrainConfig(BaseModel):
     # loss
     loss: Literal[
         "ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "multi-similarity"
-    ] = Field("ap", description="what is minimised")
+    ] = Field(
+        "ap",
+        description="ap, tie-aware, triplet, contrastive, fastap, smoothap or multi-similarity",
+    )
     bins: int = Field(20, ge=2, description="bins M of the score axis (ap and tie-aware)")
     class_weights: bool = Field(
         True, description="give every class of a batch the same weight (not with mined tuples)"

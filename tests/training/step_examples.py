@@ -71,6 +71,14 @@ def make_batch(size: int, dtype: torch.dtype = torch.float64, side: int = 8):
     return (2 * colours + noise).to(dtype), torch.arange(size) % max(1, min(3, size // 2))
 
 
+def tuple_batch(loss, count: int, dtype: torch.dtype = torch.float64):
+    """Images and labels of so many tuples for a loss, one after the other."""
+    width = 2 + loss.negatives
+    labels = torch.arange(count * width)
+    labels[1::width] = labels[::width]
+    return make_batch(count * width, dtype)[0], labels
+
+
 def gradients(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 

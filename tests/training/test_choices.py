@@ -107,3 +107,13 @@ def test_processes_on_one_machine_share_its_cores(monkeypatch):
 
 def test_auto_takes_a_gpu_if_any():
     assert Machine.this("auto").device == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_mined_tuples_make_the_batch():
+    config, reasons = choose(50_000, machine=SERVER, loss="triplet", triplet={"tuples": 512})
+    assert "batch_size" not in reasons
+    assert config.updates == 10 * 50_000 // (3 * 512) + 1
+    assert "at most" not in reasons["updates"]
+    small, _ = choose(50_000, machine=SERVER, loss="triplet")
+    assert small.learning_rate < config.learning_rate == 1e-4
+    assert choose(40, loss="contrastive")[0].updates == 30

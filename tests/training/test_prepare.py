@@ -134,3 +134,19 @@ def test_a_device_that_is_not_there_is_one_line(photos, device):
     with pytest.raises(InputError, match="device") as caught:
         prepare(photos, {"device": device})
     assert "\n" not in str(caught.value)
+
+
+def test_no_more_images_and_classes_are_asked_for_than_there_are(photos):
+    def bounded(**given):
+        plan = prepare(photos, {"val_fraction": 0.4, **given})
+        return plan.config, plan.notes
+
+    config, notes = bounded(batch_size=64)
+    assert config.batch_size == 30
+    assert "every batch is all 30 of them" in notes[0]
+    config, notes = bounded(loss="contrastive")
+    assert config.contrastive.negatives == 4
+    assert "every query has 4" in notes[0]
+    config, notes = bounded(loss="triplet", batch_size=64)
+    assert config.images_per_update == 192
+    assert notes == []

@@ -1,6 +1,8 @@
 """Two processes on the CPU against one."""
 
 from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,14 +16,32 @@ from step_examples import (
     make_batch,
     make_net,
     ordinary,
+    tuple_batch,
 )
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from listwise.errors import InputError
-from listwise.losses import QuantizedAPLoss, class_balanced_weights
+from listwise.losses import (
+    ContrastiveLoss,
+    MultiSimilarityLoss,
+    QuantizedAPLoss,
+    SmoothAPLoss,
+    TripletLoss,
+    class_balanced_weights,
+)
 from listwise.training import distributed
+from listwise.training.objective import of_mined_tuples
 from listwise.training.step import MultistageStep
+
+
+def mined_triplets():
+    return of_mined_tuples(TripletLoss(form="log-exp"), 4)
+
+
+def mined_tuples():
+    return of_mined_tuples(ContrastiveLoss(), 2)
+
 
 CASES = {
     # name: (loss, dtype, micro-batch, images of each process, weighting)
@@ -32,8 +52,15 @@ CASES = {
     "one pass": (QuantizedAPLoss, torch.float64, 64, (7, 4), class_balanced_weights),
     "auto": (SoftmaxLoss, torch.float64, "auto", (7, 4), None),
     "float32": (QuantizedAPLoss, torch.float32, 3, (7, 4), class_balanced_weights),
+    "smooth": (SmoothAPLoss, torch.float64, 3, (7, 4), class_balanced_weights),
+    "triplets of the batch": (TripletLoss, torch.float64, 3, (7, 4), class_balanced_weights),
+    "mined triplets": (mined_triplets, torch.float64, 3, (7, 5), None),
+    "no query in a process": (mined_triplets, torch.float64, 3, (10, 2), None),
+    "mined tuples": (mined_tuples, torch.float64, 3, (9, 5), None),
     "bfloat16 weights": (SoftmaxLoss, torch.bfloat16, 3, (7, 4), None),
 }
+if find_spec("pytorch_metric_learning"):
+    CASES["adapted"] = MultiSimilarityLoss, torch.float64, 3, (7, 4), class_balanced_weights
 
 
 class WithSpareParts(nn.Module):
@@ -70,9 +97,15 @@ def part(tensor, parts, rank):
     return tensor.split(parts)[rank]
 
 
+def case_batch(loss, size, dtype):
+    if isinstance(loss, partial):
+        return tuple_batch(loss.func, size // loss.keywords["tuples"].shape[1], dtype)
+    return make_batch(size, dtype)
+
+
 def run_case(rank, case):
     loss, dtype, micro_batch, parts, weighting = case
-    net, (images, labels) = make_net(dtype), make_batch(sum(parts), dtype)
+    net, (images, labels) = make_net(dtype), case_batch(loss(), sum(parts), dtype)
     step = MultistageStep(net, loss(), micro_batch, weighting=weighting)
     value = step(part(images, parts, rank), part(labels, parts, rank))
     return value, gradients(net), step.counts
@@ -149,7 +182,7 @@ def whole(gradients):
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_give_the_loss_and_gradients_of_one(results, name):
     loss, dtype, micro_batch, parts, weighting = CASES[name]
-    net, (images, labels) = make_net(dtype), make_batch(sum(parts), dtype)
+    net, (images, labels) = make_net(dtype), case_batch(loss(), sum(parts), dtype)
     weights = None if weighting is None else weighting(labels).to(dtype)
     value, expected = ordinary(net, loss(), images, labels, weights=weights)
     relative = {torch.float64: 1e-9, torch.float32: 1e-6, torch.bfloat16: 3e-2}[dtype]

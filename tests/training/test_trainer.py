@@ -172,12 +172,18 @@ def with_dropout(*arguments):
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"classes_per_batch": 2, "batch_size": 32, "micro_batch": "auto", "workers": 1}],
-    ids=["dropout", "batches that differ in size"],
+    [
+        {},
+        {"classes_per_batch": 2, "batch_size": 32, "micro_batch": "auto", "workers": 1},
+        {"loss": "triplet", "triplet": {"tuples": 5, "pool": 20, "refresh": 10}, "workers": 1},
+        {"loss": "contrastive", "contrastive": {"tuples": 3, "negatives": 2, "refresh": 15}},
+    ],
+    ids=["dropout", "batches that differ in size", "mined triplets", "mined tuples"],
 )
 def test_an_interrupted_run_goes_on_to_the_bit(photos, tmp_path, monkeypatch, given):
     data = photos
-    if given:
+    uneven = "classes_per_batch" in given
+    if uneven:
         data = shutil.copytree(photos, tmp_path / "photos")
         for kind in range(0, 8, 2):
             for i in range(3):
@@ -205,9 +211,53 @@ def test_an_interrupted_run_goes_on_to_the_bit(photos, tmp_path, monkeypatch, gi
         a.pop("images_per_second", None)
         b.pop("images_per_second", None)
         assert a == b
-    if given:
+    if uneven:
         sizes = np.diff([line.get("backwards", 0) for line in read_metrics(run)])
         assert len(set(sizes)) > 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "width", "minings", "photos_embedded"),
+    [
+        ("triplet", {"tuples": 4, "pool": 20, "refresh": 12}, 3, [0, 3], [20, 20]),
+        ("contrastive", {"tuples": 3, "negatives": 2, "refresh": 6}, 4, [0, 2, 4], [30, 30, 30]),
+    ],
+)
+def test_mining_comes_on_its_schedule_and_is_counted(
+    photos, tmp_path, loss, given, width, minings, photos_embedded
+):
+    view = Witness()
+    train(photos, tmp_path / "run", view, loss=loss, **{loss: given})
+    lines = read_metrics(tmp_path / "run")
+    batch = given["tuples"] * width
+    assert [line["backwards"] for line in lines[1:]] == [batch * i for i in range(1, 7)]
+    extra = [line["forwards"] - 2 * line["backwards"] for line in lines[1:]]
+    expected = np.zeros(6, dtype=int)
+    expected[minings] = photos_embedded
+    assert extra == np.cumsum(expected).tolist()
+    assert sum(what == "mining" and done == total for what, done, total in view.work) == len(
+        minings
+    )
+
+
+@pytest.mark.parametrize(
+    "loss", ["tie-aware", "triplet", "contrastive", "fastap", "smoothap", "multi-similarity"]
+)
+def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
+    if loss in ("fastap", "multi-similarity"):
+        pytest.importorskip("pytorch_metric_learning")
+    view = Witness()
+    given = {"updates": 12, "validate_every": 12, "batch_size": 24, "micro_batch": "auto"}
+    train(photos, tmp_path / "run", view, **given, loss=loss)
+    assert len(view.losses) == 12
+    assert np.mean(view.losses[-4:]) < np.mean(view.losses[:4])
+
+
+def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
+    given = {"loss": "triplet", "triplet": {"tuples": 2}}
+    monkeypatch.setattr(trainer_module, "world", lambda: (0, 7))
+    with pytest.raises(InputError, match=r"only 6 images.*raise --triplet-tuples"):
+        Trainer(prepare(photos, SETTINGS | given), tmp_path / "run")
 
 
 def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):

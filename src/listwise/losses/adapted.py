@@ -56,7 +56,7 @@ class _AdaptedLoss(nn.Module):
         if not counted.sum() > 0:
             raise InputError("every query that counts has a weight of zero")
         share = (each["indices"] >= start) & (each["indices"] < stop)
-        value: Tensor = (counted * each["losses"])[share].sum() / counted.sum()
+        value: Tensor = (counted * each["losses"].flatten())[share].sum() / counted.sum()
         return value
 
 

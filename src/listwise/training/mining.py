@@ -16,8 +16,7 @@ from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
 from listwise.training.sampling import Indices, place_in_class
 
 _BLOCK = 512  # queries compared with the pool at a time
-# Sets these random numbers apart from those of batches and crops.
-_MINING, _PAIRS = 1, 2
+_POOL, _DRAW, _PAIRS = 1, 2, 3  # what random numbers are for
 
 
 class Miner(Protocol):
@@ -27,7 +26,7 @@ class Miner(Protocol):
     per_update: int
 
     def photos(self, update: int) -> Indices:
-        """Photos whose descriptors the mining before an update needs: [n]."""
+        """Photos whose descriptors the mining before an update needs: [n], rising."""
         ...
 
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
@@ -35,7 +34,7 @@ class Miner(Protocol):
 
         Args:
             update: the one before which is mined.
-            photos: [n] those of `photos(update)` that can be read.
+            photos: [n] those of `photos(update)` that can be read, in the same order.
             descriptors: [n, C] of them, unit rows.
         """
         ...
@@ -68,13 +67,13 @@ class TripletMiner:
         self.period = _period(settings, len(labels))
 
     def photos(self, update: int) -> Indices:
-        """A random pool, in order."""
-        generator = _generator(self.seed, update)
+        """A random pool."""
+        generator = _generator(self.seed, update, _POOL)
         return np.sort(generator.permutation(len(self.labels))[: self.settings.pool])
 
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
         """Random triplets, hard ones: [period × per_update, 3]."""
-        generator = np.random.default_rng([self.seed, update, _MINING, _PAIRS])
+        generator = _generator(self.seed, update, _DRAW)
         labels = torch.from_numpy(self.labels[photos]).to(descriptors.device)
         gaps, triplets = hardest_triplets(descriptors, labels, self.settings.hardest)
         possible = gaps.isfinite()
@@ -92,8 +91,8 @@ class TripletMiner:
             )
         drawn = generator.choice(queries, self.period * self.per_update)
         which = (generator.random(len(drawn)) * counts[drawn]).astype(np.int64)
-        pairs = triplets.cpu().numpy()[drawn, which]
-        return photos[np.column_stack([drawn, pairs])]
+        rows: Indices = np.column_stack([drawn, triplets.cpu().numpy()[drawn, which]])
+        return photos[rows]
 
 
 class ContrastiveMiner:
@@ -112,10 +111,10 @@ class ContrastiveMiner:
         self.settings, self.labels, self.seed = settings, labels, seed
         self.per_update = settings.tuples
         self.period = _period(settings, len(labels))
-        self.positives = fixed_positives(labels, np.random.default_rng([seed, _PAIRS]))
+        self.positives = fixed_positives(labels, _generator(seed, 0, _PAIRS))
 
     def photos(self, update: int) -> Indices:
-        """Queries and pool, in order."""
+        """Queries and pool."""
         return np.union1d(*self._draw(update))
 
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
@@ -123,25 +122,26 @@ class ContrastiveMiner:
         queries, pool = (drawn[np.isin(drawn, photos)] for drawn in self._draw(update))
         if len(queries) == 0:
             raise InputError("no photo of the training set can be a query: none can be read")
-        rows = np.searchsorted(photos, queries), np.searchsorted(photos, pool)
         labels = torch.from_numpy(self.labels[photos]).to(descriptors.device)
         found = nearest_of_other_classes(
-            descriptors, labels, *map(torch.from_numpy, rows), self.settings.negatives
+            descriptors,
+            labels,
+            torch.from_numpy(np.searchsorted(photos, queries)),
+            torch.from_numpy(np.searchsorted(photos, pool)),
+            self.settings.negatives,
         )
         tuples = np.column_stack([queries, self.positives[queries], photos[found.cpu().numpy()]])
         # An update may hold more tuples than there are photos: they ask again.
         return tuples[np.arange(self.period * self.per_update) % len(tuples)]
 
     def _draw(self, update: int) -> tuple[Indices, Indices]:
-        generator = _generator(self.seed, update)
+        generator = _generator(self.seed, update, _POOL)
         queries = generator.permutation(np.flatnonzero(self.positives >= 0))
         pool = generator.permutation(len(self.labels))[: self.settings.pool]
         return queries[: self.period * self.per_update], pool
 
 
-def hardest_triplets(
-    descriptors: Tensor, labels: Tensor, hardest: int
-) -> tuple[Tensor, Tensor]:
+def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple[Tensor, Tensor]:
     """The triplets of largest loss for each image of a pool as the query.
 
     Args:
@@ -155,7 +155,7 @@ def hardest_triplets(
     """
     hardest = min(hardest, len(labels))
     gaps, pairs = [], []
-    for query in torch.arange(len(labels), device=labels.device).split(_BLOCK):
+    for query in torch.split(torch.arange(len(labels), device=labels.device), _BLOCK):
         scores = descriptors[query] @ descriptors.T
         same = labels[query, None] == labels
         negative = scores.masked_fill(same, -torch.inf).topk(hardest)
@@ -199,7 +199,7 @@ def nearest_of_other_classes(
             "classes: raise --contrastive-pool, or lower --contrastive-negatives"
         )
     found = []
-    for block in queries.split(_BLOCK):
+    for block in torch.split(queries, _BLOCK):
         scores = descriptors[block] @ descriptors[pool].T
         classes = labels[block]
         rows = []
@@ -226,5 +226,6 @@ def _period(settings: TripletSettings | ContrastiveSettings, photos: int) -> int
     return max(1, min(settings.refresh, photos) // settings.tuples)
 
 
-def _generator(seed: int, update: int) -> np.random.Generator:
-    return np.random.default_rng([seed, update, _MINING])
+def _generator(seed: int, update: int, purpose: int) -> np.random.Generator:
+    # With four numbers, for batches take two and crops three.
+    return np.random.default_rng([seed, update, 0, purpose])

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from listwise.losses import (
     ContrastiveLoss,
@@ -15,15 +14,19 @@ from listwise.losses import (
     TieAwareAPLoss,
     TripletLoss,
 )
+from listwise.losses.tuples import TupleLoss
 from listwise.settings import TrainConfig
 from listwise.training.step import Loss
 
 LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
     "ap": lambda config: QuantizedAPLoss(config.bins),
     "tie-aware": lambda config: TieAwareAPLoss(config.bins),
-    "triplet": lambda config: TripletLoss(config.triplet.margin, config.triplet.form),
-    "contrastive": lambda config: ContrastiveLoss(
-        config.contrastive.margin, config.contrastive.negatives
+    "triplet": lambda config: of_mined_tuples(
+        TripletLoss(config.triplet.margin, config.triplet.form), config.triplet.tuples
+    ),
+    "contrastive": lambda config: of_mined_tuples(
+        ContrastiveLoss(config.contrastive.margin, config.contrastive.negatives),
+        config.contrastive.tuples,
     ),
     "fastap": lambda config: FastAPLoss(),
     "smoothap": lambda config: SmoothAPLoss(),
@@ -32,13 +35,11 @@ LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
 
 
 def make_loss(config: TrainConfig) -> Loss:
-    """The config's loss; one of mined tuples takes batches that hold them one after the other."""
-    loss = LOSSES[config.loss](config)
-    if config.mined is None:
-        return loss
-    return partial(loss, tuples=tuples_in_order(config.mined.tuples, config.mined.negatives))
+    """The loss that a config names, with its settings."""
+    return LOSSES[config.loss](config)
 
 
-def tuples_in_order(count: int, negatives: int) -> Tensor:
-    """Rows of a batch of so many tuples, one after the other: [count, 2 + negatives]."""
-    return torch.arange(count * (2 + negatives)).view(count, 2 + negatives)
+def of_mined_tuples(loss: TupleLoss, count: int) -> Loss:
+    """The loss of batches that hold so many tuples one after the other."""
+    width = 2 + loss.negatives
+    return partial(loss, tuples=torch.arange(count * width).view(count, width))

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,27 +20,28 @@ from listwise.data import CropBatch, CropDataset
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.files import write_text
-from listwise.losses import QuantizedAPLoss, TieAwareAPLoss, class_balanced_weights
+from listwise.losses import class_balanced_weights
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.pooling import GeM
 from listwise.settings import read_settings
 from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from listwise.training.distributed import world
+from listwise.training.distributed import failing_together, world
 from listwise.training.loading import load_batches, naming_lost_workers
 from listwise.training.memory import free_bytes
+from listwise.training.mining import make_miner
+from listwise.training.objective import make_loss
 from listwise.training.pictures import choose_queries, ranked_list_picture
+from listwise.training.pool import mine_tuples
 from listwise.training.prepare import Plan, prepare
 from listwise.training.record import Record
 from listwise.training.sampling import Indices, draw_batch
-from listwise.training.step import Counts, Loss, MultistageStep
+from listwise.training.step import Counts, MultistageStep
 from listwise.training.view import UpdateReport, ValidationReport, View
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
 PICTURED_QUERIES = 5
-
-LOSSES: dict[str, Callable[[int], Loss]] = {"ap": QuantizedAPLoss, "tie-aware": TieAwareAPLoss}
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,19 @@ class Trainer:
         self.device = torch.device(config.device)
         if self.processes > 1 and self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        if not resume:
-            check_unused(self.run)
-        smallest = smallest_batch(
-            plan.train.class_sizes(), config.batch_size, config.classes_per_batch
-        )
+        # Together, or a slow process would find the folder that the first has claimed since.
+        with failing_together(self.device):
+            if not resume:
+                check_unused(self.run)
+        smallest, advice = config.images_per_update, f"--{config.loss}-tuples"
+        if config.mined is None:
+            sizes = plan.train.class_sizes()
+            smallest = smallest_batch(sizes, config.batch_size, config.classes_per_batch)
+            advice = "--batch-size or --classes-per-batch"
         if smallest < self.processes:
             raise InputError(
                 f"a batch may have only {smallest} images, too few for {self.processes} processes: "
-                "raise --batch-size or --classes-per-batch, or start fewer processes"
+                f"raise {advice}, or start fewer processes"
             )
         torch.manual_seed(config.seed)
         self.net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
@@ -103,6 +108,8 @@ class Trainer:
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
             self.progress = load_checkpoint(self.run / CHECKPOINT_FILE, self.net, self.optimizer)
+        self.miner = make_miner(config, plan.train.labels)
+        self._tuples: Indices = np.array(self.progress.tuples, dtype=np.int64)
         self._autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.step = self._make_step(Counts(**self.progress.counts))
         self.workers = config.workers or 0
@@ -146,14 +153,7 @@ class Trainer:
             value = self._validate(record)
             if record:
                 record.write(0, validation_map=value)
-        batches = load_batches(
-            CropDataset(self.plan.train, config.crops, config.seed),
-            self._draw,
-            range(progress.update, 0 if self._finished() else config.updates),
-            self.workers,
-            pin_memory=self.device.type == "cuda",
-        )
-        with closing(batches):
+        with closing(self._batches()) as batches:
             mark = time.perf_counter()
             for batch in batches:
                 self._report_unreadable(batch.errors, "another photo of its class stands in")
@@ -182,6 +182,27 @@ class Trainer:
                 f"{progress.validations_since_best} validations brought no better one"
             )
 
+    def _batches(self) -> Generator[CropBatch, None, None]:
+        """The batches to come; where tuples are mined, none is made before its mining."""
+        config, progress = self.plan.config, self.progress
+        dataset = CropDataset(self.plan.train, config.crops, config.seed)
+        while not self._finished():
+            end = config.updates
+            if self.miner is not None:
+                if progress.update % self.miner.period == 0:
+                    self._mine()
+                after = progress.update // self.miner.period + 1
+                end = min(end, after * self.miner.period)
+            batches = load_batches(
+                dataset,
+                self._draw,
+                range(progress.update, end),
+                self.workers,
+                pin_memory=self.device.type == "cuda",
+            )
+            with closing(batches):
+                yield from batches
+
     def _claim(self) -> None:
         """Start the run's folder; it is a run once it has its last file."""
         try:
@@ -209,11 +230,12 @@ class Trainer:
 
     def _make_step(self, counts: Counts) -> MultistageStep:
         config = self.plan.config
+        weighted = config.class_weights and config.mined is None
         step = MultistageStep(
             self.net,
-            LOSSES[config.loss](config.bins),
+            make_loss(config),
             self.progress.micro_batch or config.micro_batch,
-            weighting=class_balanced_weights if config.class_weights else None,
+            weighting=class_balanced_weights if weighted else None,
             autocast=self._autocast,
         )
         step.counts = counts
@@ -222,14 +244,36 @@ class Trainer:
     def _draw(self, update: int) -> Indices:
         """This process's part of an update's batch."""
         config = self.plan.config
-        batch = draw_batch(
-            self.plan.train.labels,
-            config.batch_size,
-            config.seed,
-            update,
-            config.classes_per_batch,
-        )
+        if self.miner is not None:
+            first = update % self.miner.period * self.miner.per_update
+            batch = self._tuples[first : first + self.miner.per_update].reshape(-1)
+        else:
+            batch = draw_batch(
+                self.plan.train.labels,
+                config.batch_size,
+                config.seed,
+                update,
+                config.classes_per_batch,
+            )
         return np.array_split(batch, self.processes)[self.rank]
+
+    def _mine(self) -> None:
+        """Choose the tuples of the updates until the next mining."""
+        assert self.miner is not None
+        config = self.plan.config
+        mined = mine_tuples(
+            self.miner,
+            self.progress.update,
+            self.net,
+            self.plan.train,
+            max_side=config.crops.size,
+            workers=self.workers,
+            autocast=self._autocast,
+            on_progress=lambda done, total: self.view.working("mining", done, total),
+            on_errors=lambda errors: self._report_unreadable(errors, "mining goes on without it"),
+        )
+        self._tuples = mined.tuples
+        self.step.counts.forwards += mined.forwards
 
     def _set_learning_rate(self, update: int) -> float:
         """Linear fall to zero (section 4.2), after a linear rise if a warm-up is set."""
@@ -339,6 +383,7 @@ class Trainer:
         if record:
             record.flush()
             self.progress.counts = asdict(self.step.counts)
+            self.progress.tuples = self._tuples.tolist()
             save_checkpoint(self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.progress)
 
     def _finished(self) -> bool:
