@@ -1,1 +1,6 @@
 """Local features, their aggregation, and spatial verification."""
+
+from listwise.local.features import Features, hessian_affine, photo_features
+from listwise.local.verification import Verified, verify
+
+__all__ = ["Features", "Verified", "hessian_affine", "photo_features", "verify"]

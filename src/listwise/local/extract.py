@@ -61,10 +61,13 @@ class HessianAffine:
         return photo_features(path, box, self.count)
 
 
+DEFAULT = HessianAffine()
+
+
 def extract_features(
     images: Images,
     out: str | Path,
-    extractor: Extractor = HessianAffine(),
+    extractor: Extractor = DEFAULT,
     *,
     strict: bool = False,
     workers: int | None = None,

@@ -57,7 +57,7 @@ def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
 
     Regions stand upright, so features of a photo and of the same photo turned do not match.
     """
-    grey = np.asarray(photo.convert("L"), dtype=np.float32) / 255
+    grey: Float32 = np.asarray(photo.convert("L"), dtype=np.float32) / np.float32(255)
     side = max(grey.shape)
     zoom = 2.0 if side < SMALL else min(1.0, LARGE / side)
     if zoom != 1:

@@ -7,12 +7,14 @@ detector. Regions stand upright: the shape of each leaves "up" where it is.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 
 LEVELS = 3  # of an octave
 FIRST_BLUR = 1.6  # of an octave's first image, in its own pixels
@@ -42,10 +44,13 @@ class Regions:
 
 @dataclass(frozen=True, eq=False)
 class _Spots:
-    """Extrema that one image of the pyramid gave, in its own pixels: [n, 2], [n], [n]."""
+    """Extrema that one level gave, [n, 2], [n], [n], in pixels of the image that has their shapes.
+
+    A pixel of that image is `step` pixels of the photo.
+    """
 
     image: Float32
-    step: int
+    step: float
     points: Float32
     scales: Float32
     strength: Float32
@@ -81,26 +86,29 @@ def _spots(grey: Float32, blur: float) -> Iterator[_Spots]:
     """Extrema over place and scale, level by level."""
     image, step = _blurred(grey, blur, FIRST_BLUR), 1
     sigmas = [FIRST_BLUR * 2.0 ** (level / LEVELS) for level in range(LEVELS + 2)]
+    finer: list[Float32] = []
     while min(image.shape) >= SMALLEST_OCTAVE:
         octave = [image]
-        for before, after in zip(sigmas[:-1], sigmas[1:], strict=True):
+        for before, after in pairwise(sigmas):
             octave.append(_blurred(octave[-1], before, after))
         response = np.stack(
             [_response(level, sigma) for level, sigma in zip(octave, sigmas, strict=True)]
         )
         for level in range(1, LEVELS + 1):
             rows, columns = _extrema(response, level)
-            points, offsets, strength, good = _refined(response, level, rows, columns)
+            points, offsets, strength = _refined(response, level, rows, columns)
             scales = sigmas[level] * 2.0 ** (offsets / LEVELS)
+            # Blur makes shapes rounder than they are: they are read where it is half as large.
+            zoom = 2 if finer else 1
             yield _Spots(
-                octave[level],
-                step,
-                points[good].astype(np.float32),
-                scales[good].astype(np.float32),
-                strength[good].astype(np.float32),
+                finer[level] if finer else octave[0],
+                step / zoom,
+                (points * zoom).astype(np.float32),
+                (scales * zoom).astype(np.float32),
+                strength.astype(np.float32),
             )
-        image = np.ascontiguousarray(octave[LEVELS][::2, ::2])
-        step *= 2
+        finer = octave
+        image, step = np.ascontiguousarray(octave[LEVELS][::2, ::2]), step * 2
 
 
 def _blurred(image: Float32, before: float, after: float) -> Float32:
@@ -138,12 +146,16 @@ def _extrema(response: Float32, level: int) -> tuple[NDArray[np.intp], NDArray[n
 
 def _refined(
     response: Float32, level: int, rows: NDArray[np.intp], columns: NDArray[np.intp]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Extrema of the quadratic through the neighbours: points, level offsets, |response|, good."""
+) -> tuple[Float64, Float64, Float64]:
+    """Extrema of the quadratics through neighbours: points [k, 2], level offsets, |response|.
+
+    Those that are far from the grid point are left out: there, the quadratic says nothing.
+    """
     centre = (level, rows, columns)
 
-    def at(scale: int, row: int, column: int) -> NDArray[np.float64]:
-        return response[level + scale, rows + row, columns + column].astype(np.float64)
+    def at(scale: int, row: int, column: int) -> Float64:
+        values: Float64 = response[level + scale, rows + row, columns + column].astype(np.float64)
+        return values
 
     value = response[centre].astype(np.float64)
     gradient = (
@@ -170,12 +182,10 @@ def _refined(
     solvable = np.abs(np.linalg.det(hessian)) > 1e-30
     hessian[~solvable] = np.eye(3)
     offset = -np.linalg.solve(hessian, gradient[..., None])[..., 0]
-    # Far from the grid point the quadratic says nothing; the neighbour there was no extremum.
     good = solvable & (np.abs(offset) <= 1.0).all(axis=1)
-    offset = np.clip(offset, -1.0, 1.0)
     strength = np.abs(value + 0.5 * (gradient * offset).sum(axis=1))
     points = np.stack([columns, rows], axis=1) + offset[:, :2]
-    return points, offset[:, 2], strength, good
+    return points[good], offset[good, 2], strength[good]
 
 
 def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, NDArray[np.intp]]:
@@ -184,11 +194,9 @@ def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, 
     Regions that stay stretched, or would be stretched too far, are no Hessian-affine regions.
     """
     half = WINDOW // 2
-    side = np.arange(-half, half + 1, dtype=np.float32)
-    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
-    weight = np.exp(-(grid**2).sum(axis=1) / (2 * (half / 3.0 * 1.0) ** 2)).astype(np.float32)
-    inside = (np.abs(grid) < half).all(axis=1)
-    weight = weight[inside] / weight[inside].sum()
+    grid = square_grid(WINDOW)
+    inner = square_grid(WINDOW - 2)  # where the patch has gradients
+    weight = np.exp(-(inner**2).sum(axis=1) / (2 * (half / 3) ** 2)).astype(np.float32)
     shapes = np.broadcast_to(np.eye(2, dtype=np.float32), (len(points), 2, 2)).copy()
     active = np.arange(len(points))
     done = np.zeros(len(points), bool)
@@ -199,11 +207,7 @@ def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, 
         frames = shapes[active] * spacing[active, None, None]
         patches = sampled(image, points[active], frames, grid).reshape(-1, WINDOW, WINDOW)
         x = (patches[:, 1:-1, 2:] - patches[:, 1:-1, :-2]).reshape(len(active), -1)
-        y = (
-            (patches[2:, 1:-1] - patches[:-2, 1:-1])
-            if False
-            else (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(len(active), -1)
-        )
+        y = (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(len(active), -1)
         moments = np.stack([(x * x) @ weight, (x * y) @ weight, (y * y) @ weight], axis=1)
         root, ratio = _inverse_root(moments.astype(np.float64))
         shapes[active] = shapes[active] @ root.astype(np.float32)
@@ -216,7 +220,7 @@ def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, 
     return _upright(shapes[kept]), kept
 
 
-def _inverse_root(moments: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _inverse_root(moments: Float64) -> tuple[Float64, Float64]:
     """M^-1/2 scaled to determinant 1, and the ratio of its axes: [n, 3] -> [n, 2, 2], [n]."""
     a, b, c = moments.T
     middle, spread = (a + c) / 2, np.hypot((a - c) / 2, b)
@@ -237,13 +241,24 @@ def _upright(shapes: Float32) -> Float32:
     upright[:, 0, 0] = first
     upright[:, 1, 0] = (shapes[:, 0] * shapes[:, 1]).sum(axis=1) / first
     upright[:, 1, 1] = det / first
-    return upright / np.sqrt(np.abs(det))[:, None, None]
+    upright /= np.sqrt(np.abs(det))[:, None, None]
+    return upright
+
+
+def square_grid(side: int) -> Float32:
+    """Places of the samples of a square patch, row by row: x, y from its middle, [side², 2]."""
+    line = np.arange(side, dtype=np.float32) - side // 2
+    return np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
 
 
 def sampled(image: Float32, points: Float32, frames: Float32, grid: Float32) -> Float32:
     """Values of an image at point + frame · grid: [n, 2], [n, 2, 2], [g, 2] -> [n, g]."""
-    places = np.matmul(grid, frames.transpose(0, 2, 1)) + points[:, None]
+    places = (frames.reshape(-1, 2) @ grid.T).reshape(-1, 2, len(grid)) + points[:, :, None]
     values: Float32 = cv2.remap(
-        image, places, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+        image,
+        np.ascontiguousarray(places[:, 0]),
+        np.ascontiguousarray(places[:, 1]),
+        cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_REPLICATE,
     )
     return values

@@ -4,10 +4,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.local.hessian import Float32, Regions, sampled
+from listwise.local.hessian import Float32, Regions, sampled, square_grid
 
 PATCH = 33  # samples across a region's patch
-EXTENT = 5.2  # half its width, in scales of the region
+EXTENT = 6.5  # half its width, in scales of the region
 CELLS, DIRECTIONS = 4, 8
 CLIP = 0.2
 BLOCK = 256  # patches at a time
@@ -16,8 +16,7 @@ BLOCK = 256  # patches at a time
 def root_sift(grey: Float32, regions: Regions) -> Float32:
     """RootSIFT of a photo's regions: [H, W], n regions -> [n, 128], unit rows."""
     half = PATCH // 2
-    side = np.arange(-half, half + 1, dtype=np.float32)
-    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    grid = square_grid(PATCH)
     spacing = regions.scales * (EXTENT / half)
     # Photos at half the size each time; a patch is read where its samples are a pixel apart.
     levels = np.maximum(np.floor(np.log2(np.maximum(spacing, 1e-6))), 0).astype(int)
@@ -43,16 +42,14 @@ def describe(patches: Float32, pooling: Float32) -> Float32:
     y = (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(n, -1)
     length, angle = cv2.cartToPolar(x, y)
     angle *= DIRECTIONS / (2 * np.pi)
-    low = np.floor(angle)
-    upper = (angle - low) * length
-    lower = length - upper
-    first = low.astype(np.int32) % DIRECTIONS
-    votes = np.zeros((n, x.shape[1], DIRECTIONS), np.float32)
-    flat = votes.reshape(-1, DIRECTIONS)
-    places = np.arange(len(flat))
-    flat[places, first.reshape(-1)] = lower.reshape(-1)
-    flat[places, (first.reshape(-1) + 1) % DIRECTIONS] += upper.reshape(-1)
-    histograms = np.matmul(pooling, votes).reshape(n, -1)
+    votes = np.empty((DIRECTIONS, *angle.shape), np.float32)
+    for direction in range(DIRECTIONS):
+        away = np.abs(angle - direction)
+        if direction == 0:
+            away = np.minimum(away, DIRECTIONS - away)
+        votes[direction] = np.maximum(0, 1 - away) * length
+    pooled = votes.reshape(-1, votes.shape[2]) @ pooling.T
+    histograms = pooled.reshape(DIRECTIONS, n, -1).transpose(1, 2, 0).reshape(n, -1)
     return rooted(histograms)
 
 
@@ -70,7 +67,7 @@ def _pooling() -> Float32:
     place = (np.arange(inner) + 0.5) / inner * CELLS - 0.5  # in cells
     tent = np.maximum(0, 1 - np.abs(place[None] - np.arange(CELLS)[:, None]))
     centred = (np.arange(inner) + 0.5) / inner * 2 - 1
-    bell = np.exp(-(centred**2) / (2 * 1.0**2))
+    bell = np.exp(-(centred**2) / 2)
     line = tent * bell
     weights: NDArray[np.float64] = np.einsum("ay,bx->abyx", line, line)
     return weights.reshape(CELLS * CELLS, inner * inner).astype(np.float32)

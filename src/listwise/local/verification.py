@@ -11,8 +11,8 @@ from listwise.local.hessian import Float32
 Float64 = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 
-RATIO = 0.85  # of the distances to the nearest and the second nearest feature
-TOLERANCE = 0.015  # distance of an inlier from its place, in parts of each photo's extent
+RATIO = 0.9  # of the distances to the nearest and the second nearest feature
+TOLERANCE = 0.02  # distance of an inlier from its place, in parts of each photo's extent
 HYPOTHESES = 1024
 REFINED = 8  # the best hypotheses are fitted to their inliers
 FEWEST = 4  # inliers of a transform
@@ -78,7 +78,9 @@ def nearest_pairs(query: Float32, other: Float32) -> Pairs:
     block = products[rows]
     block[np.arange(len(rows)), nearest[rows]] = -1
     second = block.max(axis=1)
-    clear = 1 - first[rows] < RATIO**2 * (1 - second)
+    # Squared distances are twice these; rounding must not make them negative.
+    gap, next_gap = np.maximum(1 - first[rows], 0), np.maximum(1 - second, 0)
+    clear = gap < RATIO**2 * next_gap
     rows = rows[clear]
     return np.stack([rows, nearest[rows]], axis=1).astype(np.int64)
 
@@ -92,7 +94,8 @@ class _Judge:
     def errors(self, transforms: Float64) -> Float64:
         """The larger of the squared errors there and back: [t, 3, 3] -> [t, m]."""
         there = _squared(transforms, self.start, self.end) / self.two**2
-        back = _squared(np.linalg.inv(transforms), self.end, self.start) / self.one**2
+        inverse = np.linalg.inv(transforms).astype(np.float64)
+        back = _squared(inverse, self.end, self.start) / self.one**2
         worse: Float64 = np.maximum(there, back)
         return worse
 
@@ -105,7 +108,7 @@ def _squared(transforms: Float64, start: Float64, end: Float64) -> Float64:
     with np.errstate(divide="ignore", invalid="ignore"):
         dx = (t[:, 0, 0] * x + t[:, 0, 1] * y + t[:, 0, 2]) / w - end[:, 0]
         dy = (t[:, 1, 0] * x + t[:, 1, 1] * y + t[:, 1, 2]) / w - end[:, 1]
-    squared = dx * dx + dy * dy
+    squared: Float64 = dx * dx + dy * dy
     squared[~(w > 0)] = np.inf  # behind the camera
     return squared
 

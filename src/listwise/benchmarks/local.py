@@ -1,0 +1,323 @@
+"""Local descriptors beside the package `asmk`: words, inverted file, queries, and their scores."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from listwise.errors import InputError
+from listwise.local.asmk import ALPHA, ASSIGNMENTS, TAU
+from listwise.local.asmk_index import AsmkIndex
+from listwise.local.codebook import WORDS, Codebook, CodebookInfo
+from listwise.local.postings import Postings, map_postings
+
+DIM = 128
+PHOTOS = 5_000
+FEATURES = 2_000
+SAMPLE = 20  # photos of the steps that take long in one of the two ways
+QUERIES = 10
+NOT_INSTALLED = "not installed (pip install asmk)"
+
+Float32 = NDArray[np.float32]
+Words = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step's cost here and in the package: the smaller the better.
+
+    `figures` are the shares and differences found while measuring.
+    """
+
+    step: str
+    unit: str
+    listwise: float
+    asmk: float | None
+    skipped: str | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """The row as plain data."""
+        return asdict(self)
+
+
+class MadePhotos:
+    """Local descriptors made from numbers: they vary in fewer directions than they have."""
+
+    def __init__(self, words: int, features: int) -> None:
+        self.features = features
+        self._turn = np.random.default_rng(0).standard_normal((24, DIM), dtype=np.float32)
+        info = CodebookInfo(extractor="made for a benchmark", learned_from=words, seed=0)
+        self.codebook = Codebook(self.unknown(0, words), info)
+
+    def unknown(self, number: int, count: int) -> Float32:
+        """Descriptors of a photo, anywhere between the words: [count, DIM]."""
+        generator = np.random.default_rng([1, number])
+        rows = generator.standard_normal((count, 24), dtype=np.float32) @ self._turn
+        rows += generator.standard_normal((count, DIM), dtype=np.float32)
+        return _unit(rows)
+
+    def known(self, number: int) -> tuple[Float32, Words]:
+        """Descriptors of a photo [n, DIM] and the words [n, 1] that they lie near."""
+        generator = np.random.default_rng([2, number])
+        words = generator.integers(0, len(self.codebook), self.features, np.int32)
+        return self._near(words, generator), words[:, None]
+
+    def query(self, number: int) -> Float32:
+        """Descriptors of another photo of the same thing: [n, DIM]."""
+        rows, _ = self.known(number)
+        generator = np.random.default_rng([3, number])
+        return _unit(rows + 0.03 * generator.standard_normal(rows.shape, dtype=np.float32))
+
+    def _near(self, words: Words, generator: np.random.Generator) -> Float32:
+        noise = 0.03 * generator.standard_normal((len(words), DIM), dtype=np.float32)
+        return _unit(self.codebook.centroids[words] + noise)
+
+
+def _unit(rows: Float32) -> Float32:
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+class KnownWords(Codebook):
+    """A codebook whose words are said beforehand: those of millions would take minutes to find."""
+
+    words: Words
+
+    def assign(self, descriptors: NDArray[np.floating], count: int = 1) -> Words:
+        """The words that were said."""
+        return self.words
+
+
+def build(folder: Path, photos: int, made: MadePhotos) -> float:
+    """Index made photos, and say the seconds it took to aggregate and write them."""
+    codebook = KnownWords(made.codebook.centroids, made.codebook.info)
+    making = 0.0
+
+    def descriptors() -> Iterator[Float32]:
+        nonlocal making
+        for number in range(photos):
+            start = time.perf_counter()
+            rows, words = made.known(number)
+            object.__setattr__(codebook, "words", words)
+            making += time.perf_counter() - start
+            yield rows
+
+    index = AsmkIndex.create(folder, codebook)
+    start = time.perf_counter()
+    index.add([str(number) for number in range(photos)], descriptors())
+    return time.perf_counter() - start - making
+
+
+class Package:
+    """The same words and photos in the package's objects."""
+
+    def __init__(self, codebook: Codebook) -> None:
+        import asmk
+
+        self.asmk: Any = asmk
+        self.codebook = asmk.codebook.Codebook(
+            asmk.index.initialize_index(None), size=len(codebook)
+        )
+        self.codebook.index(codebook.centroids)
+        self.exact = self.codebook.search_index
+        self.kernel = asmk.kernel.ASMKKernel(self.codebook, binary=True)
+
+    def words(self, rows: Float32, count: int) -> Words:
+        """The nearest words by comparing with all: [n, DIM] -> [n, count]."""
+        found: Words = self.exact.search(rows, count)[1].astype(np.int32)
+        return found
+
+    def build(self, photos: Sequence[tuple[Float32, Words]]) -> Any:
+        """An inverted file of photos whose words are known."""
+        file = self.asmk.inverted_file.IVF.initialize_empty(
+            codebook_size=self.codebook.size, use_idf=False
+        )
+        rows, words = (np.concatenate(part) for part in zip(*photos, strict=True))
+        numbers = np.repeat(np.arange(len(photos)), [len(own) for _, own in photos])
+        file.add(*self.kernel.aggregate(rows, words, numbers))
+        return file
+
+    def take(self, postings: Sequence[Postings]) -> Any:
+        """An inverted file with what is in others; to build it as the package does takes long."""
+        vectors: list[Any] = [None] * self.codebook.size
+        photos: list[Any] = [None] * self.codebook.size
+        counts = np.zeros(self.codebook.size, np.int32)
+        before = 0
+        for part in postings:
+            bits = part.bits.view(">u4").astype(np.uint32)  # the first dimension in the highest bit
+            for word, start, end in zip(part.words, part.starts, part.starts[1:], strict=False):
+                own = part.photos[start:end].astype(np.int64) + before
+                if counts[word]:
+                    own = np.concatenate([photos[word], own])
+                    both = np.concatenate([vectors[word], bits[start:end]])
+                else:
+                    both = bits[start:end]
+                vectors[word], photos[word], counts[word] = both, own, len(own)
+            before += len(part)
+        norms = np.concatenate([part.sizes for part in postings]).astype(np.float64)
+        idf = np.ones(self.codebook.size, np.float32)
+        return self.asmk.inverted_file.IVF(
+            norms, before, vectors, photos, counts, idf, 0, use_idf=False
+        )
+
+    def search(self, file: Any, rows: Float32, assign: Callable[..., Words] | None = None) -> Any:
+        """The scores of all photos, by their numbers: [n, DIM] -> [N]."""
+        self.codebook.search_index = self.exact if assign is None else _Assigner(assign)
+        parameters = {
+            "quantize": {"multiple_assignment": ASSIGNMENTS},
+            "aggregate": {},
+            "search": {"topk": None},
+            "similarity": {"similarity_threshold": TAU, "alpha": ALPHA},
+        }
+        method = self.asmk.ASMKMethod(
+            {}, {}, codebook=self.codebook, kernel=self.kernel, inverted_file=file
+        )
+        numbers = np.zeros(len(rows), np.int64)
+        _, _, ranks, scores = method.query_ivf(rows, numbers, step_params=parameters)
+        found = np.empty(scores.shape[1])
+        found[ranks[0]] = scores[0]
+        return found
+
+
+@dataclass(frozen=True)
+class _Assigner:
+    """Words found elsewhere, as the package asks for them."""
+
+    assign: Callable[..., Words]
+
+    def search(self, rows: Float32, count: int) -> tuple[None, Words]:
+        return None, self.assign(rows, count)
+
+
+def run(
+    photos: int = PHOTOS,
+    features: int = FEATURES,
+    words: int = WORDS,
+    folder: Path | None = None,
+    on_start: Callable[[str], object] = lambda what: None,
+) -> Iterator[Row]:
+    """Measure each step in both ways, one after the other.
+
+    Args:
+        photos: in the index.
+        features: of a photo.
+        words: in the codebook.
+        folder: where the index is written for a while; the system's temporary one if None.
+        on_start: told what begins.
+    """
+    if photos < SAMPLE or features < 1:
+        raise InputError(f"the benchmark needs {SAMPLE} photos of one feature at least")
+    on_start("extracting features")
+    yield extraction_row()
+    on_start("making descriptors")
+    made = MadePhotos(words, features)
+    try:
+        package = Package(made.codebook)
+    except ModuleNotFoundError:
+        package = None
+    on_start("looking up words")
+    yield word_row(made, package)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        place = Path(name) / "index"
+        on_start(f"indexing {photos:,} photos")
+        yield build_row(build(place, photos, made) / photos, made, package)
+        on_start("searching")
+        yield from query_rows(AsmkIndex.open(place), made, package)
+
+
+def extraction_row() -> Row:
+    """A photo's features, which the package does not make."""
+    from listwise.data.toy.photo import draw_view, take_photo
+    from listwise.local.features import hessian_affine
+
+    seconds, features = [], []
+    for number in range(SAMPLE):
+        generator = np.random.default_rng(number)
+        photo, _ = take_photo(None, draw_view("easy", generator), generator)
+        start = time.perf_counter()
+        features.append(len(hessian_affine(photo)))
+        seconds.append(time.perf_counter() - start)
+    figures = {"features": float(np.mean(features))}
+    return Row("extraction", "ms a photo", 1e3 * _typical(seconds), None, figures=figures)
+
+
+def word_row(made: MadePhotos, package: Package | None) -> Row:
+    """The words of a photo's descriptors, one each, as they are needed for indexing."""
+    made.codebook.assign(made.unknown(1, 1))  # prepares itself at first use
+    ours, theirs, same = [], [], []
+    for number in range(1, 1 + SAMPLE):
+        rows = made.unknown(number, made.features)
+        start = time.perf_counter()
+        found = made.codebook.assign(rows)
+        ours.append(time.perf_counter() - start)
+        if package is not None:
+            start = time.perf_counter()
+            exact = package.words(rows, 1)
+            theirs.append(time.perf_counter() - start)
+            same.append((found == exact).mean())
+    figures = {"same words": float(np.mean(same))} if same else {}
+    return _row("words", "ms a photo", 1e3 * _typical(ours), _scaled(theirs, 1e3), figures)
+
+
+def build_row(seconds: float, made: MadePhotos, package: Package | None) -> Row:
+    """A photo's residuals summed, binarised and put into the inverted file."""
+    theirs = []
+    if package is not None:
+        some = [made.known(number) for number in range(SAMPLE)]
+        start = time.perf_counter()
+        package.build(some)
+        theirs.append((time.perf_counter() - start) / SAMPLE)
+    return _row("index", "ms a photo", 1e3 * seconds, _scaled(theirs, 1e3), {})
+
+
+def query_rows(index: AsmkIndex, made: MadePhotos, package: Package | None) -> Iterator[Row]:
+    """A query with its words, from descriptors to scores, and the memory of what is searched."""
+    size = index.info()["bytes_per_photo"]
+    file, held = None, None
+    if package is not None:
+        parts = [map_postings(path) for path in sorted(index.folder.glob("segment-*"))]
+        file = package.take(parts)
+        held = sum(
+            part.nbytes for part in (*file.ivf_vecs, *file.ivf_image_ids) if part is not None
+        )
+        held = (held + file.norm_factor.nbytes) / len(index)
+    ours, theirs, apart, own = [], [], [], []
+    for number in range(QUERIES):
+        rows = made.query(number * len(index) // QUERIES)
+        start = time.perf_counter()
+        scores, ids = index.search(rows, len(index))
+        ours.append(time.perf_counter() - start)
+        if package is not None:
+            start = time.perf_counter()
+            found = package.search(file, rows)
+            theirs.append(time.perf_counter() - start)
+            numbers = [int(name) for name in ids]
+            own.append(np.abs(found[numbers] - scores).max())
+            given = package.search(file, rows, made.codebook.assign)
+            apart.append(np.abs(given[numbers] - scores).max())
+    figures = {}
+    if apart:
+        figures = {
+            "scores apart, same words": float(max(apart)),
+            "scores apart, own words": float(max(own)),
+        }
+    yield _row("query", "ms", 1e3 * _typical(ours), _scaled(theirs, 1e3), figures)
+    yield _row("memory", "bytes a photo", size, held, {})
+
+
+def _row(step: str, unit: str, ours: float, theirs: float | None, figures: dict[str, float]) -> Row:
+    return Row(step, unit, ours, theirs, NOT_INSTALLED if theirs is None else None, figures)
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    return float(np.median(seconds))
+
+
+def _scaled(seconds: Sequence[float], factor: float) -> float | None:
+    return factor * _typical(seconds) if seconds else None

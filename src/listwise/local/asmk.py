@@ -1,0 +1,130 @@
+"""ASMK*: what two photos' local descriptors have in common, word by word, a bit a dimension.
+
+After Tolias, Avrithis and Jégou, "Image search with selective match kernels: aggregation across
+single and multiple images" (IJCV 2016). With X_c the descriptors of a photo that belong to the
+word c, V(X_c) = Σ (x − q_c) and b its signs,
+
+    K(X, Y) = γ(X) γ(Y) Σ_c σ(b(V(X_c))ᵀ b(V(Y_c)) / D),   σ(u) = sign(u) |u|^α if u > τ, else 0,
+
+where γ makes K(X, X) = 1: γ(X) = (number of words of X)^(−1/2). A word counts once however many
+descriptors it has, which is what keeps repeated structure from counting for too much.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALPHA: Final = 3.0
+TAU: Final = 0.0
+ASSIGNMENTS: Final = 5
+"""Words of a query's descriptor; a database photo's descriptor has one."""
+
+Bits = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregated:
+    """A photo by words: `words` int32 [w], ascending, and signs `bits` uint64 [w, L], L = ⌈D/64⌉.
+
+    Bits beyond D are zero.
+    """
+
+    words: NDArray[np.int32]
+    bits: Bits
+
+
+def aggregate(
+    descriptors: NDArray[np.floating], words: NDArray[np.int32], centroids: NDArray[np.float32]
+) -> Aggregated:
+    """Sum the residuals of a photo's descriptors in each word, and keep their signs.
+
+    Shapes: [n, D], the words of each [n, m], [K, D].
+    """
+    flat = words.ravel()
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    residuals = descriptors[order // words.shape[1]] - centroids[ordered]
+    if not len(starts):
+        return Aggregated(ordered, pack(residuals))
+    return Aggregated(ordered[starts], pack(np.add.reduceat(residuals, starts, axis=0)))
+
+
+def pack(values: NDArray[np.floating]) -> Bits:
+    """A bit for each value, 1 if it is above zero: [w, D] -> uint64 [w, ⌈D/64⌉]."""
+    rows, dim = values.shape
+    packed = np.zeros((rows, -(-dim // 64) * 8), np.uint8)
+    packed[:, : -(-dim // 8)] = np.packbits(values > 0, axis=1)
+    return packed.view(np.uint64)
+
+
+def selectivity(dim: int, alpha: float = ALPHA, tau: float = TAU) -> NDArray[np.float64]:
+    """σ(1 − 2h/D) for each Hamming distance h from 0 to D: [D + 1]."""
+    similarity = 1 - 2 * np.arange(dim + 1) / dim
+    powers = np.sign(similarity) * np.abs(similarity) ** alpha
+    return np.where(similarity > tau, powers, 0.0)
+
+
+def hamming(one: Bits, two: Bits) -> NDArray[np.integer]:
+    """Bits that differ, row by row: [n, L], [n, L] -> [n]."""
+    counts = _bit_count(one ^ two)
+    total = counts[:, 0].astype(np.uint16)
+    for column in range(1, counts.shape[1]):
+        total += counts[:, column]
+    return total
+
+
+def _counted_by_table(values: Bits) -> NDArray[np.uint8]:
+    """Bits that are set in each value, for a NumPy that cannot count them: [n, L] -> [n, L]."""
+    bytes_ = np.arange(256, dtype=np.uint8)
+    table = np.unpackbits(bytes_[:, None], axis=1).sum(axis=1, dtype=np.uint8)
+    sixteen = (table[:, None] + table).ravel()
+    found: NDArray[np.uint8] = (
+        sixteen[values.view(np.uint16)].reshape(*values.shape, 4).sum(axis=-1, dtype=np.uint8)
+    )
+    return found
+
+
+_bit_count: Callable[[Bits], NDArray[Any]] = getattr(np, "bitwise_count", _counted_by_table)
+
+
+def word_pairs(
+    query: NDArray[np.floating],
+    query_words: NDArray[np.int32],
+    other: NDArray[np.floating],
+    other_words: NDArray[np.int32],
+    centroids: NDArray[np.float32],
+    tau: float = TAU,
+) -> NDArray[np.int64]:
+    """Pairs of two photos' features that share a word, signs more alike than `tau`, best first.
+
+    They are what spatial verification starts from, computed anew from the features: the inverted
+    file need not remember which of them it has summed.
+    Shapes: [n, D], [n, m], [o, D], [o, m'], [K, D] -> positions in both [p, 2].
+    """
+    dim = centroids.shape[1]
+    one, two = (np.argsort(words.ravel(), kind="stable") for words in (query_words, other_words))
+    left, right = query_words.ravel()[one], other_words.ravel()[two]
+    first = np.searchsorted(right, left, "left")
+    lengths = np.searchsorted(right, left, "right") - first
+    rows = np.repeat(one, lengths)
+    columns = two[run_positions(first, lengths)]
+    places, others = rows // query_words.shape[1], columns // other_words.shape[1]
+    shared = centroids[query_words.ravel()[rows]]
+    distances = hamming(pack(query[places] - shared), pack(other[others] - shared))
+    similarity = 1 - 2 * distances.astype(np.float64) / dim
+    order = np.argsort(-similarity, kind="stable")
+    order = order[similarity[order] > tau]
+    pairs = np.stack([places[order], others[order]], axis=1).astype(np.int64)
+    _, best = np.unique(pairs, axis=0, return_index=True)  # two words may be shared
+    return pairs[np.sort(best)]
+
+
+def run_positions(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The positions of runs, one run after the other: starts [r], lengths [r] -> [Σ lengths]."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)

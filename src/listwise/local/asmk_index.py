@@ -1,0 +1,377 @@
+"""An ASMK* index in a folder: an inverted file that photos are added to and removed from.
+
+The folder holds the codebook, inverted files that are never changed once written (`segment-…`),
+and `manifest.json`, which names those that count and the photos removed from them. Every change
+writes new segments first and then, in one step, the manifest: a kill at any moment leaves the index
+as it was before or after the change.
+"""
+
+import fcntl
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from listwise import __version__
+from listwise.errors import InputError
+from listwise.files import write_text
+from listwise.local.asmk import (
+    ALPHA,
+    ASSIGNMENTS,
+    TAU,
+    Aggregated,
+    aggregate,
+    selectivity,
+)
+from listwise.local.codebook import Codebook, checked
+from listwise.local.postings import Postings, invert, map_postings, merge, write_postings
+
+FORMAT_VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+CODEBOOK: Final = "codebook.safetensors"
+
+_PART = 1 << 22  # postings written at a time
+_LARGEST = 1 << 25  # postings of a segment made of others; merging it needs about 2 GB
+_DEAD = 0.25  # share of a segment's photos that may be removed before it is written anew
+
+
+class _Segment(BaseModel):
+    """A file of postings, and the numbers of the photos that were removed from it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    removed: tuple[int, ...] = ()
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    listwise: str = __version__
+    codebook: str
+    written: int = 0  # segments so far, which are numbered
+    segments: tuple[_Segment, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Postings that are on disk under a name, or are not yet; `kept` [n] are those still there."""
+
+    name: str | None
+    postings: Postings
+    kept: NDArray[np.bool_]
+
+    @property
+    def live(self) -> int:
+        """Postings of photos that are still there."""
+        return int(self.postings.sizes[self.kept].sum(dtype=np.int64))
+
+    @property
+    def wasteful(self) -> bool:
+        return bool(self.kept.mean() < 1 - _DEAD) if len(self.kept) else True
+
+    def without(self, names: Iterable[str]) -> "_Part":
+        known = self.postings.numbers
+        found = [known[name] for name in names if name in known]
+        if not self.kept[found].any():
+            return self
+        kept = self.kept.copy()
+        kept[found] = False
+        return _Part(self.name, self.postings, kept)
+
+
+class AsmkIndex:
+    """Photos searched by their local descriptors; `create` makes one, `open` opens it again.
+
+    Searches may run in several threads. Several processes may use one index: changes wait for each
+    other, and `refresh` shows those of others.
+    """
+
+    def __init__(self, folder: Path, codebook: Codebook, manifest: _Manifest) -> None:
+        self.folder = folder
+        self.codebook = codebook
+        self._manifest = manifest
+        self._parts: tuple[_Part, ...] = ()
+
+    @staticmethod
+    def exists(folder: str | Path) -> bool:
+        """Whether there is an index in a folder."""
+        return (Path(folder) / MANIFEST).is_file()
+
+    @classmethod
+    def create(cls, folder: str | Path, codebook: Codebook) -> "AsmkIndex":
+        """Make an empty index, which keeps a copy of the codebook."""
+        folder = Path(folder)
+        if cls.exists(folder):
+            raise InputError(f"there is an index at {folder} already: add to it, or name another")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            codebook.save(folder / CODEBOOK)
+            manifest = _Manifest(codebook=codebook.fingerprint)
+            write_text(folder / MANIFEST, manifest.model_dump_json())
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+        return cls(folder, codebook, manifest)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "AsmkIndex":
+        """Open an index; postings are mapped into memory and read as far as they are used.
+
+        Raises:
+            InputError: there is no index, it is damaged, or its codebook is another's.
+        """
+        folder = Path(folder)
+        if not cls.exists(folder):
+            raise InputError(f"there is no index at {folder}: listwise local index makes one")
+        codebook = Codebook.load(folder / CODEBOOK)
+        manifest, parts = _read(folder)
+        index = cls(folder, codebook, manifest)
+        index._parts = parts
+        index.require(codebook)
+        return index
+
+    def require(self, codebook: Codebook) -> None:
+        """Refuse a codebook other than the one the photos were indexed with."""
+        if codebook.fingerprint != self._manifest.codebook:
+            raise InputError(
+                f"{self.folder} was made with the codebook {self._manifest.codebook[:12]}, not "
+                f"with {codebook.fingerprint[:12]}: their words mean different things"
+            )
+
+    def __len__(self) -> int:
+        return sum(int(part.kept.sum()) for part in self._parts)
+
+    def __contains__(self, name: str) -> bool:
+        return any(
+            name in part.postings.numbers and part.kept[part.postings.numbers[name]]
+            for part in self._parts
+        )
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all photos, in the order in which equal scores come."""
+        return [
+            part.postings.name(int(number))
+            for part in self._parts
+            for number in np.flatnonzero(part.kept)
+        ]
+
+    def add(
+        self,
+        ids: Sequence[str],
+        descriptors: Iterable[NDArray[np.floating]],
+        on_photo: Callable[[int], object] = lambda count: None,
+    ) -> None:
+        """Write photos in place of those with the same ids, some thousands at a time.
+
+        What a kill leaves is whole: the photos before some place are in, the others are not.
+
+        Args:
+            ids: of n photos.
+            descriptors: the local descriptors [m, D] of each, which may be read one by one.
+            on_photo: told 1 for every photo.
+        """
+        if len(set(ids)) < len(ids):
+            raise InputError("an id is given twice: every photo needs its own")
+        waiting: list[Aggregated] = []
+        done = postings = 0
+        for rows in descriptors:
+            if done + len(waiting) == len(ids):
+                raise InputError(f"there are more descriptors than the {len(ids)} ids")
+            waiting.append(self._aggregated(rows, 1))
+            postings += len(waiting[-1].words)
+            on_photo(1)
+            if postings >= _PART:
+                self._put(ids[done : done + len(waiting)], waiting)
+                done, postings, waiting = done + len(waiting), 0, []
+        if done + len(waiting) < len(ids):
+            raise InputError(f"there are descriptors of {done + len(waiting)} of {len(ids)} ids")
+        if waiting:
+            self._put(ids[done:], waiting)
+
+    def _put(self, ids: Sequence[str], photos: Sequence[Aggregated]) -> None:
+        postings = invert(ids, photos, -(-self.codebook.dim // 64))
+        fresh = _Part(None, postings, np.ones(len(ids), bool))
+        with self._changing():
+            self._commit([*(part.without(ids) for part in self._parts), fresh])
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove photos in one step, and say how many there were; none of them is found again."""
+        with self._changing():
+            before = len(self)
+            parts = [part.without(ids) for part in self._parts]
+            after = sum(int(part.kept.sum()) for part in parts)
+            if after < before:
+                self._commit(parts)
+            return before - after
+
+    def search(
+        self,
+        descriptors: NDArray[np.floating],
+        k: int,
+        assignments: int = ASSIGNMENTS,
+        alpha: float = ALPHA,
+        tau: float = TAU,
+    ) -> tuple[NDArray[np.float64], list[str]]:
+        """The k photos most like a query's local descriptors: [n, D] -> scores [k'], ids.
+
+        k' = min(k, len(self)). Scores are ASMK*'s, from 0 to 1; equal ones come in order of `ids`.
+
+        Args:
+            descriptors: of the query photo.
+            k: photos at most.
+            assignments: words of a descriptor.
+            alpha: the selectivity's power.
+            tau: similarity of two photos' bits in a word up to which the word does not count.
+        """
+        if k < 1:
+            raise InputError(f"k is {k}; ask for one photo at least")
+        query = self._aggregated(descriptors, min(assignments, len(self.codebook)))
+        weights = selectivity(self.codebook.dim, alpha, tau)
+        parts = self._parts  # a change meanwhile does not matter
+        found = [part.postings.scores(query, weights)[part.kept] for part in parts]
+        scores = np.concatenate([np.zeros(0), *found]) / np.sqrt(max(1, len(query.words)))
+        best = np.argsort(-scores, kind="stable")[:k]
+        return scores[best], _names(parts, best)
+
+    def _aggregated(self, descriptors: NDArray[np.floating], assignments: int) -> Aggregated:
+        rows = checked(descriptors, self.codebook.dim)
+        words = self.codebook.assign(rows, assignments)
+        return aggregate(rows, words, self.codebook.centroids)
+
+    def info(self) -> dict[str, Any]:
+        """What there is to know of the index, for people and programs: JSON values."""
+        count = len(self)
+        size = sum(part.postings.nbytes for part in self._parts)
+        return {
+            "photos": count,
+            "words_per_photo": sum(part.live for part in self._parts) / max(1, count),
+            "bytes": size,
+            "bytes_per_photo": size / max(1, count),
+            "segments": len(self._parts),
+            "removed": sum(int((~part.kept).sum()) for part in self._parts),
+            "words": len(self.codebook),
+            "dim": self.codebook.dim,
+            "codebook": self.codebook.fingerprint,
+            "extractor": self.codebook.info.extractor,
+        }
+
+    def refresh(self) -> None:
+        """See what other processes have written since."""
+        known = {part.name: part.postings for part in self._parts}
+        self._manifest, self._parts = _read(self.folder, known)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Be the only one that changes the index, with the newest state in view."""
+        try:
+            with (self.folder / "lock").open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # let go by the system if the process ends
+                self.refresh()
+                yield
+        except OSError as error:
+            raise InputError(f"cannot write {self.folder}: {error.strerror or error}") from error
+
+    def _commit(self, parts: Sequence[_Part]) -> None:
+        """Write what is not on disk yet, merged where that pays, and then the manifest."""
+        self._sweep()
+        written = self._manifest.written
+        stored: list[_Part] = []
+        for group in _groups([part for part in parts if part.kept.any()]):
+            if len(group) == 1 and group[0].name is not None and not group[0].wasteful:
+                stored.append(group[0])
+                continue
+            written += 1
+            name = f"segment-{written:08d}.safetensors"
+            postings = group[0].postings
+            if len(group) > 1 or not group[0].kept.all():
+                postings = merge([(part.postings, part.kept) for part in group])
+            write_postings(postings, self.folder / name)
+            mapped = map_postings(self.folder / name)
+            stored.append(_Part(name, mapped, np.ones(len(mapped), bool)))
+        segments = (
+            _Segment(name=str(part.name), removed=tuple(np.flatnonzero(~part.kept).tolist()))
+            for part in stored
+        )
+        manifest = self._manifest.model_copy(
+            update={"written": written, "segments": tuple(segments)}
+        )
+        write_text(self.folder / MANIFEST, manifest.model_dump_json())
+        self._manifest, self._parts = manifest, tuple(stored)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete segments that do not count: replaced ones, and what a killed change left."""
+        named = {segment.name for segment in self._manifest.segments}
+        for path in self.folder.glob("segment-*"):
+            if path.name not in named:
+                path.unlink()
+
+
+def _groups(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """What is to be one segment each.
+
+    The newest are merged while the one before them is not much larger, so that there are few
+    segments, and a posting is written anew only as often as the index doubles.
+    """
+    groups = [[part] for part in parts]
+    if not parts or parts[-1].name is not None:
+        return groups
+    size = parts[-1].live
+    while len(groups) > 1 and groups[-2][0].live <= 2 * size:
+        size += groups[-2][0].live
+        if size > _LARGEST:
+            break
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return groups
+
+
+def _read(
+    folder: Path, known: dict[str | None, Postings] | None = None
+) -> tuple[_Manifest, tuple[_Part, ...]]:
+    """The manifest and what it names; `known` postings are not mapped again."""
+    for _ in range(10):
+        try:
+            manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise InputError(f"{folder} is damaged: build the index again") from error
+        if manifest.format_version > FORMAT_VERSION:
+            raise InputError(
+                f"{folder} was written by a newer Listwise ({manifest.listwise}): "
+                "pip install --upgrade listwise"
+            )
+        try:
+            return manifest, tuple(
+                _opened(folder, segment, known or {}) for segment in manifest.segments
+            )
+        except FileNotFoundError:
+            continue  # replaced by a change since the manifest was read
+        except (OSError, ValueError, IndexError) as error:
+            raise InputError(f"{folder} is damaged ({error}): build the index again") from error
+    raise InputError(f"{folder} is damaged: a segment is missing; build the index again")
+
+
+def _opened(folder: Path, segment: _Segment, known: dict[str | None, Postings]) -> _Part:
+    postings = known.get(segment.name)
+    if postings is None:
+        postings = map_postings(folder / segment.name)
+    kept = np.ones(len(postings), bool)
+    kept[list(segment.removed)] = False
+    return _Part(segment.name, postings, kept)
+
+
+def _names(parts: Sequence[_Part], positions: NDArray[np.int64]) -> list[str]:
+    """The ids at positions in the photos that are still there, part after part."""
+    numbers = [np.flatnonzero(part.kept) for part in parts]
+    ends = np.cumsum([len(part) for part in numbers])
+    owners = np.searchsorted(ends, positions, "right")
+    return [
+        parts[owner].postings.name(int(numbers[owner][position - ends[owner]]))
+        for owner, position in zip(owners.tolist(), positions.tolist(), strict=True)
+    ]

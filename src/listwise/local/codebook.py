@@ -1,0 +1,266 @@
+"""The visual words of local descriptors: learned by k-means, and found again fast."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from listwise import __version__
+from listwise.errors import InputError
+from listwise.files import publish
+
+FORMAT_VERSION: Final = 1
+WORDS: Final = 65_536
+PER_WORD: Final = 60
+"""Descriptors a word that k-means sees at most."""
+ITERATIONS: Final = 10
+
+# Up to so many words are compared one by one: nothing is faster.
+_FEW = 4096
+# Nearest by 4-bit codes, which are then compared exactly. So many find the nearest of 65,536 words
+# for RootSIFT descriptors as surely as comparing with all, at less than half the cost.
+_CANDIDATES = 64
+_CANDIDATES_EACH = 32
+_CANDIDATES_LEARNING = 16  # a wrong word now and then does no harm to k-means
+_ROWS = 1 << 16  # descriptors looked up at a time
+
+Float32 = NDArray[np.float32]
+Words = NDArray[np.int32]
+
+
+class CodebookInfo(BaseModel):
+    """Where a codebook comes from: `extractor` names what made the descriptors, and its settings.
+
+    `learned_from` is the number of descriptors that k-means saw, drawn by `seed`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    listwise: str = __version__
+    extractor: str
+    learned_from: int
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """K visual words: float32 `centroids` [K, D]."""
+
+    centroids: Float32
+    info: CodebookInfo
+
+    def __post_init__(self) -> None:
+        rows = np.ascontiguousarray(self.centroids, dtype=np.float32)
+        object.__setattr__(self, "centroids", rows)
+        if rows.ndim != 2 or not len(rows) or rows.shape[1] % 8:
+            raise InputError(
+                "a codebook is centroids [K, D], D a multiple of 8 (a bit of each dimension is "
+                f"kept), not {list(rows.shape)}"
+            )
+        if not np.isfinite(rows).all():
+            raise InputError("the codebook has values that are not finite: learn it again")
+
+    def __len__(self) -> int:
+        return len(self.centroids)
+
+    @property
+    def dim(self) -> int:
+        """Dimensions D of a descriptor."""
+        return int(self.centroids.shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the centroids and the extractor's name: equal if the words must be."""
+        digest = hashlib.sha256(repr((self.info.extractor, self.centroids.shape)).encode())
+        digest.update(self.centroids.tobytes())
+        return digest.hexdigest()
+
+    def require(self, extractor: str) -> None:
+        """Refuse the descriptors of another extractor."""
+        if extractor != self.info.extractor:
+            raise InputError(
+                f"the codebook is for descriptors of {self.info.extractor}, not of {extractor}: "
+                "learn another, or extract again"
+            )
+
+    def assign(self, descriptors: NDArray[np.floating], count: int = 1) -> Words:
+        """The `count` nearest words of each descriptor, nearest first: [n, D] -> int32 [n, count].
+
+        Larger codebooks are searched by compact codes first: a word that is not the nearest comes
+        about once in ten thousand.
+        """
+        rows = checked(descriptors, self.dim)
+        if not 1 <= count <= len(self):
+            raise InputError(f"{count} words asked for of a codebook of {len(self)}")
+        found = np.empty((len(rows), count), np.int32)
+        settings: Any = None
+        if len(self) > _FEW:
+            settings = faiss.IndexRefineSearchParameters()
+            settings.k_factor = max(_CANDIDATES / count, _CANDIDATES_EACH)
+        for start in range(0, len(rows), _ROWS):
+            part = rows[start : start + _ROWS]
+            _, nearest = self._index.search(part, count, params=settings)
+            found[start : start + _ROWS] = nearest
+        return found
+
+    @cached_property
+    def _index(self) -> Any:
+        index: Any = faiss.IndexFlatL2(self.dim)
+        if len(self) > _FEW:
+            codes = faiss.IndexPQFastScan(self.dim, self.dim // 2, 4)
+            codes.pq.cp.niter = 10
+            index = faiss.IndexRefineFlat(codes)
+            _train(index, self.centroids)
+        index.add(self.centroids)
+        return index
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, which says where the codebook comes from."""
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        metadata = {"codebook": self.info.model_dump_json(), "fingerprint": self.fingerprint}
+        try:
+            save_file({"centroids": self.centroids}, partial, metadata)
+            publish(partial, path)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot write {path}: {error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Codebook":
+        """Read a codebook; nothing in the file is run.
+
+        Raises:
+            InputError: there is no such file, or it is damaged.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"no codebook {path}: listwise local codebook learns one")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                centroids = file.get_tensor("centroids")
+            info = CodebookInfo.model_validate_json(metadata["codebook"])
+            fingerprint = metadata["fingerprint"]
+        except (OSError, SafetensorError, KeyError, ValidationError) as error:
+            raise InputError(f"{path} is damaged or no codebook: learn it again") from error
+        if info.format_version > FORMAT_VERSION:
+            raise InputError(
+                f"{path} was written by a newer Listwise ({info.listwise}): "
+                "pip install --upgrade listwise"
+            )
+        codebook = cls(centroids, info)
+        if codebook.fingerprint != fingerprint:
+            raise InputError(f"{path} is damaged: learn it again, or copy it again")
+        return codebook
+
+
+def checked(descriptors: NDArray[np.floating], dim: int) -> Float32:
+    """Local descriptors as float32 [n, dim], or an error that says what is wrong with them."""
+    rows = np.ascontiguousarray(descriptors, dtype=np.float32)
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        raise InputError(f"local descriptors should be [n, {dim}], found shape {list(rows.shape)}")
+    if not np.isfinite(rows).all():
+        raise InputError("local descriptors have values that are not finite: extract them again")
+    return rows
+
+
+def learn_codebook(
+    batches: Iterable[NDArray[np.floating]],
+    extractor: str,
+    words: int = WORDS,
+    per_word: int = PER_WORD,
+    iterations: int = ITERATIONS,
+    seed: int = 0,
+    on_iteration: Callable[[int], object] = lambda done: None,
+) -> Codebook:
+    """Learn visual words by k-means, on a sample drawn in one pass over the batches.
+
+    While they move, a descriptor's nearest word is looked for among those of similar words only.
+
+    Args:
+        batches: local descriptors [n, D] of photos, of any number.
+        extractor: names what made them, and its settings.
+        words: K.
+        per_word: size of the sample, in descriptors a word.
+        iterations: of k-means.
+        seed: of the sample and of the words it begins with.
+        on_iteration: told how many iterations are done.
+    """
+    if words < 1 or per_word < 1 or iterations < 1:
+        raise InputError("a codebook needs one word, one descriptor a word and one iteration")
+    generator = np.random.default_rng(seed)
+    sample = _sample(batches, words * per_word, generator)
+    if len(sample) < words:
+        raise InputError(
+            f"{words} words cannot be learned from {len(sample)} descriptors: "
+            "give more photos, or ask for fewer words"
+        )
+    centroids = sample[generator.choice(len(sample), words, replace=False)]
+    for done in range(iterations):
+        centroids = _iteration(sample, centroids)
+        on_iteration(done + 1)
+    info = CodebookInfo(extractor=extractor, learned_from=len(sample), seed=seed)
+    return Codebook(centroids, info)
+
+
+def _sample(
+    batches: Iterable[NDArray[np.floating]], size: int, generator: np.random.Generator
+) -> Float32:
+    """At most `size` rows of all, each with the same chance: float32 [s, D]."""
+    kept: Float32 | None = None
+    seen = 0
+    for batch in batches:
+        if kept is None:
+            kept = np.empty((size, batch.shape[-1]), np.float32)
+        rows = checked(batch, kept.shape[1])
+        # Row number i takes a random place below i, if that is one of the sample's.
+        numbers = np.arange(seen, seen + len(rows))
+        places = np.where(numbers < size, numbers, generator.integers(0, numbers + 1))
+        taken = places < size
+        kept[places[taken]] = rows[taken]
+        seen += len(rows)
+    if kept is None:
+        raise InputError("there are no local descriptors to learn from")
+    return kept[: min(seen, size)]
+
+
+def _iteration(sample: Float32, centroids: Float32) -> Float32:
+    """One step of k-means; words that nothing is assigned to take a part of another's."""
+    words, dim = centroids.shape
+    settings = faiss.ClusteringParameters()
+    settings.niter = 1
+    settings.min_points_per_centroid = 1  # no warnings
+    settings.max_points_per_centroid = len(sample)
+    clustering = faiss.Clustering(dim, words, settings)
+    faiss.copy_array_to_vector(centroids.ravel(), clustering.centroids)
+    index: Any = faiss.IndexFlatL2(dim)
+    if words > _FEW:
+        lists = int(np.sqrt(words))
+        near: Any = faiss.index_factory(dim, f"IVF{lists},PQ{dim // 2}x4fs")
+        near.nprobe = max(1, lists // 8)
+        index = faiss.IndexRefineFlat(near)
+        index.k_factor = _CANDIDATES_LEARNING
+        _train(index, centroids)
+    clustering.train(sample, index)
+    moved: Float32 = faiss.vector_to_array(clustering.centroids).reshape(words, dim)
+    return moved
+
+
+def _train(index: Any, centroids: Float32) -> None:
+    """Learn an index's codes, in one thread: many would only wait for each other."""
+    with threadpool_limits(1):
+        index.train(centroids)

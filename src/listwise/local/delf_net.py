@@ -1,0 +1,203 @@
+"""The network of deep local features: dense descriptors, and an attention score for each."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Final, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from timm.models.resnet import ResNet
+from torch import Tensor, nn
+
+from listwise.errors import InputError
+from listwise.files import publish, write_text
+from listwise.models.backbone import check_backbone, create_backbone, feature_map
+from listwise.models.weights import fit_state
+
+FORMAT_VERSION: Final = 1
+WEIGHTS_FILE: Final = "model.safetensors"
+CONFIG_FILE: Final = "config.json"
+_STAGE = 3
+
+
+class DelfConfig(BaseModel):
+    """What a network of deep local features is made of, and where it comes from.
+
+    `hidden` are the channels between the attention's two layers, `dim` the dimensions of a
+    descriptor; `mean` and `std` are those of an RGB image in [0, 1]; `provenance` is free.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    kind: str = "delf"
+    backbone: str
+    hidden: int
+    dim: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    provenance: dict[str, JsonValue] = {}
+
+
+class Delf(nn.Module):
+    """A ResNet up to its third stage, an attention over its locations, and a PCA.
+
+    Batch norm is frozen. Location (column, row) of a feature map looks at the pixels around
+    (`stride` · column, `stride` · row).
+
+    Args:
+        config: what it is made of.
+        backbone: timm's ResNet of that name with its weights, which is cut off behind the third
+            stage; random weights by default.
+    """
+
+    mean: Tensor
+    std: Tensor
+    pca_mean: Tensor
+    pca_projection: Tensor
+
+    def __init__(self, config: DelfConfig, backbone: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        if backbone is None:
+            check_backbone(config.backbone)
+            backbone = create_backbone(config.backbone)
+        self.backbone = resnet(backbone, config.backbone)
+        self.backbone.layer4 = nn.Identity()
+        self.channels = int(self.backbone.feature_info[_STAGE]["num_chs"])
+        self.stride = int(self.backbone.feature_info[_STAGE]["reduction"])
+        if config.dim > self.channels:
+            raise InputError(
+                f"{config.backbone} has local features of {self.channels} dimensions: "
+                f"a PCA cannot bring them to {config.dim}"
+            )
+        self.attention = nn.Sequential(
+            nn.Conv2d(self.channels, config.hidden, 1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(config.hidden, 1, 1),
+            nn.Softplus(),
+        )
+        for name, values in (("mean", config.mean), ("std", config.std)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        self.register_buffer("pca_mean", torch.zeros(self.channels))
+        self.register_buffer("pca_projection", torch.eye(config.dim, self.channels))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The dense features: [B, 3, H, W], float in [0, 1] -> [B, C, h, w]."""
+        return feature_map(self.backbone, (images - self.mean) / self.std)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """How much each location matters, above 0: [B, C, h, w] -> [B, h, w]."""
+        scores: Tensor = self.attention(features)
+        return scores[:, 0]
+
+    def describe(self, features: Tensor) -> Tensor:
+        """Descriptors of locations: [n, C] -> [n, D], unit rows."""
+        rows = F.normalize(features.float(), dim=1)
+        return F.normalize((rows - self.pca_mean) @ self.pca_projection.T, dim=1)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the attention; the backbone is always in evaluation mode."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def fingerprint(self) -> str:
+        """SHA-256 of architecture, preprocessing and weights: equal if the features must be."""
+        fields = self.config.model_dump(exclude={"provenance", "format_version"})
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+        for key, value in sorted(self.state_dict().items()):
+            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """Write `model.safetensors` and `config.json`, each of them atomically, the config last."""
+        folder = Path(folder)
+        write_state(self, folder / WEIGHTS_FILE)
+        write_text(folder / CONFIG_FILE, self.config.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Open a saved folder, in evaluation mode; nothing in it is executed."""
+        folder = Path(folder)
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if not (folder / name).is_file():
+                raise InputError(f"{folder} is no complete folder of local features: no {name}")
+        net = cls(_read_config(folder / CONFIG_FILE))
+        fit_state(
+            net, read_state(folder / WEIGHTS_FILE), f"{folder} does not fit its own config.json"
+        )
+        # Convolutions are faster so, on CPUs too.
+        return net.to(device).to(memory_format=torch.channels_last).eval()
+
+
+def resized(photos: Tensor, size: tuple[int, int]) -> Tensor:
+    """Photos at another height and width: uint8 [B, 3, H, W] -> float in [0, 1] [B, 3, h, w]."""
+    pixels = photos.contiguous(memory_format=torch.channels_last).float() / 255
+    if pixels.shape[2:] == size:
+        return pixels
+    return F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def write_state(module: nn.Module, path: Path) -> None:
+    """Write a module's tensors to a file that is at every moment the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A copy each: safetensors takes neither shared memory nor gaps between the values.
+    tensors = {
+        key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for key, value in module.state_dict().items()
+    }
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, partial)
+        publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read what `write_state` wrote."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}): train again") from error
+    return tensors
+
+
+def resnet(backbone: nn.Module, name: str) -> ResNet:
+    """The backbone if it is a ResNet, whose stages are known."""
+    if not isinstance(backbone, ResNet):
+        raise InputError(
+            f"deep local features are of a ResNet of timm, and {name} is none: "
+            "choose resnet50, resnet101 or another"
+        )
+    return backbone
+
+
+def _read_config(path: Path) -> DelfConfig:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("kind") != "delf":
+        raise InputError(f"{path} describes no network of local features: listwise local train")
+    version = content.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise InputError(
+            f"{path} was written by a newer Listwise (format {version}, this one reads "
+            f"{FORMAT_VERSION}): pip install --upgrade listwise"
+        )
+    try:
+        return DelfConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"{path} describes no network of local features: {place}: {first['msg']}"
+        ) from error

@@ -1,0 +1,162 @@
+"""An inverted file: for each visual word the photos that have it, in memory or mapped from disk."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from listwise.files import publish
+from listwise.local.asmk import Aggregated, Bits, hamming, run_positions
+
+_BLOCK = 1 << 16  # postings compared at a time, which stay in the processor's cache
+_TYPES = {"I32": np.int32, "I64": np.int64, "U64": np.uint64, "U8": np.uint8}
+
+
+@dataclass(frozen=True, eq=False)
+class Postings:
+    """n photos by word: p postings in lists, one for each of the u words that occur.
+
+    Shapes: `words` int32 [u], ascending; `starts` int64 [u + 1], where each word's list begins in
+    `photos` int32 [p] (numbers from 0 to n − 1, ascending in a list) and `bits` uint64 [p, L];
+    `sizes` int32 [n], the words of each photo; `names` uint8, the ids in UTF-8 one after the other,
+    and `name_ends` int64 [n].
+    """
+
+    words: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    photos: NDArray[np.int32]
+    bits: Bits
+    sizes: NDArray[np.int32]
+    names: NDArray[np.uint8]
+    name_ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(int(getattr(self, field.name).nbytes) for field in fields(self))
+
+    def name(self, photo: int) -> str:
+        """The id of a photo."""
+        start = int(self.name_ends[photo - 1]) if photo else 0
+        return self.names[start : int(self.name_ends[photo])].tobytes().decode()
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each id."""
+        content = self.names.tobytes()
+        ends = [0, *self.name_ends.tolist()]
+        spans = enumerate(pairwise(ends))
+        return {content[start:end].decode(): i for i, (start, end) in spans}
+
+    def scores(self, query: Aggregated, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """γ(Y) Σ_c σ(...) of every photo Y, 0 where it has no word: [n].
+
+        `weights` [D + 1] is σ by Hamming distance.
+        """
+        _, lists, shared = np.intersect1d(
+            self.words, query.words, assume_unique=True, return_indices=True
+        )
+        bits = query.bits[shared]
+        starts = self.starts[lists]
+        lengths = self.starts[lists + 1] - starts
+        totals = np.zeros(len(self))
+        ends = np.cumsum(lengths)
+        block = max(_BLOCK, 4 * len(self))
+        cuts = np.searchsorted(ends, np.arange(0, lengths.sum(), block), "right")
+        for first, past in pairwise([*cuts, len(ends)]):
+            here = lengths[first:past]
+            places = run_positions(starts[first:past], here)
+            distances = hamming(self.bits[places], np.repeat(bits[first:past], here, axis=0))
+            totals += np.bincount(self.photos[places], weights[distances], len(self))
+        return totals / np.sqrt(np.maximum(self.sizes, 1))
+
+
+def invert(names: Sequence[str], photos: Sequence[Aggregated], width: int) -> Postings:
+    """The inverted file of photos with these ids; `width` is the L of their bits."""
+    sizes = np.array([len(photo.words) for photo in photos], np.int32)
+    words = np.concatenate([np.zeros(0, np.int32), *(photo.words for photo in photos)])
+    bits = np.concatenate([np.zeros((0, width), np.uint64), *(photo.bits for photo in photos)])
+    numbers = np.repeat(np.arange(len(photos), dtype=np.int32), sizes)
+    encoded = [name.encode() for name in names]
+    blob = np.frombuffer(b"".join(encoded), np.uint8)
+    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    return Postings(*_in_lists(words, numbers, bits), sizes, blob, ends)
+
+
+def merge(parts: Sequence[tuple[Postings, NDArray[np.bool_]]]) -> Postings:
+    """One inverted file of several, with those photos of each that are to be kept: masks [n]."""
+    words, numbers, bits, names, lengths = [], [], [], [], []
+    before = 0
+    for part, keep in parts:
+        listed = np.repeat(part.words, np.diff(part.starts))
+        kept = keep[part.photos]
+        words.append(listed[kept])
+        numbers.append((np.cumsum(keep, dtype=np.int32) - 1 + before)[part.photos[kept]])
+        bits.append(part.bits[kept])
+        each = np.diff(part.name_ends, prepend=0)
+        names.append(part.names[np.repeat(keep, each)])
+        lengths.append(each[keep])
+        before += int(keep.sum())
+    return Postings(
+        *_in_lists(np.concatenate(words), np.concatenate(numbers), np.concatenate(bits)),
+        np.concatenate([part.sizes[keep] for part, keep in parts]),
+        np.concatenate(names),
+        np.cumsum(np.concatenate(lengths), dtype=np.int64),
+    )
+
+
+def _in_lists(
+    words: NDArray[np.int32], photos: NDArray[np.int32], bits: Bits
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], Bits]:
+    """Postings ordered by word: the words that occur, where their lists start, photos, bits."""
+    order = np.argsort(words, kind="stable")  # fast on what is made of ordered runs
+    ordered = words[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return ordered[starts], np.append(starts, len(words)), photos[order], bits[order]
+
+
+def write_postings(postings: Postings, path: Path) -> None:
+    """Write an inverted file, which is in its place once it is whole."""
+    partial = path.with_name(f"{path.name}.tmp")
+    save_file({field.name: getattr(postings, field.name) for field in fields(postings)}, partial)
+    publish(partial, path)
+
+
+def map_postings(path: Path) -> Postings:
+    """The inverted file at a path, of which only what is used is read.
+
+    Raises:
+        OSError: it is missing.
+        ValueError: it is damaged.
+    """
+    try:
+        with safe_open(path, framework="numpy"):  # checks that all is there, and reads nothing
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    # A plain view on the file: a memmap would look itself up at every slice.
+    content = np.asarray(np.memmap(path, np.uint8, "r", 8 + length))
+
+    def array(name: str) -> NDArray[Any]:
+        entry = header[name]
+        start, end = entry["data_offsets"]
+        return content[start:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+
+    try:
+        return Postings(*(array(field.name) for field in fields(Postings)))
+    except KeyError as error:
+        raise ValueError(f"{path.name} is no inverted file") from error

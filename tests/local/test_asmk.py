@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from listwise.local import asmk as module
+from listwise.local.asmk import aggregate, hamming, pack, selectivity, word_pairs
+
+
+def lattice(generator, shape):
+    """Values whose sums are exact in float32 too, zero among them."""
+    return generator.integers(-4, 5, shape) / 8
+
+
+def plain_aggregate(descriptors, words, centroids):
+    """V(X_c) = Σ over the photo's descriptors of the word, and its signs: {word: ±1 [D]}."""
+    sums = {}
+    for x, own in zip(descriptors, words, strict=True):
+        for c in own:
+            sums[c] = sums.get(c, 0.0) + (x - centroids[c])
+    return {c: np.where(v > 0, 1.0, -1.0) for c, v in sums.items()}
+
+
+def signs(bits, dim):
+    """The ±1 that packed bits mean: [w, D]."""
+    return np.unpackbits(bits.view(np.uint8), axis=1)[:, :dim] * 2.0 - 1
+
+
+photos = st.tuples(st.integers(0, 25), st.integers(1, 4), st.integers(0, 10_000))
+
+
+@settings(deadline=None)
+@given(photos, st.sampled_from([8, 24, 64, 128, 136]))
+def test_aggregation_is_the_papers(photo, dim):
+    count, assignments, seed = photo
+    generator = np.random.default_rng(seed)
+    descriptors, centroids = lattice(generator, (count, dim)), lattice(generator, (6, dim))
+    words = np.array([generator.permutation(6)[:assignments] for _ in range(count)], np.int32)
+    words = words.reshape(count, assignments)
+    found = aggregate(descriptors.astype(np.float32), words, centroids.astype(np.float32))
+    expected = plain_aggregate(descriptors, words, centroids)
+    assert found.words.tolist() == sorted(expected)
+    assert found.bits.shape == (len(expected), -(-dim // 64))
+    for word, row in zip(found.words, signs(found.bits, dim), strict=True):
+        np.testing.assert_array_equal(row, expected[word])
+
+
+@pytest.mark.parametrize("dim", [8, 64, 100, 128, 200])
+def test_distances_are_the_numbers_of_bits_that_differ(dim):
+    generator = np.random.default_rng(dim)
+    one, two = generator.standard_normal((2, 50, dim))
+    expected = ((one > 0) != (two > 0)).sum(axis=1)
+    np.testing.assert_array_equal(hamming(pack(one), pack(two)), expected)
+
+
+def test_bits_are_counted_without_numpys_help():
+    values = np.random.default_rng(0).integers(0, 2**64, (40, 3), np.uint64)
+    expected = [[bin(value).count("1") for value in row] for row in values.tolist()]
+    assert module._counted_by_table(values).tolist() == expected
+    assert module._bit_count(values).tolist() == expected
+
+
+@pytest.mark.parametrize(("alpha", "tau"), [(3.0, 0.0), (1.0, -1.1), (4.0, 0.25), (3.0, -0.5)])
+def test_selectivity_is_the_papers(alpha, tau):
+    dim = 16
+    weights = selectivity(dim, alpha, tau)
+    assert weights.shape == (dim + 1,)
+    for distance in range(dim + 1):
+        ones = np.ones(dim)
+        other = np.where(np.arange(dim) < distance, -1.0, 1.0)
+        u = ones @ other / dim
+        expected = (1 if u > 0 else -1) * abs(u) ** alpha if u > tau else 0.0
+        assert weights[distance] == pytest.approx(expected, abs=1e-15)
+
+
+@settings(deadline=None)
+@given(photos, photos, st.sampled_from([0.0, 0.3]))
+def test_pairs_share_a_word_and_look_alike_in_it(one, two, tau):
+    dim, count = 16, 5
+    generator = np.random.default_rng(one[2])
+    centroids = lattice(generator, (count, dim)).astype(np.float32)
+    sides = []
+    for rows, assignments, seed in (one, two):
+        own = np.random.default_rng(seed)
+        words = np.array([own.permutation(count)[:assignments] for _ in range(rows)], np.int32)
+        rows_ = lattice(own, (rows, dim)).astype(np.float32)
+        sides += [rows_, words.reshape(rows, assignments)]
+    found = word_pairs(*sides, centroids, tau)
+    best = {}
+    for i, (x, words) in enumerate(zip(sides[0], sides[1], strict=True)):
+        for j, (y, others) in enumerate(zip(sides[2], sides[3], strict=True)):
+            for c in set(words.tolist()) & set(others.tolist()):
+                u = np.where(x > centroids[c], 1, -1) @ np.where(y > centroids[c], 1, -1) / dim
+                best[i, j] = max(u, best.get((i, j), -1))
+    kept = {pair: u for pair, u in best.items() if u > tau}
+    assert found.shape == (len(kept), 2)
+    assert {tuple(pair) for pair in found.tolist()} == set(kept)
+    similarities = [kept[tuple(pair)] for pair in found.tolist()]
+    assert similarities == sorted(similarities, reverse=True)

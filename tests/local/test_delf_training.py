@@ -1,0 +1,298 @@
+import colorsys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+
+from listwise.data import CropSettings, LabelledImages, load_image, read_labelled, whole_image
+from listwise.errors import InputError
+from listwise.local.delf import attend
+from listwise.local.delf_fit import DelfProgress, draw_rows, hold_out_photos
+from listwise.local.delf_net import Delf, resized
+from listwise.local.delf_settings import DelfTraining
+from listwise.local.delf_training import DelfResult, train_delf
+from listwise.models import RetrievalNet
+
+COMMON = DelfTraining(
+    backbone="test_resnet.r160_in1k",
+    weights="random",
+    hidden=32,
+    dim=16,
+    val_fraction=0.2,
+    crops=CropSettings(size=64, min_area=0.8),
+    min_scale=0.5,
+    fine_tune_updates=50,
+    fine_tune_learning_rate=1e-3,
+    attention_updates=60,
+    attention_learning_rate=1e-2,
+    batch_size=16,
+    pca_photos=1000,
+    validate_every=20,
+    device="cpu",
+    workers=0,
+)
+BRIEF = COMMON.model_copy(
+    update={
+        "fine_tune_updates": 3,
+        "attention_updates": 4,
+        "batch_size": 4,
+        "validate_every": 2,
+        "pca_photos": 2,
+        "dim": 4,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def images(photos) -> LabelledImages:
+    return read_labelled(photos)
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory) -> tuple[DelfResult, list[DelfProgress]]:
+    steps: list[DelfProgress] = []
+    out = tmp_path_factory.mktemp("trained") / "delf"
+    return train_delf(images, out, COMMON, on_progress=steps.append), steps
+
+
+# What is learned
+
+
+@pytest.mark.parametrize("step", ["fine-tuning", "attention"])
+def test_both_steps_lower_the_loss(trained, step):
+    losses = [each.loss for each in trained[1] if each.step == step]
+    assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])
+
+
+def test_held_out_photos_are_told_better_than_by_chance(trained):
+    result, steps = trained
+    assert result.attention_accuracy >= 3 / 8
+    measured = [each.accuracy for each in steps if each.step == "attention"]
+    assert result.attention_accuracy == max(each for each in measured if each is not None)
+
+
+def quarters(net: Delf, kind: int, where: int) -> tuple[float, float]:
+    """Mean attention in the quarter of a photo that has a shape, and in the other three."""
+    ground = np.random.default_rng([kind, where]).integers(90, 160, (128, 128, 3))
+    photo = Image.fromarray(ground.astype(np.uint8))
+    left, top = where % 2 * 64 + 8, where // 2 * 64 + 8
+    color = tuple(int(255 * value) for value in colorsys.hsv_to_rgb(kind / 8, 0.8, 0.8))
+    draw = ImageDraw.Draw(photo)
+    shape = draw.ellipse if kind % 2 else draw.rectangle
+    shape((left, top, left + 47, top + 47), fill=color)
+    with torch.inference_mode():
+        pixels = resized(whole_image(photo)[None], (128, 128))
+        scores = net.scores(net.features(pixels))[0].numpy()
+    parts = [
+        scores[row : row + 4, column : column + 4].mean() for row in (0, 4) for column in (0, 4)
+    ]
+    return parts.pop(where), float(np.mean(parts))
+
+
+def test_attention_is_learned_for_shapes_and_not_for_the_ground(trained):
+    net = Delf.load(trained[0].folder)
+    cases = [(kind, where) for kind in range(8) for where in range(4)]
+
+    def ratio() -> float:
+        inside, outside = np.array([quarters(net, *case) for case in cases]).T
+        return float(np.mean(inside) / np.mean(outside))
+
+    learned = ratio()
+    torch.manual_seed(0)
+    for layer in net.attention:
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.reset_parameters()
+    assert learned > 1.5
+    assert learned > 1.3 * ratio()
+
+
+def test_the_pca_is_that_of_the_chosen_locations(trained, images):
+    net = Delf.load(trained[0].folder)
+    rows = []
+    for index in hold_out_photos(images, COMMON.val_fraction, COMMON.seed).train:
+        (found,) = attend(net, whole_image(load_image(images.paths[index]))[None])
+        rows.append(found.features.double().numpy())
+    features = np.concatenate(rows)
+    features /= np.sqrt((features**2).sum(axis=1, keepdims=True))
+    mean = features.mean(axis=0)
+    np.testing.assert_allclose(net.pca_mean, mean, atol=1e-5)
+    directions = np.linalg.svd(features - mean, full_matrices=False)[2][: COMMON.dim]
+    # Directions are the same up to their sign and one common factor.
+    learned = net.pca_projection.double().numpy()
+    learned /= np.sqrt((learned**2).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(np.abs(learned @ directions.T), np.eye(COMMON.dim), atol=1e-2)
+    lengths = np.sqrt((net.pca_projection.double().numpy() ** 2).sum(axis=1))
+    np.testing.assert_allclose(lengths / lengths[0], 1, atol=1e-5)
+
+
+def test_the_folder_says_where_it_comes_from(trained, images):
+    result, steps = trained
+    net = Delf.load(result.folder)
+    assert net.fingerprint() == result.fingerprint
+    assert net.config.provenance["photos"] == len(images)
+    assert net.config.provenance["attention_accuracy"] == result.attention_accuracy
+    assert DelfTraining.model_validate(net.config.provenance["settings"]) == COMMON
+    assert sorted(file.name for file in result.folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert [each.done for each in steps if each.step == "attention"] == list(range(1, 61))
+    assert steps[-1].step == "pca"
+    assert steps[-1].done == steps[-1].total
+
+
+# Where it starts
+
+
+def test_a_trained_network_can_be_the_start_and_stays_as_it_was(images, tmp_path):
+    torch.manual_seed(7)
+    start = RetrievalNet("test_resnet.r160_in1k", weights="random")
+    start.save(tmp_path / "global")
+    settings = BRIEF.model_copy(
+        update={"backbone": "resnet50", "weights": str(tmp_path / "global"), "fine_tune": False}
+    )
+    result = train_delf(images, tmp_path / "delf", settings)
+    assert result.fine_tuned_accuracy is None
+    net = Delf.load(tmp_path / "delf")
+    assert net.config.backbone == "test_resnet.r160_in1k"
+    theirs = start.backbone.state_dict()
+    for name, value in net.backbone.state_dict().items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=0)
+
+
+def test_fine_tuning_changes_the_backbone_and_not_its_statistics(images, tmp_path):
+    start = RetrievalNet("test_resnet.r160_in1k", weights="random")
+    start.save(tmp_path / "global")
+    settings = BRIEF.model_copy(update={"weights": str(tmp_path / "global")})
+    train_delf(images, tmp_path / "delf", settings)
+    ours = Delf.load(tmp_path / "delf").backbone.state_dict()
+    theirs = start.backbone.state_dict()
+    assert not torch.equal(ours["layer3.0.conv1.weight"], theirs["layer3.0.conv1.weight"])
+    assert torch.equal(ours["layer3.0.bn1.running_mean"], theirs["layer3.0.bn1.running_mean"])
+
+
+# Interruption
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(images, tmp_path_factory) -> str:
+    return train_delf(images, tmp_path_factory.mktemp("brief") / "delf", BRIEF).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("step", "done"), [("fine-tuning", 1), ("fine-tuning", 3), ("attention", 3), ("pca", 1)]
+)
+def test_an_interrupted_training_goes_on(images, tmp_path, uninterrupted, step, done):
+    def interrupt(progress: DelfProgress) -> None:
+        if (progress.step, progress.done) == (step, done):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_delf(images, tmp_path / "delf", BRIEF, on_progress=interrupt)
+    assert not (tmp_path / "delf" / "config.json").exists()
+    later: list[DelfProgress] = []
+    notes: list[str] = []
+    result = train_delf(
+        images, tmp_path / "delf", BRIEF, on_progress=later.append, on_note=notes.append
+    )
+    assert notes == [f"going on with the unfinished training in {tmp_path / 'delf'}"]
+    assert result.fingerprint == uninterrupted
+    # What a checkpoint holds is not done again: one is made every second update and at the end.
+    first = later[0]
+    expected = {
+        ("fine-tuning", 1): ("fine-tuning", 1),
+        ("fine-tuning", 3): ("attention", 1),
+        ("attention", 3): ("attention", 3),
+        ("pca", 1): ("pca", 1),
+    }[step, done]
+    assert (first.step, first.done) == expected
+
+
+def test_other_work_is_never_overwritten(images, tmp_path):
+    def stop(progress: DelfProgress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_delf(images, tmp_path / "delf", BRIEF, on_progress=stop)
+    changed = BRIEF.model_copy(update={"seed": 1})
+    with pytest.raises(InputError, match="unfinished training with other photos or settings"):
+        train_delf(images, tmp_path / "delf", changed)
+    with pytest.raises(InputError, match="unfinished training with other photos or settings"):
+        train_delf(images.subset(range(40)), tmp_path / "delf", BRIEF)
+    (tmp_path / "delf" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds a network already"):
+        train_delf(images, tmp_path / "delf", BRIEF)
+
+
+# Photos
+
+
+def test_unreadable_photos_are_named_and_stood_in_for(photos, tmp_path):
+    for file in sorted(photos.glob("class[01]/*.jpg")):
+        target = tmp_path / "photos" / file.parent.name / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes() if file.name != "0.jpg" else b"no photo")
+    notes: list[str] = []
+    settings = BRIEF.model_copy(update={"pca_photos": 1000, "attention_updates": 8})
+    train_delf(
+        read_labelled(tmp_path / "photos"), tmp_path / "delf", settings, on_note=notes.append
+    )
+    assert all(note.count("0.jpg") == 1 for note in notes)
+    assert any("another photo of its class stands in" in note for note in notes)
+    assert any("the PCA is learned without it" in note for note in notes)
+
+
+def test_backbones_and_photos_that_cannot_be_are_refused(images, tmp_path):
+    other = BRIEF.model_copy(update={"backbone": "mobilenetv3_small_050"})
+    with pytest.raises(InputError, match="is none: choose resnet50"):
+        train_delf(images, tmp_path / "delf", other)
+    one = images.subset(np.flatnonzero(images.labels == 0))
+    with pytest.raises(InputError, match="6 photos of 1 classes"):
+        train_delf(one, tmp_path / "delf", BRIEF)
+    assert not (tmp_path / "delf").exists()
+
+
+def labelled(labels: list[int]) -> LabelledImages:
+    names = tuple(str(Path(f"{i}.jpg")) for i in range(len(labels)))
+    kinds, numbers = np.unique(labels, return_inverse=True)
+    classes = tuple(str(kind) for kind in kinds)
+    return LabelledImages(
+        names, names, None, labels=numbers.astype(np.int64), class_names=classes, splits=None
+    )
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 9)
+)
+def test_every_class_keeps_a_photo_to_learn_from(labels, fraction, seed):
+    images = labelled(labels)
+    if len(set(labels)) < 2 or len(set(labels)) == len(labels):
+        with pytest.raises(InputError):
+            hold_out_photos(images, fraction, seed)
+        return
+    found = hold_out_photos(images, fraction, seed)
+    assert sorted([*found.train, *found.held_out]) == list(range(len(labels)))
+    assert set(images.labels[found.train]) == set(images.labels)
+    assert 1 <= len(found.held_out) <= max(1, round(fraction * len(labels)))
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 9))
+def test_every_photo_comes_once_in_a_pass(count, batch, seed):
+    rows = np.arange(100, 100 + count)
+    drawn = np.concatenate([draw_rows(rows, batch, seed, update) for update in range(2 * count)])
+    assert len(drawn) == 2 * count * batch
+    for number in range(2 * batch):
+        assert sorted(drawn[number * count : (number + 1) * count]) == rows.tolist()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_training_on_a_gpu(images, tmp_path):
+    steps: list[DelfProgress] = []
+    settings = COMMON.model_copy(update={"device": "cuda"})
+    train_delf(images, tmp_path / "delf", settings, on_progress=steps.append)
+    losses = [each.loss for each in steps if each.step == "attention"]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])

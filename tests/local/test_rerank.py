@@ -1,0 +1,136 @@
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from test_features import textured
+
+from listwise.data import ImageError
+from listwise.local.rerank import MINIMUM, Reranker, rerank_by_inliers
+from listwise.search.index import Entry
+
+
+@given(counts=st.lists(st.integers(0, 40), max_size=30), rest=st.integers(0, 5))
+def test_reranking_by_inliers(counts: list[int], rest: int) -> None:
+    order = np.arange(100, 100 + len(counts) + rest)[::-1]
+    inliers = dict(zip(order.tolist(), counts, strict=False))
+    found = rerank_by_inliers(order, counts).tolist()
+    verified = [name for name in order.tolist() if inliers.get(name, 0) >= MINIMUM]
+    others = [name for name in order.tolist() if inliers.get(name, 0) < MINIMUM]
+    expected = sorted(verified, key=lambda name: -inliers[name]) + others
+    assert found == expected
+
+
+@pytest.fixture(scope="module")
+def scene() -> Image.Image:
+    return textured(480, 360, seed=11)
+
+
+@pytest.fixture
+def entries(tmp_path: Path, scene: Image.Image) -> list[Entry]:
+    """Four strangers, an unreadable file, and at last two views of the scene."""
+    made = [
+        _entry(tmp_path / f"other{seed}.png", textured(300, 220, seed=seed)) for seed in range(4)
+    ]
+    (tmp_path / "broken.png").write_bytes(b"broken")
+    made.insert(1, Entry("broken", str(tmp_path / "broken.png"), 10, 10))
+    made.append(_entry(tmp_path / "part.png", scene.crop((120, 60, 330, 240))))
+    made.append(_entry(tmp_path / "view.png", scene.resize((384, 288))))
+    return made
+
+
+def _entry(path: Path, photo: Image.Image) -> Entry:
+    photo.save(path)
+    return Entry(path.name, str(path), *photo.size)
+
+
+def test_photos_of_the_scene_come_first(entries: list[Entry], scene: Image.Image) -> None:
+    found = Reranker(workers=2).rerank([scene], entries)
+    assert [result.position for result in found] == [6, 1, 5, 0, 2, 3, 4]
+    view = found[0]
+    assert view.photo == 0
+    assert view.inliers == len(view.matches) > 50
+    np.testing.assert_allclose(
+        np.median(view.matches[:, :2] * 0.8 - view.matches[:, 2:]), 0, atol=1
+    )
+    assert all(result.inliers < MINIMUM for result in found[3:])
+    broken = found[1]  # it keeps its place
+    assert (broken.inliers, broken.photo, broken.matches.shape) == (0, None, (0, 4))
+
+
+def test_boxes_on_both_sides_give_places_in_whole_photos(
+    tmp_path: Path, scene: Image.Image
+) -> None:
+    scene.save(tmp_path / "scene.png")
+    entry = Entry("scene", str(tmp_path / "scene.png"), *scene.size, box=(60.0, 40.0, 400.0, 300.0))
+    (found,) = Reranker().rerank([scene], [entry], [(100.0, 80.0, 460.0, 340.0)])
+    assert found.inliers > 50
+    np.testing.assert_allclose(found.matches[:, :2], found.matches[:, 2:], atol=6)
+    assert np.median(np.abs(found.matches[:, :2] - found.matches[:, 2:])) < 0.5
+    assert found.matches[:, :2].min(axis=0)[0] >= 100
+    assert found.matches[:, 2:].max(axis=0)[0] <= 400
+
+
+def test_the_query_photo_that_matches_is_named(entries: list[Entry], scene: Image.Image) -> None:
+    found = Reranker().rerank([textured(300, 200, seed=77), scene], entries[-2:])
+    assert [(result.position, result.photo) for result in found] == [(1, 1), (0, 1)]
+
+
+def test_only_the_top_is_compared(tmp_path: Path, scene: Image.Image) -> None:
+    small = scene.resize((120, 90))
+    view = _entry(tmp_path / "view.png", small)
+    stranger = Entry("gone", str(tmp_path / "gone.png"), 10, 10)
+    found = Reranker().rerank([small], [stranger] * 100 + [view])
+    assert [result.position for result in found] == list(range(101))
+    assert found[100].inliers == 0
+    found = Reranker().rerank([small], [stranger] * 99 + [view])
+    assert found[99].inliers > 20
+
+
+def test_features_are_kept_within_the_memory_allowed(entries: list[Entry]) -> None:
+    roomy = Reranker()
+    first = roomy.features(entries[0])
+    assert roomy.features(entries[0]) is first
+    assert roomy.cached_bytes == first.nbytes
+    tight = Reranker(cache_bytes=first.nbytes + 1)
+    kept = tight.features(entries[0])
+    tight.features(entries[2])
+    assert tight.cached_bytes <= first.nbytes + 1
+    assert tight.features(entries[0]) is not kept
+    assert Reranker(cache_bytes=0).rerank([textured()], entries[:1])[0].inliers > 50
+
+
+def test_the_least_recently_used_features_go_first(entries: list[Entry]) -> None:
+    sizes = [Reranker().features(entries[i]).nbytes for i in (0, 2, 3)]
+    reranker = Reranker(cache_bytes=sum(sizes) - 1)
+    a, b = reranker.features(entries[0]), reranker.features(entries[2])
+    assert reranker.features(entries[0]) is a
+    reranker.features(entries[3])
+    assert reranker.features(entries[0]) is a
+    assert reranker.features(entries[2]) is not b
+
+
+def test_a_photo_that_changed_is_read_again(entries: list[Entry], scene: Image.Image) -> None:
+    reranker = Reranker()
+    before = reranker.features(entries[0])
+    scene.save(entries[0].path)
+    assert reranker.features(entries[0]).points[0].tolist() != before.points[0].tolist()
+    Path(entries[0].path).unlink()
+    with pytest.raises(ImageError):
+        reranker.features(entries[0])
+    with pytest.raises(ImageError):
+        reranker.features(Entry("nowhere", "", 1, 1))
+
+
+def test_several_threads_get_what_one_gets(entries: list[Entry], scene: Image.Image) -> None:
+    expected = Reranker(workers=1).rerank([scene], entries)
+    shared = Reranker(workers=2)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: shared.rerank([scene], entries), range(3)))
+    for answer in answers:
+        assert [r.position for r in answer] == [r.position for r in expected]
+        for one, two in zip(answer, expected, strict=True):
+            np.testing.assert_array_equal(one.matches, two.matches)

@@ -1,0 +1,178 @@
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_features import textured
+
+from listwise.local.features import Features, hessian_affine
+from listwise.local.rerank import MINIMUM
+from listwise.local.verification import Verified, nearest_pairs, verify
+
+HOMOGRAPHIES = {
+    "shift": np.array([[1, 0, 20], [0, 1, -12], [0, 0, 1]], float),
+    "zoom": np.array([[0.7, 0, 10], [0, 0.7, 30], [0, 0, 1]], float),
+    "affine": np.array([[0.9, 0.1, 5], [-0.15, 1.1, 30], [0, 0, 1]], float),
+    "perspective": np.array([[1.0, 0.08, 4], [0.04, 0.95, 10], [6e-4, 2e-4, 1]], float),
+}
+
+
+def mapped(transform: np.ndarray, points: np.ndarray) -> np.ndarray:
+    homogeneous = np.concatenate([points, np.ones((len(points), 1))], axis=1) @ transform.T
+    return homogeneous[:, :2] / homogeneous[:, 2:]
+
+
+def warped(photo: Image.Image, transform: np.ndarray) -> Image.Image:
+    return Image.fromarray(
+        cv2.warpPerspective(np.asarray(photo), transform, photo.size, borderValue=128)
+    )
+
+
+@pytest.mark.parametrize("name", HOMOGRAPHIES)
+def test_a_warped_photo_is_found_with_its_transform(name: str) -> None:
+    transform = HOMOGRAPHIES[name]
+    photo = textured(420, 320)
+    found = verify(hessian_affine(photo), hessian_affine(warped(photo, transform)))
+    assert found.inliers > 100
+    assert found.inliers == len(found.points) == len(found.query_points)
+    expected = mapped(transform, found.query_points.astype(float))
+    errors = np.linalg.norm(found.points - expected, axis=1)
+    assert np.median(errors) < 1
+    assert np.quantile(errors, 0.95) < 5
+    corners = np.array([[30, 30], [390, 30], [30, 290], [390, 290]], float)
+    distances = np.linalg.norm(
+        mapped(found.transform, corners) - mapped(transform, corners), axis=1
+    )
+    assert distances.max() < 4
+
+
+def test_unrelated_photos_share_nothing() -> None:
+    photos = [hessian_affine(textured(360, 260, seed=seed)) for seed in range(4)]
+    counts = [verify(a, b).inliers for a in photos for b in photos if a is not b]
+    assert max(counts) < MINIMUM
+
+
+def test_the_answer_is_the_same_every_time() -> None:
+    photo = textured()
+    one, two = hessian_affine(photo), hessian_affine(warped(photo, HOMOGRAPHIES["affine"]))
+    first, second = verify(one, two), verify(one, two)
+    np.testing.assert_array_equal(first.points, second.points)
+    np.testing.assert_array_equal(first.transform, second.transform)
+
+
+def planted(
+    seed: int, true: int, false: int, warp: Callable[[np.ndarray], np.ndarray], noise: float
+) -> tuple[Features, Features, np.ndarray]:
+    """Features of two photos; the first `true` pairs belong together, the others do not."""
+    generator = np.random.default_rng(seed)
+    n = true + false
+    one = generator.uniform(0, 400, (n, 2))
+    two = warp(one) + generator.normal(0, noise, (n, 2))
+    low, high = two[:true].min(axis=0), two[:true].max(axis=0)
+    two[true:] = generator.uniform(low, high, (false, 2))
+    frames = np.tile(np.eye(2), (n, 1, 1)) * generator.uniform(2, 6, (n, 1, 1))
+    step = 1e-3
+    jacobian = np.stack(
+        [(warp(one + step * axis) - warp(one)) / step for axis in np.eye(2)], axis=2
+    )
+    moved = jacobian @ frames * (1 + generator.normal(0, 0.05, (n, 1, 1)))
+    pairs = np.stack([np.arange(n)] * 2, axis=1)
+    return _features(one, frames), _features(two, moved), pairs
+
+
+def _features(points: np.ndarray, frames: np.ndarray) -> Features:
+    scales = np.sqrt(np.abs(np.linalg.det(frames)))
+    return Features(
+        points.astype(np.float32),
+        scales.astype(np.float32),
+        (frames / scales[:, None, None]).astype(np.float32),
+        np.zeros((len(points), 8), np.float32),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    true=st.integers(12, 60),
+    false=st.integers(0, 150),
+    scale=st.floats(0.3, 3),
+    shear=st.floats(-0.4, 0.4),
+    tilt=st.floats(-3e-4, 3e-4),
+)
+def test_planted_pairs_are_told_from_outliers(
+    seed: int, true: int, false: int, scale: float, shear: float, tilt: float
+) -> None:
+    transform = np.array([[scale, shear, 20], [0, scale, -15], [tilt, tilt / 2, 1]])
+    one, two, pairs = planted(seed, true, false, lambda x: mapped(transform, x), 0.3 * scale)
+    found = verify(one, two, pairs)
+    right = {tuple(point) for point in one.points[:true]}
+    hits = sum(tuple(point) in right for point in found.query_points)
+    assert hits >= 0.9 * true
+    # A random pair agrees by chance as often as the tolerance's share of the photo, at most.
+    assert found.inliers - hits <= 2 + 0.05 * false
+    errors = np.linalg.norm(
+        mapped(found.transform, one.points[:true].astype(float)) - two.points[:true], axis=1
+    )
+    assert np.median(errors) < 3 * scale
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**31))
+def test_random_pairs_are_refused(seed: int) -> None:
+    one, two, pairs = planted(seed, 4, 60, lambda x: x, 0.0)
+    generator = np.random.default_rng(seed)
+    assert verify(one, two, generator.permutation(pairs[:, :1]).repeat(2, 1)[:3]).inliers == 0
+    shuffled = np.stack([pairs[:, 0], generator.permutation(pairs[:, 1])], axis=1)
+    assert verify(one, two, shuffled).inliers < 8
+
+
+@pytest.mark.parametrize(
+    "warp",
+    [
+        lambda x: x * (-1, 1) + (400, 0),  # a mirror image
+        lambda x: x * (1, 0.05),  # pressed flat
+        lambda x: x * 0.02,  # shrunk to a point
+    ],
+)
+def test_transforms_that_no_camera_makes_are_refused(
+    warp: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    one, two, pairs = planted(0, 60, 0, warp, 0.0)
+    assert verify(one, two, pairs).inliers < 15
+
+
+def test_many_photos_points_on_one_place_are_no_match() -> None:
+    one, two, pairs = planted(0, 40, 0, lambda x: x, 0.0)
+    pairs[:, 1] = 0
+    assert verify(one, two, pairs).inliers < 4
+
+
+def test_no_feature_is_counted_twice() -> None:
+    one, two, pairs = planted(3, 30, 0, lambda x: x * 1.2 + 5, 0.2)
+    found = verify(one, two, np.concatenate([pairs, pairs, pairs[::-1]]))
+    assert found.inliers == len(np.unique(found.query_points, axis=0)) == 30
+    assert len(np.unique(found.points, axis=0)) == 30
+
+
+def test_nothing_to_compare_is_nothing_found() -> None:
+    none = hessian_affine(Image.new("L", (50, 50)))
+    some = hessian_affine(textured())
+    for found in (verify(none, some), verify(some, none), verify(none, none)):
+        assert isinstance(found, Verified)
+        assert found.inliers == 0
+        assert found.points.shape == found.query_points.shape == (0, 2)
+        assert found.transform.shape == (3, 3)
+
+
+def test_nearest_pairs_are_mutual_and_clear() -> None:
+    generator = np.random.default_rng(0)
+    other = generator.normal(size=(60, 16)).astype(np.float32)
+    other /= np.linalg.norm(other, axis=1, keepdims=True)
+    query = other[[5, 9, 9, 30]].copy()
+    query[2] += 0.05  # farther from 9 than the second is
+    query /= np.linalg.norm(query, axis=1, keepdims=True)
+    other[31] = other[30]  # one thing twice: nothing tells which is meant
+    assert nearest_pairs(query, other).tolist() == [[0, 5], [1, 9]]
