@@ -16,6 +16,7 @@ from listwise.cli import (
     extract,
     import_model,
     index,
+    local,
     search,
     serve,
     study,
@@ -42,6 +43,7 @@ app.command(epilog=whiten.EXAMPLES)(whiten.whiten)
 app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.add_typer(index.app, name="index")
 app.command(epilog=search.EXAMPLES)(search.search)
+app.add_typer(local.app, name="local")
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command("import", epilog=import_model.EXAMPLES)(import_model.import_model)
 app.command(epilog=download.EXAMPLES)(download.download)

@@ -126,18 +126,19 @@ def _find(
 
 
 def _boxes(written: list[str], photos: int) -> "list[Box | None]":
-    from listwise.cli.extract import numbers
-
     if len(written) not in (0, photos):
         raise InputError(f"{len(written)} boxes for {photos} photos: give one for each, or none")
-    boxes: list[Box | None] = [None] * photos
-    for place, text in enumerate(written):
-        edges = numbers("--box", text)
-        if len(edges) != 4:
-            raise InputError(f"--box takes four numbers x0,y0,x1,y1, not {text!r}")
-        x0, y0, x1, y1 = edges
-        boxes[place] = (x0, y0, x1, y1)
-    return boxes
+    return [read_box(text) for text in written] or [None] * photos
+
+
+def read_box(text: str) -> "Box":
+    """A box as it is typed: four numbers with commas."""
+    from listwise.cli.extract import numbers
+
+    edges = numbers("--box", text)
+    if len(edges) != 4:
+        raise InputError(f"--box takes four numbers x0,y0,x1,y1, not {text!r}")
+    return edges[0], edges[1], edges[2], edges[3]
 
 
 def _print(console: "object", hits: "list[Hit]") -> None:

@@ -11,8 +11,9 @@ from listwise.local.hessian import Float32
 Float64 = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 
-RATIO = 0.9  # of the distances to the nearest and the second nearest feature
+RATIO = 0.95  # of the distances to the nearest and the second nearest feature
 TOLERANCE = 0.02  # distance of an inlier from its place, in parts of each photo's extent
+GROWTH = 1.5  # a pair's scales may differ so much more than the transform says, or less
 HYPOTHESES = 1024
 REFINED = 8  # the best hypotheses are fitted to their inliers
 FEWEST = 4  # inliers of a transform
@@ -52,7 +53,13 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
         return _nothing()
     one, two = pairs.T
     start, end = query.points[one].astype(np.float64), other.points[two].astype(np.float64)
-    judge = _Judge(start, end, TOLERANCE * _extent(query.points), TOLERANCE * _extent(other.points))
+    judge = _Judge(
+        start,
+        end,
+        TOLERANCE * _extent(query.points),
+        TOLERANCE * _extent(other.points),
+        np.log(other.scales[two] / query.scales[one]).astype(np.float64),
+    )
     frames = _frames(query, one), _frames(other, two)
     best, inliers = _best(judge, _hypotheses(start, end, *frames))
     if best is None:
@@ -85,31 +92,52 @@ def nearest_pairs(query: Float32, other: Float32) -> Pairs:
     return np.stack([rows, nearest[rows]], axis=1).astype(np.int64)
 
 
+@dataclass(frozen=True, eq=False)
 class _Judge:
-    """Errors of transforms on pairs of points, in parts of what is allowed."""
+    """Tells how well transforms agree with m pairs of features.
 
-    def __init__(self, start: Float64, end: Float64, one: float, two: float) -> None:
-        self.start, self.end, self.one, self.two = start, end, one, two
+    Shapes: points `start` [m, 2] and `end` [m, 2], the distances `one` and `two` allowed in each
+    photo, and how much larger the second feature of a pair is, `growth` [m], a logarithm.
+    """
+
+    start: Float64
+    end: Float64
+    one: float
+    two: float
+    growth: Float64
 
     def errors(self, transforms: Float64) -> Float64:
-        """The larger of the squared errors there and back: [t, 3, 3] -> [t, m]."""
+        """The larger of the squared errors there and back, 1 if just allowed: [t, 3, 3] -> [t, m].
+
+        It is infinite where a transform scales things otherwise than the pair does.
+        """
         there = _squared(transforms, self.start, self.end) / self.two**2
         inverse = np.linalg.inv(transforms).astype(np.float64)
         back = _squared(inverse, self.end, self.start) / self.one**2
-        worse: Float64 = np.maximum(there, back)
-        return worse
+        # The area of a small thing grows by det / w^3.
+        depth = np.maximum(_depths(transforms, self.start), 1e-12)
+        growth = np.log(np.linalg.det(transforms))[:, None] / 2 - 1.5 * np.log(depth)
+        unlike = np.abs(growth - self.growth) > np.log(GROWTH)
+        errors: Float64 = np.where(unlike, np.inf, np.maximum(there, back))
+        return errors
+
+
+def _depths(transforms: Float64, points: Float64) -> Float64:
+    """The third coordinate of transformed points, negative behind the camera: [t, m]."""
+    depths: Float64 = transforms[:, 2, :2] @ points.T + transforms[:, 2, 2:]
+    return depths
 
 
 def _squared(transforms: Float64, start: Float64, end: Float64) -> Float64:
     """Squared distances of transformed points from where they should be: [t, m]."""
     x, y = start.T
     t = transforms[:, :, :, None]
-    w = t[:, 2, 0] * x + t[:, 2, 1] * y + t[:, 2, 2]
+    w = _depths(transforms, start)
     with np.errstate(divide="ignore", invalid="ignore"):
         dx = (t[:, 0, 0] * x + t[:, 0, 1] * y + t[:, 0, 2]) / w - end[:, 0]
         dy = (t[:, 1, 0] * x + t[:, 1, 1] * y + t[:, 1, 2]) / w - end[:, 1]
     squared: Float64 = dx * dx + dy * dy
-    squared[~(w > 0)] = np.inf  # behind the camera
+    squared[~(w > 0)] = np.inf
     return squared
 
 

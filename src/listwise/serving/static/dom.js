@@ -46,7 +46,8 @@ export function iconButton(name, label, act, settings = {}) {
 /** A name that keeps its end where there is too little room: numbers are there. */
 export function cut(name) {
   const at = Math.max(0, name.length - 10);
-  return make("span", { class: "cut" }, make("span", {}, name.slice(0, at)), make("span", {}, name.slice(at)));
+  const parts = [name.slice(0, at), name.slice(at)];
+  return make("span", { class: "cut" }, ...parts.map((part) => make("span", {}, part)));
 }
 
 /** Wait; a signal ends the wait with its reason. */

@@ -99,7 +99,10 @@ export class Grid {
       marks.append(make("span", { class: "points", title }, icon("points"), `${item.inliers}`));
     }
     const image = make("img", {
-      alt: name, loading: "lazy", decoding: "async", draggable: "false",
+      alt: name,
+      loading: "lazy",
+      decoding: "async",
+      draggable: "false",
       on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
     });
     setLazily(image, api.thumbnail(item.key));
@@ -159,7 +162,8 @@ export class Grid {
 
   /** The tile above (-1) or below (1), the one nearest sideways. */
   beside(tiles, at, way) {
-    const places = tiles.map((tile) => ({ y: tile.offsetTop, x: tile.offsetLeft + tile.offsetWidth / 2 }));
+    const middle = (tile) => tile.offsetLeft + tile.offsetWidth / 2;
+    const places = tiles.map((tile) => ({ y: tile.offsetTop, x: middle(tile) }));
     let best = -1;
     for (let i = at + way; i >= 0 && i < tiles.length; i += way) {
       if (places[i].y === places[at].y) continue;

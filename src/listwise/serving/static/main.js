@@ -24,7 +24,10 @@ const session = performance.timeOrigin;
 let here = { examples: [], chosen: 0, expand: false, rerank: false, answer: null };
 
 const panel = new QueryPanel({
-  onBox: (box) => change({ examples: here.examples.map((e, i) => (i === here.chosen ? { ...e, box } : e)) }),
+  onBox: (box) => {
+    const { examples, chosen } = here;
+    change({ examples: examples.with(chosen, { ...examples[chosen], box }) });
+  },
   onChoose: (chosen) => {
     here.chosen = chosen;
     showQuery();
@@ -55,18 +58,20 @@ function currentGrid() {
 
 /* Going places */
 
-function go(examples, chosen = examples.length - 1) {
-  const fit = limited(examples, server.limits.photos);
+function go(wanted, last = wanted.length - 1) {
+  const { examples, problems } = limited(wanted, server.limits.photos);
+  const chosen = Math.max(0, Math.min(last, examples.length - 1));
   remember();
   const { expand, rerank } = here;
-  arrive({ examples: fit.examples, chosen: Math.max(0, Math.min(chosen, fit.examples.length - 1)), expand, rerank });
+  arrive({ examples, chosen, expand, rerank });
   history.pushState({ visit: here.name }, "", toHash(here));
   show();
-  if (fit.problems.length) say(fit.problems[0]);
+  if (problems.length) say(problems[0]);
 }
 
 function arrive(visit) {
-  here = { name: `${session}/${visits.size}`, answer: null, frames: [], shown: 0, scroll: 0, ...visit };
+  const name = `${session}/${visits.size}`;
+  here = { name, answer: null, frames: [], shown: 0, scroll: 0, ...visit };
   visits.set(here.name, here);
 }
 
@@ -86,31 +91,35 @@ function change(what) {
 async function returnTo(state) {
   remember();
   running.abort();
-  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+  viewer.leave();
   const known = visits.get(state?.visit);
-  if (known) {
-    here = known;
-  } else {
-    const { entries, own, expand, rerank } = fromHash(location.hash);
-    let examples = [];
-    let problem = own ? "Photos of your own are not kept when the page is loaded again. Put yours in once more." : null;
-    try {
-      examples = await Promise.all(entries.map(async ({ key, box }) => ({ ...ofEntry(await api.entry(key)), box })));
-    } catch (error) {
-      problem = error.status === 404 ? "That photo is not in the index." : error.message;
-    }
-    arrive({ examples, chosen: 0, expand, rerank });
-    history.replaceState({ visit: here.name }, "", examples.length ? toHash(here) : "#/");
-    show();
-    if (problem) say(problem);
-    return;
-  }
+  if (!known) return readAddress();
+  here = known;
   show();
+}
+
+async function readAddress() {
+  const { hash } = location;
+  const { entries, own, expand, rerank } = fromHash(hash);
+  let examples = [];
+  let problem = own && "Your own photos are not kept when the page is loaded again: put them in.";
+  try {
+    const found = await Promise.all(entries.map(({ key }) => api.entry(key)));
+    examples = found.map((entry, i) => ({ ...ofEntry(entry), box: entries[i].box }));
+  } catch (error) {
+    problem = error.status === 404 ? "That photo is not in the index." : error.message;
+  }
+  if (location.hash !== hash) return; // the person has gone elsewhere
+  arrive({ examples, chosen: 0, expand, rerank });
+  history.replaceState({ visit: here.name }, "", toHash(here));
+  show();
+  if (problem) say(problem);
 }
 
 function ofEntry(entry) {
   const { key, width, height } = entry;
-  return { name: nameOf(entry), key, file: null, url: api.photo(key), preview: api.thumbnail(key), width, height, box: null };
+  const pictures = { url: api.photo(key), preview: api.thumbnail(key) };
+  return { name: nameOf(entry), key, file: null, ...pictures, width, height, box: null };
 }
 
 function searchFrom(entry) {
@@ -120,18 +129,25 @@ function searchFrom(entry) {
 function addExample(entry) {
   if (here.examples.some(({ key, box }) => key === entry.key && !box)) {
     say(`${nameOf(entry)} is an example already.`, { kind: "news" });
+  } else if (here.examples.length === server.limits.photos) {
+    say(`A search takes ${count(server.limits.photos, "example")} at most.`, { kind: "news" });
   } else {
     go([...here.examples, ofEntry(entry)]);
   }
 }
 
 async function takeFiles(files, adding) {
-  await ready;
+  try {
+    await ready;
+  } catch {
+    return; // which the page has told already
+  }
   const { examples, problems } = await readPhotos(files, server.limits);
-  if (examples.length) go(adding ? [...here.examples, ...examples] : examples, adding ? here.examples.length : 0);
+  const before = adding ? here.examples : [];
+  if (examples.length) go([...before, ...examples], before.length);
   if (problems.length) {
-    const rest = problems.length > 1 ? ` (${count(problems.length - 1, "more file")} left out too.)` : "";
-    say(problems[0] + rest);
+    const others = count(problems.length - 1, "more file");
+    say(problems[0] + (problems.length > 1 ? ` (${others} left out too.)` : ""));
   }
 }
 
@@ -165,11 +181,15 @@ function showQuery() {
 
 function showAnswer() {
   const { results: found, milliseconds, expanded, reranked } = here.answer;
-  const how = [expanded && "query expanded", reranked && "re-ranked by matched points"].filter(Boolean);
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
-  const took = milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
-  const told = found.length ? [count(found.length, "photo") + all, took, ...how] : [];
-  byId("summary").textContent = told.join(" · ");
+  const seconds = milliseconds / 1000;
+  const told = [
+    found.length && count(found.length, "photo") + all,
+    found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
+    expanded && "query expanded",
+    reranked && "re-ranked by matched points",
+  ];
+  byId("summary").textContent = told.filter(Boolean).join(" · ");
   byId("nothing").hidden = found.length > 0;
   results.show(found, here.shown || undefined);
 }
@@ -184,7 +204,8 @@ async function showSamples() {
   byId("sample-head").hidden = total === 0;
   byId("others").hidden = total <= SAMPLE;
   try {
-    samples.show(total <= SAMPLE ? (await api.entries(0, SAMPLE)).entries : await someEntries(total));
+    const all = total <= SAMPLE;
+    samples.show(all ? (await api.entries(0, SAMPLE)).entries : await someEntries(total));
   } catch (error) {
     say(error.message, { action: { label: "Try again", run: () => location.reload() } });
   }
@@ -233,6 +254,8 @@ async function search() {
     if (signal.aborted) return;
     atWork(false);
     byId("summary").textContent = "";
+    byId("nothing").hidden = true;
+    results.show([]);
     const again = { action: { label: "Try again", run: search } };
     say(error.message, [0, 401, 503, 504].includes(error.status) ? again : {});
   } finally {
@@ -304,7 +327,8 @@ async function removeEntry(item) {
     return;
   }
   for (const visit of visits.values()) {
-    if (visit.answer) visit.answer.results = visit.answer.results.filter(({ key }) => key !== item.key);
+    const { answer } = visit;
+    if (answer) answer.results = answer.results.filter(({ key }) => key !== item.key);
   }
   for (const grid of [results, samples]) grid.drop(item.key);
   say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
@@ -336,11 +360,12 @@ function askForToken(wrong) {
 function listenToTheme() {
   const button = byId("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const { dataset } = document.documentElement;
+  const dark = () => (dataset.theme ? dataset.theme === "dark" : system.matches);
   const tell = () => button.setAttribute("aria-pressed", String(dark()));
   button.addEventListener("click", () => {
     const next = dark() ? "light" : "dark";
-    document.documentElement.dataset.theme = next;
+    dataset.theme = next;
     localStorage.setItem("listwise-theme", next);
     tell();
   });
@@ -356,7 +381,9 @@ function listenToFiles() {
       if (files.length) takeFiles(files, adding);
     });
   }
-  for (const id of ["choose", "new"]) byId(id).addEventListener("click", () => byId("files").click());
+  for (const id of ["choose", "new"]) {
+    byId(id).addEventListener("click", () => byId("files").click());
+  }
   takeIn(byId("veil"), byId("drop-add"), takeFiles, say);
 }
 

@@ -2,14 +2,23 @@
 
 import { byId, make } from "./dom.js";
 
-/** Say something; `action` adds a button. Errors are spoken at once, news when there is time. */
+const NEWS = 6000; // milliseconds that good news stay
+
+let timer = null;
+
+/** Say something; `action` adds a button. Errors are spoken at once and stay; news do neither. */
 export function say(text, { kind = "error", action = null } = {}) {
+  clearTimeout(timer);
+  if (kind === "news") timer = setTimeout(hush, NEWS);
   const box = byId("notice");
   box.dataset.kind = kind;
   box.setAttribute("role", kind === "error" ? "alert" : "status");
   byId("notice-text").textContent = text;
-  const buttons = action ? [make("button", { type: "button", class: "plain", on: { click: action.run } }, action.label)] : [];
-  byId("notice-action").replaceChildren(...buttons);
+  byId("notice-action").replaceChildren();
+  if (action) {
+    const settings = { type: "button", class: "plain", on: { click: action.run } };
+    byId("notice-action").append(make("button", settings, action.label));
+  }
   box.hidden = false;
 }
 

@@ -49,7 +49,7 @@ export async function measure(url) {
 
 /**
  * Listen for photos that are pasted or dropped anywhere on the page.
- * @param {(files: File[], adding: boolean) => void} onFiles `adding` if they were dropped onto `addZone`
+ * @param {(files: File[], adding: boolean) => void} onFiles `adding` if dropped onto `addZone`
  * @param {(line: string) => void} onProblem
  */
 export function takeIn(veil, addZone, onFiles, onProblem) {

@@ -9,6 +9,7 @@ export class QueryPanel {
   constructor(acts) {
     this.acts = acts;
     this.image = byId("stage-image");
+    this.gone = new Set(); // addresses of photos that cannot be had
     this.editor = new BoxEditor(byId("stage"), byId("readout"), acts.onBox);
     byId("clear-box").addEventListener("click", () => this.editor.clear());
     byId("store").addEventListener("click", () => acts.onStore());
@@ -30,7 +31,8 @@ export class QueryPanel {
     this.showStrip(examples, chosen, limits);
     const own = examples.filter(({ file }) => file).length;
     byId("store").hidden = !canWrite || !own;
-    byId("store-label").textContent = own > 1 ? `Add ${own} photos to the index` : "Add to the index";
+    const what = own > 1 ? `Add ${own} photos to the index` : "Add to the index";
+    byId("store-label").textContent = what;
   }
 
   showStage(example) {
@@ -45,11 +47,12 @@ export class QueryPanel {
       // A photo that is no longer on the server's disk still has its thumbnail, but takes no box.
       this.image.onerror = () => {
         this.image.onerror = null;
+        this.gone.add(url);
         setPicture(this.image, preview);
         this.editor.show(width, height, null, false);
       };
     }
-    this.editor.show(width, height, box);
+    this.editor.show(width, height, box, !this.gone.has(url));
     byId("clear-box").hidden = box === null;
     byId("box-hint").hidden = box !== null;
     byId("query-name").replaceChildren(cut(name));
@@ -70,7 +73,11 @@ export class QueryPanel {
         make(
           "button",
           {
-            type: "button", class: "choose", "aria-pressed": pressed, "aria-label": `Show ${title}`, title,
+            type: "button",
+            class: "choose",
+            "aria-pressed": pressed,
+            "aria-label": `Show ${title}`,
+            title,
             on: { click: () => onChoose(number) },
           },
           image,
@@ -83,7 +90,12 @@ export class QueryPanel {
     const more = make(
       "button",
       {
-        type: "button", class: "more", id: "more", "aria-label": label, title: label, disabled: full,
+        type: "button",
+        class: "more",
+        id: "more",
+        "aria-label": label,
+        title: label,
+        disabled: full,
         on: { click: () => byId("more-files").click() },
       },
       icon("plus"),

@@ -9,7 +9,6 @@ import { setPicture, shownAt } from "./pictures.js";
 export class Viewer {
   /** @param {{onPick, onAdd, onRemove, onClosed}} acts each called with the item shown. */
   constructor(acts) {
-    this.acts = acts;
     this.dialog = byId("viewer");
     this.scene = byId("viewer-scene");
     this.showMatches = true;
@@ -21,7 +20,7 @@ export class Viewer {
     on("viewer-add", () => this.leaveFor(acts.onAdd));
     on("viewer-remove", () => this.confirm(true));
     on("viewer-keep", () => this.confirm(false));
-    on("viewer-really", () => this.remove());
+    on("viewer-really", () => this.leaveFor(acts.onRemove));
     on("viewer-matches", () => {
       this.showMatches = !this.showMatches;
       this.render();
@@ -34,7 +33,7 @@ export class Viewer {
     });
     this.dialog.addEventListener("close", () => {
       this.scene.replaceChildren();
-      acts.onClosed(this.item);
+      if (this.returning) acts.onClosed(this.item);
     });
     this.listenForSwipes();
     window.addEventListener("resize", () => this.dialog.open && this.render());
@@ -50,7 +49,7 @@ export class Viewer {
    * @param {Object[]} frames the examples as the server saw them: url, width, height
    */
   open(items, at, frames, canWrite) {
-    Object.assign(this, { items, at, frames, canWrite });
+    Object.assign(this, { items, at, frames, canWrite, returning: true });
     this.dialog.showModal();
     this.render();
   }
@@ -82,10 +81,11 @@ export class Viewer {
     const toggle = byId("viewer-matches");
     toggle.hidden = !matched;
     toggle.setAttribute("aria-pressed", String(this.showMatches));
+    byId("viewer-facts").replaceChildren(...facts(item).flatMap(fact));
+    // Last, because what is above decides how much room there is.
     this.scene.replaceChildren(
       matched && this.showMatches ? this.matchedScene(query, item, name) : photoScene(item, name),
     );
-    byId("viewer-facts").replaceChildren(...facts(item).flatMap(fact));
   }
 
   matchedScene(query, item, name) {
@@ -96,22 +96,21 @@ export class Viewer {
     return drawing;
   }
 
-  leaveFor(act) {
-    const { item } = this;
+  /** Close it because the person goes elsewhere, not back to where it was opened. */
+  leave() {
+    this.returning = false;
     this.dialog.close();
-    act(item);
+  }
+
+  leaveFor(act) {
+    this.leave();
+    act(this.item);
   }
 
   confirm(asked) {
     byId("viewer-sure").hidden = !asked;
     byId("viewer-actions").hidden = asked;
     if (asked) byId("viewer-keep").focus();
-  }
-
-  async remove() {
-    const { item } = this;
-    this.dialog.close();
-    await this.acts.onRemove(item);
   }
 
   listenForSwipes() {
@@ -129,7 +128,8 @@ export class Viewer {
 /** The photo, or its thumbnail where the photo itself is gone. */
 function photoScene(item, name) {
   const image = make("img", {
-    alt: name, draggable: "false",
+    alt: name,
+    draggable: "false",
     on: { error: () => setPicture(image, api.thumbnail(item.key)) },
   });
   setPicture(image, api.photo(item.key));

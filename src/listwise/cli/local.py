@@ -1,0 +1,532 @@
+"""`listwise local`: local features, their codebook and index, search and evaluation."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from listwise.cli.bars import counting
+from listwise.cli.extract import say, warn_of_unreadable
+from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from listwise.data.catalog import Benchmark
+    from listwise.local.extract import Extractor
+    from listwise.studies.local import LocalRow
+
+app = typer.Typer(
+    help="Search by local features: HesAff-rSIFT or DELF, ASMK*, spatial verification.",
+    no_args_is_help=True,
+)
+
+EXTRACT = """Examples:
+
+  listwise local extract photos photos.arrow                  Hessian-affine regions, RootSIFT
+
+  listwise local extract photos photos.arrow --delf delf      deep features of listwise local train
+
+An interrupted run goes on when the same command is given again.
+"""
+CODEBOOK = """Example:
+
+  listwise local codebook other-photos.arrow words.safetensors
+
+Learn it from photos like those you search, but not from the ones you evaluate with.
+"""
+INDEX = """Examples:
+
+  listwise local index shop-local photos.arrow --codebook words.safetensors
+
+  listwise local index shop-local more.arrow                  add to it
+
+  listwise local index shop-local --remove chairs/a.jpg       remove from it
+"""
+SEARCH = """Examples:
+
+  listwise local search shop-local chair.jpg
+
+  listwise local search shop-local chair.jpg --features photos.arrow     with verification
+"""
+EVALUATE = """Examples:
+
+  listwise local evaluate roxford5k --codebook words.safetensors
+
+  listwise local evaluate roxford5k --codebook words.safetensors --model runs/a/model
+"""
+TRAIN = """Examples:
+
+  listwise local train landmarks.csv delf --weights resnet50.safetensors
+
+  listwise local train landmarks.csv delf --weights runs/a/model --no-fine-tune
+"""
+
+Delf = Annotated[
+    Path | None, typer.Option(help="Deep features of this folder in place of HesAff-rSIFT.")
+]
+Device = Annotated[str, typer.Option(help="For deep features: cpu, cuda, cuda:1 ...")]
+Workers = Annotated[int | None, typer.Option(min=0, help="Processes; from the cores by default.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command(epilog=EXTRACT)
+def extract(
+    source: Annotated[str, typer.Argument(help="Photos, as for listwise extract.")],
+    out: Annotated[Path, typer.Argument(help="The file to write (.arrow).")],
+    delf: Delf = None,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Features of a photo, at most. [dim]2000, or 1000[/dim]"),
+    ] = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first photo that cannot be read.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write the local features of photos into one file."""
+    import json as encoder
+
+    from rich.console import Console
+
+    from listwise.data.catalog import photos_of
+
+    images = photos_of(source)
+
+    from listwise.local.extract import extract_features
+
+    console = Console(stderr=json, highlight=False)
+    extractor = _extractor(delf, count, device)
+    with _stoppable(), counting(console, "extracting", len(images)) as advance:
+        file = extract_features(
+            images,
+            out,
+            extractor,
+            strict=strict,
+            workers=_processes(delf, workers),
+            on_progress=advance,
+            on_note=lambda note: say(console, f"note: {note}", "yellow"),
+        )
+    features = int(file.counts.sum())
+    if json:
+        result = {
+            "file": str(out),
+            "photos": len(file),
+            "features": features,
+            "extractor": file.header.extractor,
+            "unreadable": file.header.unreadable,
+        }
+        typer.echo(encoder.dumps(result))
+        return
+    warn_of_unreadable(console, file.header.unreadable)
+    each = features / max(1, len(file))
+    say(console, f"{features} features of {len(file)} photos ({each:.0f} each) in {out}", "bold")
+
+
+@app.command(epilog=TRAIN)
+def train(
+    data: Annotated[str, typer.Argument(help="Labelled photos, as for listwise train.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    backbone: Annotated[str, typer.Option(help="Any ResNet of timm.")] = "resnet50",
+    weights: Annotated[
+        str,
+        typer.Option(help="A file, auto, pretrained, random, or a folder of listwise train."),
+    ] = "auto",
+    fine_tune: Annotated[
+        bool, typer.Option("--fine-tune/--no-fine-tune", help="First fine-tune the backbone.")
+    ] = True,
+    updates: Annotated[int, typer.Option(min=1, help="Updates of each of the two steps.")] = 2000,
+    batch_size: Annotated[int, typer.Option(min=2, help="Crops an update.")] = 64,
+    crop: Annotated[int, typer.Option(min=32, help="Side of a crop in pixels.")] = 448,
+    seed: Annotated[int, typer.Option(min=0, help="Of crops and batches.")] = 0,
+    split: Annotated[
+        str | None, typer.Option(help="Of a table: train on this split alone.")
+    ] = None,
+    device: Device = "auto",
+    workers: Workers = None,
+) -> None:
+    """Train deep local features with attention (DELF) from image labels."""
+    from rich.console import Console
+
+    from listwise.data import check_images
+    from listwise.data.catalog import labelled_of
+
+    console = Console(highlight=False)
+    images = labelled_of(data)
+    if split is not None:
+        images = images.of_split(split)
+    elif images.splits is not None and "train" in images.splits:
+        images = images.of_split("train")
+    images, report = check_images(images)
+    for line in report.lines():
+        say(console, f"note: {line}", "yellow")
+
+    from listwise.local.delf_settings import DelfTraining
+    from listwise.local.delf_training import train_delf
+    from listwise.settings import CropSettings
+
+    settings = DelfTraining(
+        backbone=backbone,
+        weights=weights,
+        fine_tune=fine_tune,
+        fine_tune_updates=updates,
+        attention_updates=updates,
+        batch_size=batch_size,
+        crops=CropSettings(size=crop),
+        seed=seed,
+        device=device,
+        workers=workers,
+    )
+    with _stoppable(), _training_bars(console) as advance:
+        result = train_delf(
+            images,
+            out,
+            settings,
+            on_progress=advance,
+            on_note=lambda note: say(console, f"note: {note}", "yellow"),
+        )
+    first = result.fine_tuned_accuracy
+    tuned = "" if first is None else f"{100 * first:.1f} % fine-tuned, "
+    said = f"held-out photos classified: {tuned}{100 * result.attention_accuracy:.1f} % attentive"
+    say(console, f"{said}; the features are in {result.folder}", "bold")
+
+
+@app.command(epilog=CODEBOOK)
+def codebook(
+    features: Annotated[list[Path], typer.Argument(help="Files of listwise local extract.")],
+    out: Annotated[Path, typer.Argument(help="The codebook to write (.safetensors).")],
+    words: Annotated[int, typer.Option(min=2, help="Visual words.")] = 65_536,
+    per_word: Annotated[int, typer.Option(min=1, help="Features a word, at most.")] = 60,
+    iterations: Annotated[int, typer.Option(min=1, help="Of k-means.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the features drawn.")] = 0,
+) -> None:
+    """Learn the visual words of local features."""
+    from rich.console import Console
+
+    from listwise.local.codebook import learn_codebook
+    from listwise.local.storage import FeatureFile
+
+    console = Console(highlight=False)
+    files = [FeatureFile.open(path) for path in features]
+    for file in files[1:]:
+        file.require(files[0].header.extractor)
+    batches = _Descriptors(files)
+    with _stoppable(), counting(console, "k-means", iterations) as advance:
+        found = learn_codebook(
+            batches,
+            files[0].header.extractor,
+            words,
+            per_word,
+            iterations,
+            seed,
+            on_iteration=lambda *_: advance(1),
+        )
+    found.save(out)
+    say(console, f"{len(found)} words of {found.info.extractor} in {out}", "bold")
+
+
+@app.command(epilog=INDEX)
+def index(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="A folder.")],
+    features: Annotated[
+        list[Path] | None, typer.Argument(help="Files of listwise local extract.")
+    ] = None,
+    codebook: Annotated[Path | None, typer.Option(help="For a new index; it keeps a copy.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove a photo, by its id.")] = None,
+    json: Json = False,
+) -> None:
+    """Make an ASMK* index of local features, add photos to it, or remove some."""
+    import json as encoder
+
+    from rich.console import Console
+
+    from listwise.local.asmk_index import AsmkIndex
+    from listwise.local.codebook import Codebook
+    from listwise.local.storage import FeatureFile
+
+    console = Console(stderr=json, highlight=False)
+    files = [FeatureFile.open(path) for path in features or []]
+    if AsmkIndex.exists(index):
+        opened = AsmkIndex.open(index)
+        if codebook is not None:
+            opened.require(Codebook.load(codebook))
+    elif codebook is None:
+        raise InputError(f"there is no index at {index}: name a codebook with --codebook")
+    else:
+        opened = AsmkIndex.create(index, Codebook.load(codebook))
+    for name in remove or []:
+        if name not in opened:
+            raise InputError(f"{index} has no photo {name}")
+    opened.remove(remove or [])
+    for file in files:
+        opened.codebook.require(file.header.extractor)
+        missing = [row for row, name in enumerate(file.ids) if name not in opened]
+        with _stoppable(), counting(console, "indexing", len(missing)) as advance:
+            opened.add(
+                [file.ids[row] for row in missing],
+                (file.read(row).descriptors for row in missing),
+                advance,
+            )
+    facts = opened.info()
+    if json:
+        typer.echo(encoder.dumps(facts))
+        return
+    say(
+        console,
+        f"{facts['photos']} photos in {index}, {facts['words_per_photo']:.0f} words and "
+        f"{facts['bytes_per_photo'] / 1000:.1f} kB each",
+        "bold",
+    )
+
+
+@app.command(epilog=SEARCH)
+def search(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Of listwise local index.")],
+    photo: Annotated[Path, typer.Argument(help="The query.")],
+    features: Annotated[
+        Path | None, typer.Option(help="The indexed photos' features, to verify the first 100.")
+    ] = None,
+    box: Annotated[
+        str | None, typer.Option(metavar="X0,Y0,X1,Y1", help="The part of the photo meant.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
+    delf: Delf = None,
+    count: Annotated[int | None, typer.Option(min=1, help="As for extract.")] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Find the photos of an ASMK* index that are most like one."""
+    import json as encoder
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from listwise.cli.search import read_box
+    from listwise.local.asmk_index import AsmkIndex
+    from listwise.local.search import search_local
+    from listwise.local.storage import FeatureFile
+
+    console = Console(stderr=json, highlight=False)
+    opened = AsmkIndex.open(index)
+    extractor = _extractor(delf, count, device)
+    opened.codebook.require(extractor.name)
+    file = None if features is None else FeatureFile.open(features)
+    if file is not None:
+        file.require(extractor.name)
+    with console.status("searching"):
+        query = extractor(str(photo), None if box is None else read_box(box))
+        hits = search_local(opened, query, k, file.get if file else None)
+    if json:
+        rows = [
+            {
+                "id": hit.id,
+                "score": hit.score,
+                "inliers": None if hit.verified is None else hit.verified.inliers,
+            }
+            for hit in hits
+        ]
+        typer.echo(encoder.dumps({"index": str(index), "results": rows}))
+        return
+    table = Table("", "score", "points", "photo", box=None, padding=(0, 2, 0, 0))
+    for rank, hit in enumerate(hits, start=1):
+        points = "" if hit.verified is None else str(hit.verified.inliers)
+        table.add_row(str(rank), f"{hit.score:.4f}", points, escape(hit.id))
+    console.print(table)
+
+
+@app.command(epilog=EVALUATE)
+def evaluate(
+    benchmark: Annotated[str, typer.Argument(help="A judged benchmark: its name or folder.")],
+    codebook: Annotated[Path, typer.Option(help="Learned from other photos.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where features and index are kept. [dim]local-BENCHMARK[/dim]"),
+    ] = None,
+    delf: Delf = None,
+    count: Annotated[int | None, typer.Option(min=1, help="As for extract.")] = None,
+    model: Annotated[
+        list[Path] | None, typer.Option(help="Also this network's search, and verified.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Verify the first 100 of each list.")
+    ] = True,
+    report: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Search a benchmark with local features: ASMK*, and with spatial verification (SP)."""
+    import json as encoder
+
+    from rich.console import Console
+
+    from listwise.cli.evaluate import _print_table
+    from listwise.data.catalog import find_dataset
+
+    judged = find_dataset(benchmark, data).benchmark()
+    if judged.kind == "labelled":
+        raise InputError(f"{benchmark} is a labelled set: this takes a judged benchmark")
+
+    from listwise.local.codebook import Codebook
+    from listwise.studies.local import evaluate_scores
+    from listwise.studies.searched import figures
+
+    console = Console(stderr=json, highlight=False)
+    words = Codebook.load(codebook)
+    extractor = _extractor(delf, count, device)
+    words.require(extractor.name)
+    place = folder or Path(f"local-{judged.name}")
+    rows = _rows(
+        console, judged, words, extractor, place, delf, model or [], verify, device, workers
+    )
+    found = {row.name: figures(evaluate_scores(judged, row.scores)) for row in rows}
+    if json:
+        typer.echo(encoder.dumps({"benchmark": judged.name, "figures": found}, ensure_ascii=False))
+    else:
+        _print_table(console, judged.name, found)
+    if report is not None:
+        _write(report, judged, rows, console)
+        say(console, f"the report is in {report}", "bold")
+
+
+def _rows(
+    console: "Console",
+    benchmark: "Benchmark",
+    words: Any,
+    extractor: "Extractor",
+    folder: Path,
+    delf: Path | None,
+    models: list[Path],
+    verify: bool,
+    device: str,
+    workers: int | None,
+) -> "list[LocalRow]":
+    from listwise.descriptors import load_model
+    from listwise.studies.local import (
+        LocalRow,
+        describe_locally,
+        global_scores,
+        search_asmk,
+        verified_row,
+    )
+
+    photos = len(benchmark.queries) + len(benchmark.database)
+    with _stoppable():
+        with counting(console, "extracting", photos) as advance:
+            queries, database = describe_locally(
+                benchmark,
+                extractor,
+                folder,
+                workers=_processes(delf, workers),
+                on_progress=advance,
+                on_note=lambda note: say(console, f"note: {note}", "yellow"),
+            )
+        with counting(console, "indexing and searching", photos) as advance:
+            index, table = search_asmk(
+                benchmark, queries, database, words, folder / "index", advance
+            )
+        size = index.info()["bytes_per_photo"] / 1000
+        say(console, f"{len(index)} photos indexed, {size:.1f} kB each", "none")
+        name = f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*"
+        tables = {name: table}
+        for path in models:
+            network = load_model(path, device)
+            with counting(console, f"describing with {path}", photos) as advance:
+                tables[str(path)] = global_scores(benchmark, network, on_progress=advance)
+        rows = []
+        for name, table in tables.items():
+            rows.append(LocalRow(name, table, {}))
+            if verify:
+                with counting(console, f"verifying {name}", len(queries)) as advance:
+                    rows.append(verified_row(f"{name} + SP", table, queries, database, advance))
+    return rows
+
+
+def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: "Console") -> None:
+    from listwise.data.ground_truth import GroundTruth
+    from listwise.evaluation.report import oxford_result, revisited_result, write_report
+
+    truth, asked, among = benchmark.truth, benchmark.queries.paths, benchmark.database.paths
+    shown = []
+    for row in rows:
+        make: Any = revisited_result if isinstance(truth, GroundTruth) else oxford_result
+        shown.append(make(row.name, row.scores, truth, asked, among))
+    with counting(console, "making the report", 0) as advance:
+        write_report(
+            path,
+            f"{benchmark.name}: local descriptors",
+            shown,
+            benchmark=benchmark.name,
+            command=" ".join(["listwise", *sys.argv[1:]]),
+            on_progress=lambda done, total: advance(1),
+        )
+
+
+def _extractor(delf: Path | None, count: int | None, device: str) -> "Extractor":
+    if delf is None:
+        from listwise.local.extract import DEFAULT, HessianAffine
+
+        return DEFAULT if count is None else HessianAffine(count)
+    from listwise.local.delf import DelfExtractor
+    from listwise.local.delf_settings import DelfSettings
+
+    settings = DelfSettings() if count is None else DelfSettings(count=count)
+    return DelfExtractor(delf, settings, device)
+
+
+def _processes(delf: Path | None, workers: int | None) -> int | None:
+    """On a GPU one process makes deep features: several would share it."""
+    if delf is not None and workers is None:
+        import torch
+
+        return 0 if torch.cuda.is_available() else None
+    return workers
+
+
+class _Descriptors:
+    """The descriptors of feature files, photo by photo, anew at every iteration."""
+
+    def __init__(self, files: list[Any]) -> None:
+        self.files = files
+
+    def __iter__(self) -> Iterator[Any]:
+        return (features.descriptors for file in self.files for features in file)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("listwise: stopped; go on with the same command", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _training_bars(console: "Console") -> Iterator[Any]:
+    """A bar for each step of a training."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
+    bars: dict[str, Any] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+
+        def advance(found: Any) -> None:
+            if found.step not in bars:
+                bars[found.step] = progress.add_task(found.step, total=found.total, said="")
+            said = "" if found.loss is None else f"loss {found.loss:.3f}"
+            progress.update(bars[found.step], completed=found.done, said=said)
+
+        yield advance

@@ -1,0 +1,154 @@
+"""Local descriptors on a benchmark (the first rows of Table 2), alone and after global search."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from listwise.data.catalog import Benchmark
+from listwise.data.ground_truth import GroundTruth
+from listwise.data.oxford import OxfordGroundTruth
+from listwise.descriptors import Model
+from listwise.errors import InputError
+from listwise.evaluation import (
+    evaluate_oxford_ranks,
+    evaluate_ranks,
+    judged_images,
+    judged_oxford_images,
+)
+from listwise.evaluation.ranks import rank_scores
+from listwise.local.asmk_index import AsmkIndex
+from listwise.local.codebook import Codebook
+from listwise.local.extract import Extractor, extract_features
+from listwise.local.rerank import MINIMUM, TOP
+from listwise.local.storage import FeatureFile
+from listwise.local.verification import Verified, verify
+from listwise.studies.searched import Results, scores, search_benchmark
+
+Scores = NDArray[np.floating]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRow:
+    """A way to search a benchmark: scores [Q, N], and what was verified, by query and image."""
+
+    name: str
+    scores: Scores
+    verified: dict[tuple[int, int], Verified]
+
+
+def describe_locally(
+    benchmark: Benchmark,
+    extractor: Extractor,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[int], object] = lambda count: None,
+    on_note: Callable[[str], object] = lambda note: None,
+) -> tuple[FeatureFile, FeatureFile]:
+    """Features of a benchmark's queries, of their boxes alone, and of its database.
+
+    They lie in `folder`, and are used by the next call with the same extractor.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, images in (("queries", benchmark.queries), ("database", benchmark.database)):
+        path = folder / f"{name}.arrow"
+        if path.exists():
+            file = FeatureFile.open(path)
+            file.require(extractor.name)
+            if file.ids == images.ids:
+                on_progress(len(images))
+                files.append(file)
+                continue
+        file = extract_features(
+            images, path, extractor, workers=workers, on_progress=on_progress, on_note=on_note
+        )
+        if file.header.unreadable:
+            raise InputError(
+                f"{len(file.header.unreadable)} photos of {benchmark.name} cannot be read; "
+                f"the first: {file.header.unreadable[0]}"
+            )
+        files.append(file)
+    return files[0], files[1]
+
+
+def search_asmk(
+    benchmark: Benchmark,
+    queries: FeatureFile,
+    database: FeatureFile,
+    codebook: Codebook,
+    folder: Path,
+    on_photo: Callable[[int], object] = lambda count: None,
+) -> tuple[AsmkIndex, Scores]:
+    """An index of the database, in a folder, and the ASMK* scores of all queries: [Q, N]."""
+    codebook.require(database.header.extractor)
+    if AsmkIndex.exists(folder):
+        index = AsmkIndex.open(folder)
+        index.require(codebook)
+    else:
+        index = AsmkIndex.create(folder, codebook)
+    missing = [row for row, name in enumerate(database.ids) if name not in index]
+    on_photo(len(database) - len(missing))
+    index.add(
+        [database.ids[row] for row in missing],
+        (database.read(row).descriptors for row in missing),
+        on_photo,
+    )
+    table = np.zeros((len(queries), len(database)))
+    for number in range(len(queries)):
+        found, names = index.search(queries.read(number).descriptors, len(index))
+        for score, name in zip(found, names, strict=True):
+            if name in database.positions:
+                table[number, database.positions[name]] = score
+        on_photo(1)
+    return index, table
+
+
+def verified_row(
+    name: str,
+    table: Scores,
+    queries: FeatureFile,
+    database: FeatureFile,
+    on_query: Callable[[int], object] = lambda count: None,
+) -> LocalRow:
+    """Scores after the first 100 of each list were verified: inliers count before scores.
+
+    Shapes: scores [Q, N], below 1 each, before and after.
+    """
+    reranked = np.array(table, dtype=np.float64)
+    verified: dict[tuple[int, int], Verified] = {}
+    for number in range(len(queries)):
+        query = queries.read(number)
+        for image in np.argsort(-table[number], kind="stable")[:TOP]:
+            found = verify(query, database.read(int(image)))
+            verified[number, int(image)] = found
+            if found.inliers >= MINIMUM:
+                # Scores reach from -1 to 1, so that more inliers always come first.
+                reranked[number, image] += 2 * found.inliers
+        on_query(1)
+    return LocalRow(name, reranked, verified)
+
+
+def global_scores(
+    benchmark: Benchmark,
+    model: Model,
+    max_side: int | None = None,
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> Scores:
+    """Scores of a network's descriptors: [Q, N]."""
+    return scores(search_benchmark(model, benchmark, on_progress, max_side=max_side))
+
+
+def evaluate_scores(benchmark: Benchmark, table: Scores) -> Results:
+    """The figures of each protocol of a judged benchmark, from scores [Q, N]."""
+    truth = benchmark.truth
+    if isinstance(truth, GroundTruth):
+        found = evaluate_ranks(rank_scores(table, judged_images(truth)), truth)
+        return {"Easy": found.easy, "Medium": found.medium, "Hard": found.hard}
+    if isinstance(truth, OxfordGroundTruth):
+        ranks = rank_scores(table, judged_oxford_images(truth))
+        return {"Original": evaluate_oxford_ranks(ranks, truth)}
+    raise InputError(f"{benchmark.name} is a labelled set: this takes a judged benchmark")

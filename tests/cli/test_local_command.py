@@ -1,0 +1,91 @@
+"""`listwise local`, from photos to figures."""
+
+import json
+
+import pytest
+import torch
+
+from listwise.data.toy import make_toy_landmarks
+from listwise.models import RetrievalNet
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A benchmark of drawn buildings, few and small."""
+    folder = tmp_path_factory.mktemp("toy") / "toy-landmarks"
+    make_toy_landmarks(folder, seed=0, buildings=9, views=7)
+    return folder
+
+
+def test_from_photos_to_search(listwise, photos, tmp_path):
+    code, out, err = listwise(
+        "local", "extract", photos, "all.arrow", "--count", 60, "--workers", 0
+    )
+    assert (code, err) == (0, "")
+    assert "of 48 photos" in out
+    code, out, err = listwise("local", "codebook", "all.arrow", "words.safetensors", "--words", 400)
+    assert (code, err) == (0, "")
+    assert "400 words of hessian-affine-rootsift-60" in out
+    code, out, _ = listwise(
+        "local", "index", "found", "all.arrow", "--codebook", "words.safetensors"
+    )
+    assert code == 0
+    assert "48 photos in found" in out
+    query = ("local", "search", "found", photos / "class1" / "2.jpg", "--count", 60)
+    _, out, _ = listwise(*query, "--json", "-k", 3)
+    first = json.loads(out)["results"][0]
+    assert first["id"] == "class1/2.jpg"
+    assert first["inliers"] is None
+    code, out, _ = listwise(*query, "--features", "all.arrow")
+    assert code == 0
+    assert "class1/2.jpg" in out.splitlines()[1]
+    code, out, _ = listwise("local", "index", "found", "--remove", "class1/2.jpg", "--json")
+    assert (code, json.loads(out)["photos"]) == (0, 47)
+    _, out, _ = listwise(*query, "--json", "-k", 47)
+    assert "class1/2.jpg" not in [each["id"] for each in json.loads(out)["results"]]
+    code, out, _ = listwise("local", "index", "found", "all.arrow")
+    assert "48 photos in found" in out
+
+
+def test_a_mistake_is_one_line(listwise, photos):
+    listwise("local", "extract", photos, "all.arrow", "--count", 60, "--workers", 0)
+    listwise("local", "codebook", "all.arrow", "words.safetensors", "--words", 400)
+    listwise("local", "index", "found", "all.arrow", "--codebook", "words.safetensors")
+    photo = photos / "class0" / "0.jpg"
+    for arguments, said in [
+        (("search", "nowhere", photo), "there is no index at nowhere"),
+        (("search", "found", photo), "hessian-affine-rootsift-60"),
+        (("search", "found", "no.jpg", "--count", 60), "no.jpg"),
+        (("index", "new", "all.arrow"), "--codebook"),
+        (("index", "found", "--remove", "none.jpg"), "has no photo none.jpg"),
+        (("index", "found", "none.arrow"), "no file of local features none.arrow"),
+        (("codebook", "all.arrow", "w", "--words", 100000), "give more photos"),
+        (("extract", "nowhere", "x.arrow"), "nowhere"),
+        (("evaluate", photos, "--codebook", "words.safetensors"), "a benchmark has"),
+        (("extract", photos, "x.arrow", "--delf", "nowhere"), "nowhere"),
+    ]:
+        code, _, err = listwise("local", *arguments)
+        assert code == 2, arguments
+        assert said in err, (arguments, err)
+        assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
+    code, _, err = listwise("local", "extract", toy / "train.csv", "other.arrow", "--count", 150)
+    assert (code, err) == (0, "")
+    listwise("local", "codebook", "other.arrow", "words.safetensors", "--words", 256)
+    torch.manual_seed(0)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    command = ("local", "evaluate", toy, "--codebook", "words.safetensors", "--count", 150)
+    command += ("--model", "model", "--report", "report.html", "--json")
+    code, out, err = listwise(*command)
+    assert code == 0, err
+    rows = json.loads(out)["figures"]
+    medium = {name: found["Medium"]["mAP"] for name, found in rows.items()}
+    assert list(medium) == ["HesAff-rSIFT-ASMK*", "HesAff-rSIFT-ASMK* + SP", "model", "model + SP"]
+    # A random network knows nothing, so that points which match must help it.
+    assert medium["model + SP"] > medium["model"]
+    assert medium["HesAff-rSIFT-ASMK*"] > medium["model"]
+    assert "HesAff-rSIFT-ASMK*" in (tmp_path / "report.html").read_text()
+    assert json.loads(listwise(*command)[1])["figures"] == rows  # from what was kept
