@@ -62,7 +62,8 @@ def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
     zoom = 2.0 if side < SMALL else min(1.0, LARGE / side)
     if zoom != 1:
         kind = cv2.INTER_LINEAR if zoom > 1 else cv2.INTER_AREA
-        grey = cv2.resize(grey, None, fx=zoom, fy=zoom, interpolation=kind)
+        size = [max(1, round(length * zoom)) for length in photo.size]
+        grey = cv2.resize(grey, size, interpolation=kind)
     regions = hessian_regions(grey, count, CAMERA_BLUR * max(zoom, 1.0))
     found = Features(regions.points, regions.scales, regions.shapes, root_sift(grey, regions))
     return found.scaled(1 / zoom)

@@ -18,7 +18,7 @@ from listwise.local.verification import verify
 from listwise.search.index import Entry
 
 TOP = 100
-MINIMUM = 8
+MINIMUM = 7
 """Inliers from which two photos show the same thing: fewer are found by chance."""
 
 _Key = tuple[str, Box | None, int, int]

@@ -11,7 +11,7 @@ from listwise.local.hessian import Float32
 Float64 = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 
-RATIO = 0.95  # of the distances to the nearest and the second nearest feature
+RATIO = 0.9  # of the distances to the nearest and the second nearest feature
 TOLERANCE = 0.02  # distance of an inlier from its place, in parts of each photo's extent
 GROWTH = 1.5  # a pair's scales may differ so much more than the transform says, or less
 HYPOTHESES = 1024
