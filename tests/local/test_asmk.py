@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from listwise.local import asmk as module
-from listwise.local.asmk import aggregate, hamming, pack, selectivity, word_pairs
+from listwise.local.asmk import aggregate, hamming, pack, selectivity
 
 
 def lattice(generator, shape):
@@ -71,29 +71,3 @@ def test_selectivity_is_the_papers(alpha, tau):
         u = ones @ other / dim
         expected = (1 if u > 0 else -1) * abs(u) ** alpha if u > tau else 0.0
         assert weights[distance] == pytest.approx(expected, abs=1e-15)
-
-
-@settings(deadline=None)
-@given(photos, photos, st.sampled_from([0.0, 0.3]))
-def test_pairs_share_a_word_and_look_alike_in_it(one, two, tau):
-    dim, count = 16, 5
-    generator = np.random.default_rng(one[2])
-    centroids = lattice(generator, (count, dim)).astype(np.float32)
-    sides = []
-    for rows, assignments, seed in (one, two):
-        own = np.random.default_rng(seed)
-        words = np.array([own.permutation(count)[:assignments] for _ in range(rows)], np.int32)
-        rows_ = lattice(own, (rows, dim)).astype(np.float32)
-        sides += [rows_, words.reshape(rows, assignments)]
-    found = word_pairs(*sides, centroids, tau)
-    best = {}
-    for i, (x, words) in enumerate(zip(sides[0], sides[1], strict=True)):
-        for j, (y, others) in enumerate(zip(sides[2], sides[3], strict=True)):
-            for c in set(words.tolist()) & set(others.tolist()):
-                u = np.where(x > centroids[c], 1, -1) @ np.where(y > centroids[c], 1, -1) / dim
-                best[i, j] = max(u, best.get((i, j), -1))
-    kept = {pair: u for pair, u in best.items() if u > tau}
-    assert found.shape == (len(kept), 2)
-    assert {tuple(pair) for pair in found.tolist()} == set(kept)
-    similarities = [kept[tuple(pair)] for pair in found.tolist()]
-    assert similarities == sorted(similarities, reverse=True)

@@ -450,21 +450,43 @@ def _rows(
 
 
 def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: "Console") -> None:
+    import numpy as np
+
     from listwise.data.ground_truth import GroundTruth
-    from listwise.evaluation.report import oxford_result, revisited_result, write_report
+    from listwise.evaluation.report import (
+        PointsOf,
+        TableRow,
+        oxford_result,
+        revisited_result,
+        write_report,
+    )
+    from listwise.studies.local import evaluate_scores
+    from listwise.studies.searched import figures
+
+    def points_of(row: "LocalRow") -> PointsOf | None:
+        def points(query: int, image: int) -> Any:
+            found = row.verified.get((query, image))
+            return None if found is None else np.hstack([found.query_points, found.points])
+
+        return points if row.verified else None
 
     truth, asked, among = benchmark.truth, benchmark.queries.paths, benchmark.database.paths
-    shown = []
-    for row in rows:
-        make: Any = revisited_result if isinstance(truth, GroundTruth) else oxford_result
-        shown.append(make(row.name, row.scores, truth, asked, among))
+    make: Any = revisited_result if isinstance(truth, GroundTruth) else oxford_result
+    others, shown = rows[:-2], rows[-2:]  # the last search, and how verification changed it
     with counting(console, "making the report", 0) as advance:
         write_report(
             path,
             f"{benchmark.name}: local descriptors",
-            shown,
+            [
+                make(row.name, row.scores, truth, asked, among, matches=points_of(row))
+                for row in shown
+            ],
             benchmark=benchmark.name,
             command=" ".join(["listwise", *sys.argv[1:]]),
+            table=[
+                TableRow(row.name, figures(evaluate_scores(benchmark, row.scores)))
+                for row in others
+            ],
             on_progress=lambda done, total: advance(1),
         )
 

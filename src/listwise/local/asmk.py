@@ -91,38 +91,6 @@ def _counted_by_table(values: Bits) -> NDArray[np.uint8]:
 _bit_count: Callable[[Bits], NDArray[Any]] = getattr(np, "bitwise_count", _counted_by_table)
 
 
-def word_pairs(
-    query: NDArray[np.floating],
-    query_words: NDArray[np.int32],
-    other: NDArray[np.floating],
-    other_words: NDArray[np.int32],
-    centroids: NDArray[np.float32],
-    tau: float = TAU,
-) -> NDArray[np.int64]:
-    """Pairs of two photos' features that share a word, signs more alike than `tau`, best first.
-
-    They are what spatial verification starts from, computed anew from the features: the inverted
-    file need not remember which of them it has summed.
-    Shapes: [n, D], [n, m], [o, D], [o, m'], [K, D] -> positions in both [p, 2].
-    """
-    dim = centroids.shape[1]
-    one, two = (np.argsort(words.ravel(), kind="stable") for words in (query_words, other_words))
-    left, right = query_words.ravel()[one], other_words.ravel()[two]
-    first = np.searchsorted(right, left, "left")
-    lengths = np.searchsorted(right, left, "right") - first
-    rows = np.repeat(one, lengths)
-    columns = two[run_positions(first, lengths)]
-    places, others = rows // query_words.shape[1], columns // other_words.shape[1]
-    shared = centroids[query_words.ravel()[rows]]
-    distances = hamming(pack(query[places] - shared), pack(other[others] - shared))
-    similarity = 1 - 2 * distances.astype(np.float64) / dim
-    order = np.argsort(-similarity, kind="stable")
-    order = order[similarity[order] > tau]
-    pairs = np.stack([places[order], others[order]], axis=1).astype(np.int64)
-    _, best = np.unique(pairs, axis=0, return_index=True)  # two words may be shared
-    return pairs[np.sort(best)]
-
-
 def run_positions(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
     """The positions of runs, one run after the other: starts [r], lengths [r] -> [Σ lengths]."""
     ends = np.cumsum(lengths, dtype=np.int64)

@@ -1,20 +1,23 @@
 """An index in a folder: LanceDB holds the entries, FAISS searches their descriptors."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isqrt
 from pathlib import Path
 from secrets import randbits
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 from pydantic import ValidationError
 
 from listwise.blocks import as_queries
 from listwise.errors import InputError
 from listwise.files import write_text
+from listwise.search.compressed import CompressedSearch, trained_index, training_size
 from listwise.search.flat import FlatSearch
 from listwise.search.index import (
     FORMAT_VERSION,
@@ -27,13 +30,32 @@ from listwise.search.index import (
     SearchIntent,
     Tuned,
 )
-from listwise.search.keymap import KeyMap
-from listwise.search.lance_table import EntryTable
+from listwise.search.lance_table import EntryTable, Rows
+from listwise.search.mirror import DescriptorSearch, Mirror
+from listwise.search.search_cache import (
+    SearchState,
+    read_files,
+    read_state,
+    save_files,
+    save_state,
+)
+from listwise.search.tuning import (
+    Truth,
+    exact_milliseconds,
+    exact_will_do,
+    measure,
+    median_milliseconds,
+    set_probes,
+    shortcomings,
+)
 
 _HEADER = "index.json"
 _LOCK = "lock"
 _OURS = {_LOCK, "entries.lance", f"{_HEADER}.tmp"}  # of an index that was not finished
-_FEW = 20_000  # entries that are read by name rather than in one pass over all
+_SAMPLE = 200  # entries that are queries of a measurement
+
+Note = Callable[[str], object]
+_log = logging.getLogger(__name__)
 
 
 class EmbeddedIndex(Index):
@@ -44,10 +66,9 @@ class EmbeddedIndex(Index):
         self.header = header
         self._folder = folder
         self._table = table
-        self._changes = threading.RLock()  # of the table by this process, and of what is below
-        self._search: FlatSearch | None = None  # read when it is first needed
-        self._stamps = KeyMap()  # what is searched
-        self._seen = -1  # the version that this was
+        self._changes = threading.RLock()  # of the table by this process, and of the mirror
+        self._making = threading.RLock()  # of a mirror; taken before the other
+        self._mirror: Mirror[DescriptorSearch] | None = None  # read when it is first needed
 
     @staticmethod
     def exists(place: str) -> bool:
@@ -68,7 +89,7 @@ class EmbeddedIndex(Index):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             foreign = {path.name for path in folder.iterdir()} - _OURS
-            if foreign:
+            if foreign and not cls.exists(place):
                 raise InputError(
                     f"{folder} holds other things ({min(foreign)}): give the index a folder "
                     "of its own"
@@ -90,30 +111,29 @@ class EmbeddedIndex(Index):
         """Write entries in one commit, in place of those with the same keys."""
         if not len(new.entries):
             return
-        keys = np.array([entry.key for entry in new.entries], np.int64)
         with self._commit():
             self.checked(new)
+            new = _distinct(new)
             stamp = randbits(63)
             self._table.put(new, stamp)
-            if self._search is not None:
-                self._search.put(keys, np.ascontiguousarray(new.descriptors, np.float32))
-                self._stamps.put(keys, np.full(len(keys), stamp))
+            if self._mirror is not None:
+                keys = np.array([entry.key for entry in new.entries], np.int64)
+                self._mirror.put(Rows(keys, np.full(len(keys), stamp), new.descriptors))
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one commit, and say how many there were."""
-        if not len(keys):
+        keys = _possible(keys)
+        if not keys:
             return 0
         with self._commit():
             count = self._table.remove(keys)
-            if self._search is not None:
-                gone = np.array(keys, np.int64)
-                self._search.remove(gone)
-                self._stamps.remove(np.unique(gone))
+            if self._mirror is not None:
+                self._mirror.remove(np.array(keys, np.int64))
         return count
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """The entries with these keys, as far as there are any."""
-        return {entry.key: entry for entry in self._table.get(keys)}
+        return {entry.key: entry for entry in self._table.get(_possible(keys))}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
         """Entries by digest, as far as there are any."""
@@ -125,7 +145,7 @@ class EmbeddedIndex(Index):
 
     def thumbnail(self, key: int) -> bytes | None:
         """An entry's thumbnail, a JPEG file's content; None if it has none."""
-        return self._table.thumbnail(key)
+        return self._table.thumbnail(key) if _possible([key]) else None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
         """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
@@ -139,29 +159,55 @@ class EmbeddedIndex(Index):
             )
         if not np.isfinite(vectors).all():
             raise InputError("a query is not finite; look for broken descriptors")
-        return self._searched().search(vectors, k)
+        return self._searched().search.search(vectors, k)
 
     def vectors(self, keys: ArrayLike, /) -> Float32:
         """The descriptors of entries: [n] -> [n, C]."""
         wanted, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
         found = np.empty((len(wanted), self.header.dim), np.float32)
-        missing = np.ones(len(wanted), bool)
-        for rows in self._table.rows(wanted):
-            places = np.searchsorted(wanted, rows.keys)
-            found[places], missing[places] = rows.descriptors, False
-        if missing.any():
-            raise InputError(f"{self.uri} has no entry with the key {wanted[missing][0]}")
+        known = np.zeros(len(wanted), bool)
+        if self._mirror is not None and isinstance(self._mirror.search, FlatSearch):
+            known, rows = self._mirror.search.vectors(wanted)
+            found[known] = rows
+        for part in self._table.rows(wanted[~known]):
+            places = np.searchsorted(wanted, part.keys)
+            found[places], known[places] = part.descriptors, True
+        if not known.all():
+            raise InputError(f"{self.uri} has no entry with the key {wanted[~known][0]}")
         return found[inverse]
 
-    def tune(
-        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> Tuned:
-        """Choose how to search from what the user wants, measure it, and remember both."""
-        search = self._searched()
-        return Tuned("exact", 1.0, 0.0, search.memory)
+    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> Tuned:
+        """Choose how to search from what the user wants, measure it, and remember both.
+
+        A compressed search that was chosen for the same intent, and for about as many entries,
+        is kept as it is.
+        """
+        with self._making:
+            before = read_state(self._folder)
+            entries, dim = len(self), self.header.dim
+            was_exact = before is not None and not before.compressed
+            if exact_will_do(intent, entries, dim, is_exact=was_exact):
+                tuned = self._tune_exact(intent)
+            else:
+                kept = None if before is None else self._kept(before)
+                if before and kept and before.intent == intent and entries < 2 * before.entries:
+                    self._take(kept)
+                    return before.tuned
+                if kept is None:
+                    on_note(
+                        f"exact search through {entries} descriptors would take "
+                        f"{exact_milliseconds(entries, dim):.0f} ms a query and "
+                        f"{4e-9 * entries * dim:.2f} GB: making a compressed one"
+                    )
+                tuned = self._tune_compressed(intent, kept)
+            lacking = shortcomings(intent, tuned)
+            if lacking:
+                on_note(f"the best that can be done here has {', '.join(lacking)}")
+            return tuned
 
     def info(self) -> dict[str, Any]:
         """What there is to know of the index."""
+        state = read_state(self._folder)
         return {
             "engine": "embedded",
             "entries": len(self),
@@ -170,61 +216,184 @@ class EmbeddedIndex(Index):
             "model_folder": self.header.model_folder,
             "whitened": self.header.whitened,
             "settings": self.header.settings.model_dump(mode="json"),
-            "bytes": self._table.size,
+            "bytes": sum(f.stat().st_size for f in self._folder.iterdir() if f.is_file())
+            + self._table.size,
+            "version": self.header.listwise,
+            "intent": (state.intent if state else SearchIntent()).model_dump(mode="json"),
+            "method": state.tuned.method if state else "exact, not measured",
+            "recall": state.tuned.recall if state else None,
+            "milliseconds": state.tuned.milliseconds if state else None,
+            "memory": state.tuned.memory if state else None,
         }
 
     def refresh(self) -> None:
         """See what other processes have written since."""
-        if self._search is not None and self._table.version != self._seen:
+        if self._mirror is not None and self._table.version != self._mirror.seen:
             with self._changes:
-                self._catch_up(self._search)
+                self._mirror.catch_up(self._table)
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Let go of memory."""
         with self._changes:
-            if self._search is not None:
-                self._search.close()
-            self._search = None
-            self._stamps = KeyMap()
+            self._mirror = None
 
     @contextmanager
     def _commit(self) -> Iterator[None]:
         """The right to change the table: one thread of one process at a time has it."""
-        with self._changes, FileLock(self._folder / _LOCK):
-            nothing_missed = self._table.version == self._seen
+        with self._changes, self._locked():
+            mirror = self._mirror
+            nothing_missed = mirror is not None and self._table.version == mirror.seen
             yield
             self._table.tidy()
-            if nothing_missed:
-                self._seen = self._table.version
+            if mirror is not None and nothing_missed:
+                mirror.seen = self._table.version
 
-    def _searched(self) -> FlatSearch:
-        if self._search is None:
-            with self._changes:
-                if self._search is None:
-                    search = FlatSearch(self.header.dim)
-                    self._catch_up(search)
-                    self._search = search
-        return self._search
+    @contextmanager
+    def _locked(self, patience: float = -1) -> Iterator[None]:
+        """The right to write to the folder, waited for as long as need be or so many seconds."""
+        lock = FileLock(self._folder / _LOCK)
+        try:
+            lock.acquire(timeout=patience)
+        except OSError as error:
+            raise InputError(f"cannot write to {self._folder}: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            lock.release()
 
-    def _catch_up(self, search: FlatSearch) -> None:
-        """Search through what the table holds now, reading only what is new of it."""
-        # Should the table change meanwhile, the number is too small and the next call looks again.
-        seen = self._table.version
-        keys, stamps = self._table.stamps()
-        there = KeyMap()
-        there.put(keys, stamps)
-        kept, _ = there.find(self._stamps.keys)
-        gone = self._stamps.keys[~kept]
-        search.remove(gone)
-        self._stamps.remove(gone)
-        known, old = self._stamps.find(there.keys)
-        new = ~known
-        new[known] = there.values[known] != old
-        wanted = there.keys[new]
-        for rows in self._table.rows(wanted if len(wanted) <= _FEW else None):
-            search.put(rows.keys, rows.descriptors)
-            self._stamps.put(rows.keys, rows.stamps)
-        self._seen = seen
+    def _searched(self) -> Mirror[DescriptorSearch]:
+        """What is searched, made or read if need be."""
+        mirror = self._mirror
+        if mirror is None:
+            with self._making:
+                mirror = self._mirror or self._load()
+        return mirror
+
+    def _load(self) -> Mirror[DescriptorSearch]:
+        state = read_state(self._folder)
+        intent = SearchIntent() if state is None else state.intent
+        kept = None if state is None else self._kept(state)
+        if state is not None and kept is not None:
+            mirror = self._take(kept)
+            if mirror.unsaved > max(1000, len(mirror.stamps) // 100):
+                self._save(state, mirror, patience=0)
+            return mirror
+        compressed = state is not None and state.compressed
+        if not compressed and exact_will_do(intent, len(self), self.header.dim, is_exact=True):
+            return self._take(Mirror(FlatSearch(self.header.dim)))
+        if compressed:
+            _log.warning("%s: the search cache is missing or damaged: making it anew", self.uri)
+        self.tune(intent, lambda note: _log.warning("%s: %s", self.uri, note))
+        assert self._mirror is not None
+        return self._mirror
+
+    def _take(self, mirror: Mirror[DescriptorSearch]) -> Mirror[DescriptorSearch]:
+        """Search with this from now on."""
+        mirror.catch_up(self._table)  # most of it while others may still write
+        with self._changes:
+            mirror.catch_up(self._table)
+            self._mirror = mirror
+        return mirror
+
+    def _kept(self, state: SearchState) -> Mirror[CompressedSearch] | None:
+        """The compressed search that a state tells of, if its files are there and whole."""
+        if state.files is None:
+            return None
+        found = read_files(self._folder, state.files)
+        if found is None:
+            return None
+        search = CompressedSearch(found[0], self._table.rows)
+        search.probes, search.candidates = state.probes, state.candidates
+        return Mirror(search, found[1])
+
+    def _tune_exact(self, intent: SearchIntent) -> Tuned:
+        mirror = self._mirror
+        if mirror is None or not isinstance(mirror.search, FlatSearch):
+            mirror = self._take(Mirror(FlatSearch(self.header.dim)))
+        spent = median_milliseconds(mirror.search, self._sample(_SAMPLE).descriptors)
+        tuned = Tuned("exact", 1.0, spent, mirror.search.memory)
+        self._save(SearchState(intent=intent, tuned=tuned, entries=len(mirror.stamps)), mirror)
+        return tuned
+
+    def _tune_compressed(
+        self, intent: SearchIntent, kept: Mirror[CompressedSearch] | None
+    ) -> Tuned:
+        sample = self._sample(_SAMPLE)
+        truth = Truth(sample.keys, sample.descriptors)
+        entries = len(self)
+        if kept is not None and isqrt(entries) <= 2 * kept.search.lists:
+            mirror, search = kept, kept.search
+            for rows in self._table.rows():
+                truth.add(rows)
+        else:
+            rows = self._sample(training_size(entries))
+            search = CompressedSearch(trained_index(rows.descriptors, entries), self._table.rows)
+            mirror = Mirror(search)
+            mirror.catch_up(self._table, truth.add)
+        set_probes(search, truth, intent.recall)
+        self._take(mirror)
+        measured = measure(search, truth)
+        method = (
+            f"compressed: 1 bit a dimension, {search.probes} of {search.lists} lists, "
+            f"{search.candidates} re-scored"
+        )
+        tuned = Tuned(method, *measured, search.memory)
+        state = SearchState(
+            intent=intent,
+            tuned=tuned,
+            entries=entries,
+            probes=search.probes,
+            candidates=search.candidates,
+        )
+        self._save(state, mirror)
+        return tuned
+
+    def _sample(self, count: int) -> Rows:
+        """Some entries at random."""
+        keys, _ = self._table.stamps()
+        chosen = np.random.default_rng(0).choice(keys, min(count, len(keys)), replace=False)
+        parts = list(self._table.rows(chosen))
+        empty = np.zeros((0, self.header.dim), np.float32)
+        return Rows(
+            np.concatenate([keys[:0], *(part.keys for part in parts)]),
+            np.concatenate([keys[:0], *(part.stamps for part in parts)]),
+            np.concatenate([empty, *(part.descriptors for part in parts)]),
+        )
+
+    def _save(
+        self, state: SearchState, mirror: Mirror[DescriptorSearch], patience: float = -1
+    ) -> None:
+        """Remember how to search; where that cannot be written, it is found out again."""
+        search = mirror.search
+        try:
+            with self._changes, self._locked(patience):
+                files = None
+                if isinstance(search, CompressedSearch):
+                    files = save_files(self._folder, search.index, mirror.stamps)
+                save_state(self._folder, state.model_copy(update={"files": files}))
+                mirror.unsaved = 0
+        except Timeout:
+            return  # another process writes; what is there is only older
+        except (OSError, InputError) as error:
+            _log.warning("%s: how to search is not remembered: %s", self.uri, error)
+
+
+def _possible(keys: Sequence[int]) -> list[int]:
+    """Those that can be keys: a number that a user typed may be any."""
+    return [int(key) for key in keys if 0 <= key < 1 << 63]
+
+
+def _distinct(new: NewEntries) -> NewEntries:
+    """Entries with distinct keys: the last of those that share one."""
+    last = {entry.key: place for place, entry in enumerate(new.entries)}
+    if len(last) == len(new.entries):
+        return new
+    places = list(last.values())
+    return NewEntries(
+        [new.entries[place] for place in places],
+        new.descriptors[places],
+        [new.thumbnails[place] for place in places],
+    )
 
 
 def _read_header(path: Path) -> IndexHeader:

@@ -15,12 +15,16 @@ import pyarrow as pa
 from listwise.errors import InputError
 from listwise.search.index import Entry, Float32, Keys, NewEntries
 
-os.environ.setdefault("LANCE_LOG", "error")  # read when it is imported; else it talks to users
+# Read when it is imported: to be silent, and to hold little of what is read in advance.
+os.environ.setdefault("LANCE_LOG", "error")
+os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(256 << 20))
 import lancedb
 from lancedb.index import BTree
 
 _NAME = "entries"
 _NAMED = 1000  # keys in one condition
+_BATCH = 64 << 20  # bytes of descriptors read at a time
+_DESCRIPTORS = ["key", "stamp", "descriptor"]
 _COLUMNS = ["id", "path", "width", "height", "box", "digest", "attributes"]
 _TIDY_EVERY = 16  # commits
 _SMALL_FILES = 32  # are made into larger ones
@@ -98,12 +102,16 @@ class EntryTable:
         return found["key"].to_numpy(), found["stamp"].to_numpy()
 
     def rows(self, keys: Keys | None = None) -> Iterator[Rows]:
-        """The descriptors of some entries or of all, a part at a time."""
-        if keys is None:
-            yield from self._scan(None)
-            return
-        for first in range(0, len(keys), _NAMED):
-            yield from self._scan(_among("key", keys[first : first + _NAMED].tolist()))
+        """The descriptors of some entries, as far as there are any, or of all; part by part."""
+        with _told(self.folder):
+            if keys is None:
+                query = self._table.search().select(_DESCRIPTORS)
+                dim = self._table.schema.field("descriptor").type.list_size
+                for batch in query.to_batches(batch_size=min(65536, max(256, _BATCH // (4 * dim)))):
+                    yield _as_rows(pa.Table.from_batches([batch]))
+                return
+            for first in range(0, len(keys), _NAMED):
+                yield self._rows(keys[first : first + _NAMED])
 
     def get(self, keys: Sequence[int]) -> list[Entry]:
         """The entries with these keys, in any order."""
@@ -146,19 +154,17 @@ class EntryTable:
         merge = self._table.merge_insert("key")
         merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
-    def _scan(self, condition: str | None) -> Iterator[Rows]:
-        query = self._table.search().select(["key", "stamp", "descriptor"])
-        if condition is not None:
-            query = query.where(condition)
-        with _told(self.folder):
-            for batch in query.to_batches(batch_size=4096):
-                column = batch["descriptor"]
-                values = column.flatten().to_numpy()
-                yield Rows(
-                    batch["key"].to_numpy(),
-                    batch["stamp"].to_numpy(),
-                    values.reshape(len(column), column.type.list_size),
-                )
+    def _rows(self, keys: Keys) -> Rows:
+        """The rows of some keys: first where they are, as reading keys alone is quick."""
+        wanted = np.unique(keys)
+        condition = _among("key", wanted.tolist())
+        places = self._table.search().where(condition).select(["key"]).with_row_id(True).to_arrow()
+        query = self._table.take_row_ids(places["_rowid"].to_pylist()).select(_DESCRIPTORS)
+        rows = _as_rows(query.to_arrow())
+        if not np.array_equal(np.sort(rows.keys), np.sort(places["key"].to_numpy())):
+            # Another process moved them just now.
+            rows = _as_rows(self._table.search().where(condition).select(_DESCRIPTORS).to_arrow())
+        return rows
 
     def _entries(self, column: str, values: Sequence[int] | Sequence[str]) -> list[Entry]:
         found: list[Entry] = []
@@ -249,6 +255,12 @@ def _as_table(new: NewEntries, stamp: int) -> pa.Table:
         ),
     }
     return pa.table(columns, schema=_schema(descriptors.shape[1]))
+
+
+def _as_rows(found: pa.Table) -> Rows:
+    column = found["descriptor"].combine_chunks()
+    descriptors = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return Rows(found["key"].to_numpy(), found["stamp"].to_numpy(), descriptors)
 
 
 def _entry(row: dict[str, Any]) -> Entry:

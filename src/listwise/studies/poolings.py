@@ -12,10 +12,15 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening
 from listwise.errors import InputError
+from listwise.files import write_text
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.embed import embed_parts
 from listwise.models.pooling import make_pooling
+from listwise.studies.outcome import column_name
+from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE
+from listwise.studies.plots import Panel, Point, draw
 from listwise.studies.searched import Descriptors, Searched, evaluate_searched
+from listwise.studies.tables import Spread, write_csv
 from listwise.training.choices import Machine
 
 VARIANTS = ("plain", "whitened", "whitened + αQE")
@@ -101,3 +106,53 @@ def compare_poolings(
             values = {protocol: result.mAP for protocol, result in found.items()}
             rows.append(PoolingRow(pooling, variant, values))
     return rows
+
+
+def poolings_table(rows: Sequence[PoolingRow]) -> str:
+    """A Markdown table of mAP in percent."""
+    protocols = list(rows[0].mean_average_precision)
+    lines = [f"| pooling | | {' | '.join(protocols)} |", f"|---|---|{'---:|' * len(protocols)}"]
+    for row in rows:
+        values = " | ".join(f"{100 * row.mean_average_precision[p]:.1f}" for p in protocols)
+        lines.append(f"| {row.pooling} | {row.variant} | {values} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_poolings(out: Path, rows: Sequence[PoolingRow], about: str, command: str = "") -> None:
+    """Write `results.csv`, `table.md` and `plot.svg`.
+
+    Args:
+        out: a folder, made if it is not there.
+        rows: from `compare_poolings`.
+        about: what network on what benchmark.
+        command: that made it, for the table.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(
+        out / RESULTS_FILE,
+        [
+            {
+                "pooling": row.pooling,
+                "variant": row.variant,
+                **{column_name(p): value for p, value in row.mean_average_precision.items()},
+            }
+            for row in rows
+        ],
+    )
+    made_by = f"\n```sh\n{command}\n```\n" if command else ""
+    text = f"# Poolings\n\n{about}; mAP in percent.\n\n{poolings_table(rows)}{made_by}"
+    write_text(out / TABLE_FILE, text)
+    panels = [
+        Panel(
+            f"{protocol} mAP, %",
+            [
+                Point(
+                    f"{row.pooling}, {row.variant}",
+                    Spread((row.mean_average_precision[protocol],)),
+                )
+                for row in rows
+            ],
+        )
+        for protocol in rows[0].mean_average_precision
+    ]
+    write_text(out / PLOT_FILE, draw(f"Poolings: {about}", panels))

@@ -11,20 +11,24 @@ from listwise.evaluation.report.build import (
 )
 from listwise.evaluation.report.content import (
     ListEntry,
+    Match,
     ModelResult,
     QueryResult,
     RankedList,
     TableRow,
 )
 from listwise.evaluation.report.curves import precision_recall_curve
+from listwise.evaluation.report.matches import PointsOf
 from listwise.evaluation.report.page import write_report
 
 __all__ = [
     "Gallery",
     "Judged",
     "ListEntry",
+    "Match",
     "ModelResult",
     "Photos",
+    "PointsOf",
     "QueryResult",
     "RankedList",
     "TableRow",

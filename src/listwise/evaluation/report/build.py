@@ -1,7 +1,8 @@
 """From scores and judgements to what a report shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +23,7 @@ from listwise.evaluation.report.content import (
     RankedList,
 )
 from listwise.evaluation.report.curves import precision_recall_curve
+from listwise.evaluation.report.matches import Matched, PointsOf, matched
 from listwise.evaluation.revisited import evaluate_revisited
 
 Indices = NDArray[np.int64]
@@ -71,11 +73,13 @@ def judged_result(
     protocols: Mapping[str, Judged],
     *,
     k: int = 10,
+    matches: PointsOf | None = None,
 ) -> ModelResult:
     """What a report shows of a model whose queries are judged photo by photo.
 
     The highest score comes first; equal scores keep the database's order. A list holds the first
-    `k` photos that count and the first few junk photos among them. Shapes: scores [Q, N].
+    `k` photos that count and the first few junk photos among them. `matches` gives the points that
+    a query and a photo of its list share, to be drawn. Shapes: scores [Q, N].
     """
     table = np.asarray(scores)
     expected = (len(queries.paths), len(database.paths))
@@ -88,12 +92,13 @@ def judged_result(
     results = []
     for query, row in enumerate(table):
         order = np.argsort(-row, kind="stable")
+        found_again = _found_again(matches, query, queries.paths[query], database)
         lists = {}
         for protocol, judged in protocols.items():
             positives = np.asarray(judged.positives[query], np.int64)
             junk = np.asarray(judged.junk[query], np.int64)
             lists[protocol], found = _ranked_list(
-                row, order, positives, junk, aps[protocol][query], database, k
+                row, order, positives, junk, aps[protocol][query], database, k, found_again
             )
             ranks[protocol].append(found)
         box = None if queries.boxes is None else queries.boxes[query]
@@ -114,8 +119,12 @@ def revisited_result(
     database_paths: Sequence[str],
     *,
     k: int = 10,
+    matches: PointsOf | None = None,
 ) -> ModelResult:
-    """What a report shows of a model on a revisited benchmark. Shapes: scores [Q, N]."""
+    """What a report shows of a model on a revisited benchmark, as `judged_result`.
+
+    Shapes: scores [Q, N].
+    """
     result = evaluate_revisited(scores, truth)
     protocols = {
         "Easy": _protocol(result.easy, truth.easy, _joined(truth.junk, truth.hard)),
@@ -123,7 +132,8 @@ def revisited_result(
         "Hard": _protocol(result.hard, truth.hard, _joined(truth.junk, truth.easy)),
     }
     queries = Photos(truth.queries, query_paths, truth.boxes)
-    return judged_result(name, scores, queries, Photos(truth.names, database_paths), protocols, k=k)
+    database = Photos(truth.names, database_paths)
+    return judged_result(name, scores, queries, database, protocols, k=k, matches=matches)
 
 
 def oxford_result(
@@ -134,13 +144,18 @@ def oxford_result(
     database_paths: Sequence[str],
     *,
     k: int = 10,
+    matches: PointsOf | None = None,
 ) -> ModelResult:
-    """What a report shows of a model on Oxford5k or Paris6k. Shapes: scores [Q, N]."""
+    """What a report shows of a model on Oxford5k or Paris6k, as `judged_result`.
+
+    Shapes: scores [Q, N].
+    """
     result = evaluate_oxford(scores, truth)
     judged = _protocol(result, _joined(truth.good, truth.ok), truth.junk)
     queries = Photos(truth.queries, query_paths, truth.boxes)
     database = Photos(truth.names, database_paths)
-    return judged_result(name, scores, queries, database, {ORIGINAL: judged}, k=k)
+    protocols = {ORIGINAL: judged}
+    return judged_result(name, scores, queries, database, protocols, k=k, matches=matches)
 
 
 @dataclass(frozen=True)
@@ -257,6 +272,19 @@ def _joined(first: Sequence[Indices], second: Sequence[Indices]) -> list[Indices
     return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
 
 
+def _found_again(
+    matches: PointsOf | None, query: int, path: str, database: Photos
+) -> Callable[[int], Matched]:
+    """Tells what the query shares with the photo at a position; several protocols may ask."""
+
+    @cache
+    def found_again(image: int) -> Matched:
+        points = None if matches is None else matches(query, image)
+        return matched(points, path, database.paths[image])
+
+    return found_again
+
+
 def _ranked_list(
     row: NDArray[np.floating],
     order: Indices,
@@ -265,6 +293,7 @@ def _ranked_list(
     ap: float,
     database: Photos,
     k: int,
+    found_again: Callable[[int], Matched],
 ) -> tuple[RankedList, Indices]:
     """The head of one list, and the ranks, from 0 and without junk, of all its positives."""
     marks: NDArray[np.int8] = np.zeros(len(row), np.int8)  # positions in _MARKS
@@ -277,19 +306,23 @@ def _ranked_list(
     seen = np.arange(head[-1] + 1 if len(head) else 0)
     passed_over = seen[~counted[seen]]
     shown = np.sort(np.concatenate([head, passed_over[:_JUNK_SHOWN]]))
-    entries = tuple(
-        ListEntry(
-            name=database.names[order[place]],
-            path=database.paths[order[place]],
-            score=float(row[order[place]]),
+    entries = []
+    for place in shown:
+        image = int(order[place])
+        inliers, points = found_again(image)
+        entry = ListEntry(
+            name=database.names[image],
+            path=database.paths[image],
+            score=float(row[image]),
             mark=_MARKS[ordered[place]],
             rank=int(rank[place]) if counted[place] else None,
+            inliers=inliers,
+            matches=points,
         )
-        for place in shown
-    )
+        entries.append(entry)
     ranked = RankedList(
         ap=None if np.isnan(ap) else float(ap),
-        entries=entries,
+        entries=tuple(entries),
         found=int(np.count_nonzero(ordered[head] == 1)),
         positives=len(positives),
         hidden_junk=max(0, len(passed_over) - _JUNK_SHOWN),

@@ -14,17 +14,25 @@ Figures = Mapping[str, Mapping[str, float]]
 """Protocol -> metric -> a number from 0 to 1, NaN where there is none."""
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Recall and precision, both [P]."""
+Match = tuple[float, float, float, float]
+"""x and y in the query photo, x and y in the photo found: parts of the upright photos' sizes."""
 
 
 @dataclass(frozen=True)
 class ListEntry:
-    """A photo that a query found; `rank` counts from 1 without junk, which has none."""
+    """A photo that a query found; `rank` counts from 1 without junk, which has none.
+
+    `inliers` says how many points of the query were found again in the photo, None if nobody
+    looked; `matches` are some of these to draw, None if there is no photo to draw them on.
+    """
 
     name: str
     path: str
     score: float
     mark: Mark
     rank: int | None
+    inliers: int | None = None
+    matches: tuple[Match, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,14 @@ from typing import Any
 from listwise import __version__
 from listwise.data.images import ImageError, image_size
 from listwise.errors import InputError
-from listwise.evaluation.report.content import ModelResult, QueryResult, RankedList, TableRow
+from listwise.evaluation.report.content import (
+    ListEntry,
+    Match,
+    ModelResult,
+    QueryResult,
+    RankedList,
+    TableRow,
+)
 from listwise.evaluation.report.curves import draw_curves
 from listwise.evaluation.report.thumbnails import thumbnails
 from listwise.files import write_text
@@ -53,9 +60,11 @@ def write_report(
     lists = [
         ranked for model in models for query in model.queries for ranked in query.lists.values()
     ]
-    found = {entry.path for ranked in lists for entry in ranked.entries}
+    entries = [entry for ranked in lists for entry in ranked.entries]
+    found = {entry.path for entry in entries}
     asked = {query.path for query in models[0].queries}
-    photos = thumbnails(sorted(found), sorted(asked), on_progress)
+    matched = {entry.path for entry in entries if entry.matches}
+    photos = thumbnails(sorted(found), sorted(asked), sorted(matched), on_progress)
     facts = _facts(models, benchmark, command, date or datetime.now())
     every_note = dict.fromkeys([*notes, *(model.note for model in models if model.note)])
     page = _page(
@@ -67,6 +76,7 @@ def write_report(
             _curves(models),
         ],
         data=_data(models, photos),
+        with_points=any(entry.inliers is not None for entry in entries),
     )
     try:
         write_text(path, page)
@@ -224,6 +234,7 @@ def _data(models: Sequence[ModelResult], photos: dict[str, str | None]) -> str:
         for entry in ranked.entries
     }
     protocols = list(models[0].figures)
+    points: _Points = {}
     content = {
         "models": [model.name for model in models],
         "protocols": protocols,
@@ -235,29 +246,45 @@ def _data(models: Sequence[ModelResult], photos: dict[str, str | None]) -> str:
                 "photo": places[query.path],
                 "box": _fractions(query),
                 "lists": [
-                    [_list(model.queries[number].lists[protocol], places) for protocol in protocols]
+                    [
+                        _list(model.queries[number].lists[protocol], places, points)
+                        for protocol in protocols
+                    ]
                     for model in models
                 ],
             }
             for number, query in enumerate(models[0].queries)
         ],
     }
+    if points:
+        content["matches"] = [
+            [inliers, [round(1000 * part) for match in matches or () for part in match]]
+            for inliers, matches in points
+        ]
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # The only characters that could end the element or open a comment in it.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _list(ranked: RankedList, places: dict[str, int]) -> dict[str, Any]:
+_Points = dict[tuple[int, tuple[Match, ...] | None], int]
+"""Where in the data points are, each once, though several protocols may show them."""
+
+
+def _list(ranked: RankedList, places: dict[str, int], points: _Points) -> dict[str, Any]:
     return {
         "ap": ranked.ap,
         "found": ranked.found,
         "positives": ranked.positives,
         "hidden": ranked.hidden_junk,
-        "entries": [
-            [places[entry.path], _score(entry.score), entry.mark, entry.rank]
-            for entry in ranked.entries
-        ],
+        "entries": [_entry(entry, places, points) for entry in ranked.entries],
     }
+
+
+def _entry(entry: ListEntry, places: dict[str, int], points: _Points) -> list[Any]:
+    written = [places[entry.path], _score(entry.score), entry.mark, entry.rank]
+    if entry.inliers is not None:
+        written.append(points.setdefault((entry.inliers, entry.matches), len(points)))
+    return written
 
 
 def _score(score: float) -> float | None:
@@ -278,11 +305,14 @@ def _fractions(query: QueryResult) -> list[float] | None:
     ]
 
 
-def _page(title: str, body: list[str], data: str) -> str:
+def _page(title: str, body: list[str], data: str, with_points: bool) -> str:
     folder = files("listwise.evaluation.report")
     style = folder.joinpath("style.css").read_text("utf-8")
     script = folder.joinpath("script.js").read_text("utf-8")
     lists = folder.joinpath("lists.html").read_text("utf-8")
+    if with_points:
+        style += folder.joinpath("matches.css").read_text("utf-8")
+        script = folder.joinpath("matches.js").read_text("utf-8") + script
     # Only our own style and script may act, whatever names and titles hold; nothing is fetched.
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "

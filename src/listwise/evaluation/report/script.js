@@ -139,7 +139,7 @@ function row(query, name, model) {
   const title = make("span", {}, make("i", { className: "swatch model" + model }), name);
   const others = two ? new Set(query.lists[1 - model][protocol].entries.map((e) => e[0])) : null;
   const tiles = make("ol", { className: "tiles" });
-  for (const entry of list.entries) tiles.append(tile(entry, others));
+  for (const entry of list.entries) tiles.append(tile(query, entry, others));
   return make(
     "div",
     {},
@@ -148,7 +148,7 @@ function row(query, name, model) {
   );
 }
 
-function tile([place, score, mark, rank], others) {
+function tile(query, [place, score, mark, rank, points], others) {
   const name = data.names[place];
   const only = others !== null && mark === "right" && !others.has(place);
   const meaning = MEANINGS[mark] + (only ? ", in this model’s list alone" : "");
@@ -166,6 +166,7 @@ function tile([place, score, mark, rank], others) {
   const number = make("b", { textContent: rank === null ? "junk" : rank });
   const under = make("div", { className: "under" }, number);
   item.append(under);
+  if (points !== undefined) item.append(pointsUnder(query, place, mark, data.matches[points]));
   if (rank !== null) {
     under.append(make("span", { textContent: value }));
     item.append(make("div", { className: "label" }, ...breakable(name)));
@@ -303,7 +304,7 @@ byId("sort").addEventListener("change", arrange);
 byId("filter").addEventListener("input", arrange);
 byId("tools").addEventListener("submit", (event) => event.preventDefault());
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const typing = event.target.matches("input[type=search], select");
   if (event.key === "/" && !typing) {
     event.preventDefault();
