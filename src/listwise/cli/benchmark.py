@@ -211,6 +211,50 @@ def search(
     console.print(machine())
 
 
+@app.command(
+    epilog="Example:  listwise benchmark local --photos 1000 --json",
+)
+def local(
+    photos: Annotated[int, typer.Option(help="Photos in the index.", min=20)] = 5000,
+    features: Annotated[int, typer.Option(help="Local features of a photo.", min=1)] = 2000,
+    words: Annotated[int, typer.Option(help="Visual words.", min=2)] = 65_536,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the index lies meanwhile.", exists=True)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+) -> None:
+    """Local features: extraction, words, inverted file and queries beside the package asmk."""
+    import json as encoder
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from listwise.benchmarks import local as benchmark
+    from listwise.benchmarks.measure import machine
+
+    console = Console(stderr=json)
+    table = Table(title=f"{photos:,} photos of {features} features, {words:,} words")
+    table.add_column("step", no_wrap=True)
+    for column in ("listwise", "asmk", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    with console.status("measuring") as status:
+        for row in benchmark.run(photos, features, words, folder, status.update):
+            if json:
+                typer.echo(encoder.dumps(row.as_json()))
+            ratio = "" if row.asmk is None else f"{row.asmk / row.listwise:.1f} ×"
+            table.add_row(
+                row.step,
+                f"{row.listwise:,.4g} {row.unit}",
+                row.skipped or ("" if row.asmk is None else f"{row.asmk:,.4g} {row.unit}"),
+                ratio,
+                ", ".join(f"{name} {value:.2g}" for name, value in row.figures.items()),
+            )
+    if not json:
+        console.print(table)
+        console.print(machine())
+
+
 def _whole_numbers(sizes: str) -> list[int]:
     from listwise.errors import InputError
 

@@ -1,0 +1,49 @@
+"""The benchmark of search, on a database of seconds."""
+
+import numpy as np
+import pytest
+
+from listwise.benchmarks import search as benchmark
+from listwise.errors import InputError
+
+
+@pytest.mark.slow
+def test_every_way_is_measured_against_the_truth(tmp_path):
+    begun = []
+    rows = {row.method: row for row in benchmark.run([6000], 64, tmp_path, on_start=begun.append)}
+    assert list(rows) == list(benchmark.METHODS)
+    assert rows["FAISS flat"].recall == rows["listwise, exact"].recall == 1
+    assert rows["listwise, compressed"].recall > 0.9
+    assert rows["hnswlib"].recall > 0.9
+    assert rows["LanceDB"].recall > 0.5
+    for row in rows.values():
+        assert row.entries == 6000
+        assert 0 < row.p50 <= row.p99
+        assert row.per_second > 0
+    assert len(begun) == 2 + len(rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_descriptors_lie_in_clusters(tmp_path):
+    benchmark.write_descriptors(tmp_path, 1500, 64)
+    database, truth = np.load(tmp_path / "database.npy"), np.load(tmp_path / "truth.npy")
+    queries = np.load(tmp_path / "queries.npy")
+    assert np.allclose(np.linalg.norm(database, axis=1), 1, atol=1e-5)
+    scores = queries @ database.T
+    order = np.argsort(-scores, axis=1)[:, :10]
+    assert (order == truth).mean() > 0.99
+    nearest, middle = np.sort(scores, axis=1)[:, -1], np.median(scores, axis=1)
+    assert nearest.mean() - middle.mean() > 0.4
+
+
+def test_sizes_are_checked():
+    with pytest.raises(InputError, match="1000 descriptors"):
+        list(benchmark.run([10], 8))
+
+
+@pytest.mark.slow
+def test_the_server_answers_clients():
+    pytest.importorskip("httpx")
+    rows = list(benchmark.run_server((1, 4), photos=6, side=64, seconds=1.0))
+    assert [row.clients for row in rows] == [1, 4]
+    assert all(row.per_second > 0 and row.refused == 0 for row in rows)
