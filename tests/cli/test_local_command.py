@@ -87,5 +87,15 @@ def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
     # A random network knows nothing, so that points which match must help it.
     assert medium["model + SP"] > medium["model"]
     assert medium["HesAff-rSIFT-ASMK*"] > medium["model"]
-    assert "HesAff-rSIFT-ASMK*" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('<th scope="row">HesAff-<wbr>rSIFT-<wbr>ASMK*') == 2  # lines of the table
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert data["models"] == ["model", "model + SP"]
+    assert max(inliers for inliers, _ in data["matches"]) >= 8
+    for query in data["queries"]:
+        plain, verified = (lists[1]["entries"] for lists in query["lists"])  # Medium
+        assert all(len(entry) == 4 for entry in plain)
+        counts = [data["matches"][entry[4]][0] for entry in verified]
+        counted = [count for count in counts if count >= 8]
+        assert counts[: len(counted)] == sorted(counted, reverse=True)
     assert json.loads(listwise(*command)[1])["figures"] == rows  # from what was kept

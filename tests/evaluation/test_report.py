@@ -3,6 +3,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from datetime import datetime
 from html import unescape
 from pathlib import Path
@@ -327,6 +328,136 @@ def test_the_page_holds_every_photo_once(models: list[ModelResult], tmp_path: Pa
                     real = Image.open(entry.path).getpixel((5, 5))
                     assert kept == pytest.approx(real, abs=8)
     assert data["queries"][0]["box"] == [0.1, 0.1, 0.5, 0.4]  # of 20 × 40 pixels
+
+
+SIZES = (20, 40, 20, 40)
+
+
+def shared_points(query: int, image: int) -> np.ndarray | None:
+    """Points in two photos of `SIZES`, none for every third image."""
+    if image % 3 == 0:
+        return None
+    count = {1: 0, 2: 5}.get(image % 6, 200)
+    points = np.random.default_rng([query, image]).random((count, 4))
+    return points * np.subtract(SIZES, 1)
+
+
+def test_points_are_shown_as_parts_of_the_photos(tmp_path: Path) -> None:
+    scores, truth = example()
+    queries, database = save_photos(tmp_path, truth.queries), save_photos(tmp_path, truth.names)
+    asked = []
+
+    def points_of(query: int, image: int) -> np.ndarray | None:
+        asked.append((query, image))
+        return shared_points(query, image)
+
+    plain = revisited_result("m", scores, truth, queries, database)
+    result = revisited_result("m", scores, truth, queries, database, matches=points_of)
+    assert len(set(asked)) == len(asked)
+    shown = set()
+    for number, (query, without) in enumerate(zip(result.queries, plain.queries, strict=True)):
+        for protocol, ranked in query.lists.items():
+            for entry, same in zip(ranked.entries, without.lists[protocol].entries, strict=True):
+                assert replace(entry, inliers=None, matches=None) == same
+                image = int(entry.name.removeprefix("photo"))
+                shown.add((number, image))
+                points = shared_points(number, image)
+                if points is None:
+                    assert (entry.inliers, entry.matches) == (None, None)
+                    continue
+                assert entry.inliers == len(points)
+                expected = {
+                    tuple(round((at + 0.5) / size, 9) for at, size in zip(row, SIZES, strict=True))
+                    for row in points.tolist()
+                }
+                matches = {tuple(round(part, 9) for part in match) for match in entry.matches}
+                assert matches <= expected
+                assert len(matches) == len(entry.matches) == min(60, len(points))
+    assert shown == set(asked)  # and nothing is asked of photos that are not shown
+
+
+def test_points_in_large_turned_photos(tmp_path: Path) -> None:
+    query, found = str(tmp_path / "q.jpg"), str(tmp_path / "f.jpg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (400, 200)).save(query, exif=turned)  # upright it is 200 × 400
+    Image.new("RGB", (100, 50)).save(found)
+    points = [[199.5, 399.5, 49.5, 24.5], [49.5, 99.5, -30, 90]]
+    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
+    photos = Photos(["q"], [query]), Photos(["f"], [found])
+    result = judged_result("m", [[1.0]], *photos, judged, matches=lambda query, image: points)
+    (entry,) = result.queries[0].lists["All"].entries
+    assert entry.inliers == 2
+    assert entry.matches == ((1.0, 1.0, 0.5, 0.5), (0.25, 0.25, 0.0, 1.0))
+
+
+def test_points_of_a_photo_that_cannot_be_read_are_only_counted(tmp_path: Path) -> None:
+    (query,) = save_photos(tmp_path, ["q"])
+    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
+    photos = Photos(["q"], [query]), Photos(["f"], [str(tmp_path / "none.jpg")])
+    result = judged_result("m", [[1.0]], *photos, judged, matches=lambda *pair: np.ones((7, 4)))
+    (entry,) = result.queries[0].lists["All"].entries
+    assert (entry.inliers, entry.matches) == (7, None)
+    data = read_data(write_report(tmp_path / "report.html", "t", [result]))
+    assert data["matches"] == [[7, []]]
+
+
+@pytest.mark.parametrize("points", [np.ones((3, 2)), np.ones(4), [[1.0, 2.0, np.nan, 3.0]]])
+def test_points_of_another_shape_are_refused(points: np.ndarray, tmp_path: Path) -> None:
+    (path,) = save_photos(tmp_path, ["q"])
+    photos = Photos(["q"], [path])
+    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
+    with pytest.raises(InputError, match=r"\[m, 4\]"):
+        judged_result("m", [[1.0]], photos, photos, judged, matches=lambda *pair: points)
+
+
+def test_a_page_holds_points_once_and_larger_photos_for_them(tmp_path: Path) -> None:
+    scores, truth = example()
+    paths = save_photos(tmp_path, [*truth.queries, *truth.names])
+    for path in paths:
+        Image.open(path).resize((300, 600)).save(path)
+    asked, among = paths[:6], paths[6:]
+
+    def points_of(query: int, image: int) -> np.ndarray | None:
+        points = shared_points(query, image)
+        return None if points is None else points * 15
+
+    plain = revisited_result("plain", scores, truth, asked, among, k=5)
+    result = revisited_result("points", scores, truth, asked, among, k=5, matches=points_of)
+    data = read_data(write_report(tmp_path / "report.html", "t", [plain, result]))
+    drawn, large = set(), set()
+    for number, query in enumerate(result.queries):
+        written = data["queries"][number]["lists"]
+        for place, ranked in enumerate(query.lists.values()):
+            assert all(len(row) == 4 for row in written[0][place]["entries"])
+            for row, entry in zip(written[1][place]["entries"], ranked.entries, strict=True):
+                if entry.inliers is None:
+                    assert len(row) == 4
+                    continue
+                inliers, points = data["matches"][row[4]]
+                assert inliers == entry.inliers
+                assert np.reshape(points, (-1, 4)) / 1000 == pytest.approx(
+                    np.reshape(entry.matches, (-1, 4)), abs=0.00051
+                )
+                drawn.add(row[4])
+                if entry.matches:
+                    large.add(row[0])
+    assert drawn == set(range(len(data["matches"])))
+    assert len({json.dumps(one) for one in data["matches"]}) == len(data["matches"])
+    large |= {query["photo"] for query in data["queries"]}
+    assert 0 < len(large) < len(data["photos"])
+    for place, uri in enumerate(data["photos"]):
+        picture = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
+        assert picture.height == (320 if place in large else 160)
+
+
+def test_a_page_without_points_holds_nothing_of_them(
+    models: list[ModelResult], tmp_path: Path
+) -> None:
+    text = write_report(tmp_path / "report.html", "t", models).read_text("utf-8")
+    assert "matches" not in read_data(tmp_path / "report.html")
+    for part in ("function pointsUnder", "openViewer", "dialog.matches", 'class="points"'):
+        assert part not in text
 
 
 def test_many_photos_stay_small(tmp_path: Path) -> None:

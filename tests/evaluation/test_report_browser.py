@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from listwise.evaluation.report import Judged, Photos, judged_result, write_report
+from listwise.evaluation.report import Judged, Photos, PointsOf, judged_result, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = [
@@ -123,6 +123,7 @@ class Page:
     def key(self, key: str) -> None:
         text = {"text": key} if len(key) == 1 else {}
         text = {"text": "\r"} if key == "Enter" else text
+        text = {"windowsVirtualKeyCode": 27} if key == "Escape" else text
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
         self.settle()
@@ -201,7 +202,14 @@ AP = {  # protocol -> model -> AP of each query, all different
 AP["Hard"][0][4] = AP["Hard"][1][4] = np.nan  # a query that does not count
 
 
-def make_report(folder: Path, names: list[str], models: list[str], title: str = "Report") -> Path:
+def make_report(
+    folder: Path,
+    names: list[str],
+    models: list[str],
+    title: str = "Report",
+    matches: PointsOf | None = None,
+) -> Path:
+    """The last model's lists have points."""
     paths = []
     for number in range(40):
         paths.append(str(folder / f"{number}.png"))
@@ -222,7 +230,8 @@ def make_report(folder: Path, names: list[str], models: list[str], title: str = 
             for protocol, aps in AP.items()
         }
         scores = random.random((len(names), 40))
-        results.append(judged_result(name, scores, queries, database, protocols))
+        points = matches if model == len(models) - 1 else None
+        results.append(judged_result(name, scores, queries, database, protocols, matches=points))
     command = f"listwise evaluate '{title}'"
     return write_report(
         folder / "report.html", title, results, benchmark=title, command=command, notes=[title]
@@ -423,3 +432,148 @@ def test_one_model_has_bars_and_no_comparison(browser: Browser, tmp_path: Path) 
         "name",
     ]
     assert all("→" not in figures for figures in page.figures())
+
+
+def points_of(query: int, image: int) -> np.ndarray | None:
+    """For every second image none, for the others points of 60 × 40 pixels, some or many."""
+    if image % 2:
+        return None
+    random = np.random.default_rng([query, image])
+    count = {0: 0, 2: 5}.get(image % 6, 80)
+    return random.random((count, 4)) * (59, 39, 59, 39)
+
+
+@pytest.fixture(scope="module")
+def matched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = [f"place{i:02d}" for i in range(QUERIES)]
+    folder = tmp_path_factory.mktemp("matched")
+    return make_report(folder, names, ["before", "after"], matches=points_of)
+
+
+DIALOG = """(() => {
+  const dialog = document.querySelector("dialog");
+  if (!dialog?.open) return null;
+  const box = (element) => {
+    const { x, y, width, height } = element.getBoundingClientRect();
+    return [x, y, width, height];
+  };
+  return {
+    text: dialog.innerText,
+    at: box(dialog),
+    photos: [...dialog.querySelectorAll("image")].map(box),
+    dots: [...dialog.querySelectorAll("circle")].map(box),
+    lines: dialog.querySelectorAll(".lines path").length,
+    part: box(dialog.querySelector(".part")),
+    scroll: [dialog.scrollWidth - dialog.clientWidth, dialog.scrollHeight - dialog.clientHeight],
+  };
+})()"""
+
+
+def open_points(page: Page, count: int) -> tuple[int, int]:
+    """Open the first tile that has so many points: the numbers of its query and its image."""
+    page.run("document.getElementById('queries').scrollIntoView()")
+    page.settle()
+    query, label = page.run(
+        f"""(() => {{
+          const button = [...document.querySelectorAll("button.points")]
+            .find((button) => button.textContent === "{count} points");
+          button.scrollIntoView({{ block: "center" }});
+          button.focus();
+          return [button.closest(".query").getAttribute("aria-label"),
+                  button.closest(".tile").title.split("\\n")[0]];
+        }})()"""
+    )
+    page.key("Enter")
+    return int(query.removeprefix("place")), int(label[len("place00") :])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_points_are_drawn_where_they_are(
+    browser: Browser, matched: Path, width: int, dark: bool
+) -> None:
+    page = Page(browser, matched, width, dark)
+    query, image = open_points(page, 5)
+    shown = page.run(DIALOG)
+    assert f"place{query:02d} →" in shown["text"]
+    assert "5 shared points" in shown["text"]
+    assert shown["lines"] == 5
+    first, second = shown["photos"]
+    if width == 390:
+        assert first[1] + first[3] < second[1]  # one above the other
+    else:
+        assert first[0] + first[2] < second[0]
+    points = points_of(query, image)
+    expected = []
+    for x, y, u, v in (points + 0.5) / (60, 40, 60, 40):
+        expected.append((first[0] + x * first[2], first[1] + y * first[3]))
+        expected.append((second[0] + u * second[2], second[1] + v * second[3]))
+    dots = [(x + w / 2, y + h / 2) for x, y, w, h in shown["dots"]]
+    assert np.array(sorted(dots)) == pytest.approx(np.array(sorted(expected)), abs=1)
+    part = np.array(shown["part"]) - [*first[:2], 0, 0]
+    assert part / (first[2:] * 2) == pytest.approx([0.1, 0.1, 0.4, 0.8], abs=0.02)
+    for x, y, w, h in (first, second):  # large, and within the window
+        assert w > 150
+        assert x >= 0
+        assert y >= 0
+        assert x + w <= width
+        assert y + h <= 900
+    assert shown["scroll"] == [0, 0]
+    assert page.complaints() == []
+    back = page.run("getComputedStyle(document.querySelector('dialog')).backgroundColor")
+    assert (luminance(back) < 0.1) is dark
+
+
+def test_the_dialog_closes_and_gives_the_focus_back(browser: Browser, matched: Path) -> None:
+    page = Page(browser, matched)
+    query, _ = open_points(page, 80)
+    shown = page.run(DIALOG)
+    assert shown["lines"] == 60
+    assert "80 shared points, 60 of them drawn" in shown["text"]
+    page.key("j")  # a key of the page, which lies behind
+    assert page.run("location.hash") == ""
+    page.key("Escape")
+    assert page.run(DIALOG) is None
+    assert page.run("document.activeElement.textContent") == "80 points"
+    thumb = """(() => {
+      const at = document.activeElement.closest(".tile").querySelector(".thumb")
+        .getBoundingClientRect();
+      return [at.x + at.width / 2, at.y + at.height / 2];
+    })()"""
+    page.click(*page.run(thumb))  # the photo opens it as well
+    assert page.run(DIALOG)["lines"] == 60
+    x, y, w, h = page.run(DIALOG)["at"]
+    page.click(x + w / 2, y + h + (900 - y - h) / 2)  # beside it
+    assert page.run(DIALOG) is None
+    page.key("j")
+    names = page.names()
+    following = names[names.index(f"place{query:02d}") + 1]
+    assert page.run("document.activeElement.getAttribute('aria-label')") == following
+
+
+def test_tiles_tell_how_many_points_there_are(browser: Browser, matched: Path) -> None:
+    page = Page(browser, matched)
+    rows = page.run(
+        """[...document.querySelectorAll(".query")].filter((card) => card.querySelector(".tiles"))
+          .map((card) => [card.getAttribute("aria-label"),
+            [...card.querySelectorAll(".tiles")].map((tiles) => [...tiles.children].map((tile) =>
+              [tile.title.split("\\n")[0], tile.querySelector(".points")?.textContent ?? null,
+               tile.querySelector("button.points") !== null]))])"""
+    )
+    assert rows
+    for name, (before, after) in rows:
+        assert {said for _, said, _ in before} == {None}
+        for label, said, button in after:
+            points = points_of(int(name[5:]), int(label[7:]))
+            assert said == (None if points is None else f"{len(points)} points")
+            assert button == (points is not None and len(points) > 0)
+    assert "9 points" in page.run("document.querySelector('.legend.marks').innerText")
+
+
+def test_evil_names_are_only_text_beside_points(browser: Browser, tmp_path: Path) -> None:
+    page = Page(browser, make_report(tmp_path, EVIL, ["a", "b"], matches=points_of))
+    page.run("document.querySelector('button.points').click()")
+    page.settle()
+    assert page.run(DIALOG)["lines"] > 0
+    assert page.run("window.evil") is None
+    assert page.complaints() == []
