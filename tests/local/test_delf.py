@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from listwise.data import Images
 from listwise.errors import InputError
-from listwise.local.delf import DelfExtractor, attend, detect, levels
+from listwise.local.delf import DelfExtractor, attend, detect, levels, similar_pairs
 from listwise.local.delf_net import CONFIG_FILE, WEIGHTS_FILE, Delf, DelfConfig, resized
 from listwise.local.delf_settings import DelfSettings
 from listwise.local.extract import Extractor, extract_features
@@ -234,6 +234,25 @@ def test_a_gpu_finds_the_same(folder):
     two = DelfExtractor(folder, settings, "cuda", bfloat16=False).features(photo)
     first, second = (np.lexsort((*each.points.T, each.scales)) for each in (one, two))
     assert (one.descriptors[first] * two.descriptors[second]).sum(axis=1).min() > 0.999
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.floats(-0.5, 0.9), st.integers(0, 99))
+def test_pairs_are_each_others_nearest_and_similar(one, two, least, seed):
+    generator = np.random.default_rng(seed)
+    query, other = (generator.normal(size=(count, 3)) for count in (one, two))
+    query, other = (
+        (rows / np.sqrt((rows**2).sum(axis=1, keepdims=True))).astype(np.float32)
+        for rows in (query, other)
+    )
+    expected = [
+        [i, j]
+        for i in range(one)
+        for j in range(two)
+        if query[i] @ other[j] >= least
+        and all(query[i] @ other[j] >= query[i] @ another for another in other)
+        and all(query[i] @ other[j] >= another @ other[j] for another in query)
+    ]
+    assert similar_pairs(query, other, least).tolist() == expected
 
 
 # The extractor

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from listwise.models.embed import BATCH_PIXELS
 from listwise.training.choices import Machine
 
 SMALLEST = 64  # pixels of a level's short side: less is mostly border
+SIMILAR = 0.6  # cosine of descriptors that may be of the same thing
 DEFAULT = DelfSettings()
 
 
@@ -74,6 +76,23 @@ def detect(
         _features(places, net.describe(features))
         for places, features in attend(net, photos, settings, autocast)
     ]
+
+
+def similar_pairs(
+    query: NDArray[np.float32], other: NDArray[np.float32], least: float = SIMILAR
+) -> NDArray[np.int64]:
+    """Pairs of unit descriptors that are each other's nearest and similar enough: [m, 2].
+
+    For `verify` in place of its ratio test, which would refuse most true pairs here: the second
+    nearest of a location is mostly its neighbour, which sees nearly the same.
+    """
+    if not len(query) or not len(other):
+        return np.zeros((0, 2), np.int64)
+    products = query @ other.T
+    nearest = products.argmax(axis=1)
+    rows = np.arange(len(query))
+    kept = (products.argmax(axis=0)[nearest] == rows) & (products[rows, nearest] >= least)
+    return np.stack([rows[kept], nearest[kept]], axis=1).astype(np.int64)
 
 
 @dataclass(frozen=True)
