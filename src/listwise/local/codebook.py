@@ -33,7 +33,8 @@ _FEW = 4096
 _CANDIDATES = 64
 _CANDIDATES_EACH = 32
 _CANDIDATES_LEARNING = 16  # a wrong word now and then does no harm to k-means
-_ROWS = 1 << 16  # descriptors looked up at a time
+_ROWS = 1 << 14  # descriptors looked up at a time
+_APART = 1 / 1024  # by which the two parts of a divided word differ
 
 Float32 = NDArray[np.float32]
 Words = NDArray[np.int32]
@@ -211,7 +212,7 @@ def learn_codebook(
         )
     centroids = sample[generator.choice(len(sample), words, replace=False)]
     for done in range(iterations):
-        centroids = _iteration(sample, centroids)
+        centroids = _iteration(sample, centroids, generator)
         on_iteration(done + 1)
     info = CodebookInfo(extractor=extractor, learned_from=len(sample), seed=seed)
     return Codebook(centroids, info)
@@ -238,15 +239,9 @@ def _sample(
     return kept[: min(seen, size)]
 
 
-def _iteration(sample: Float32, centroids: Float32) -> Float32:
+def _iteration(sample: Float32, centroids: Float32, generator: np.random.Generator) -> Float32:
     """One step of k-means; words that nothing is assigned to take a part of another's."""
     words, dim = centroids.shape
-    settings = faiss.ClusteringParameters()
-    settings.niter = 1
-    settings.min_points_per_centroid = 1  # no warnings
-    settings.max_points_per_centroid = len(sample)
-    clustering = faiss.Clustering(dim, words, settings)
-    faiss.copy_array_to_vector(centroids.ravel(), clustering.centroids)
     index: Any = faiss.IndexFlatL2(dim)
     if words > _FEW:
         lists = int(np.sqrt(words))
@@ -255,9 +250,25 @@ def _iteration(sample: Float32, centroids: Float32) -> Float32:
         index = faiss.IndexRefineFlat(near)
         index.k_factor = _CANDIDATES_LEARNING
         _train(index, centroids)
-    clustering.train(sample, index)
-    moved: Float32 = faiss.vector_to_array(clustering.centroids).reshape(words, dim)
-    return moved
+    index.add(centroids)
+    sums = np.zeros((words, dim))
+    counts = np.zeros(words, np.int64)
+    # In parts: tables for all of a sample at once would take ten times its memory.
+    for start in range(0, len(sample), _ROWS):
+        rows = sample[start : start + _ROWS]
+        nearest = index.search(rows, 1)[1][:, 0]
+        order = np.argsort(nearest, kind="stable")
+        found, first = np.unique(nearest[order], return_index=True)
+        sums[found] += np.add.reduceat(rows[order], first, axis=0, dtype=np.float64)
+        counts += np.bincount(nearest, minlength=words)
+    moved = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], 0.0)
+    for word in np.flatnonzero(counts == 0):
+        shares = np.maximum(counts - 1, 0)
+        other = generator.choice(words, p=shares / shares.sum()) if shares.any() else 0
+        apart = np.where(np.arange(dim) % 2, 1 + _APART, 1 - _APART)
+        moved[word], moved[other] = moved[other] * apart, moved[other] / apart
+        counts[word], counts[other] = counts[other] // 2, counts[other] - counts[other] // 2
+    return moved.astype(np.float32)
 
 
 def _train(index: Any, centroids: Float32) -> None:

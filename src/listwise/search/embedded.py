@@ -30,7 +30,7 @@ from listwise.search.index import (
     SearchIntent,
     Tuned,
 )
-from listwise.search.lance_table import EntryTable, Rows
+from listwise.search.lance_table import EntryTable, Rows, disk_bytes
 from listwise.search.mirror import DescriptorSearch, Mirror
 from listwise.search.search_cache import (
     SearchState,
@@ -114,10 +114,10 @@ class EmbeddedIndex(Index):
         with self._commit():
             self.checked(new)
             new = _distinct(new)
+            keys = np.array([entry.key for entry in new.entries], np.int64)
             stamp = randbits(63)
-            self._table.put(new, stamp)
+            self._table.put(new, stamp, replacing=self._table.has_any(keys))
             if self._mirror is not None:
-                keys = np.array([entry.key for entry in new.entries], np.int64)
                 self._mirror.put(Rows(keys, np.full(len(keys), stamp), new.descriptors))
 
     def remove(self, keys: Sequence[int]) -> int:
@@ -216,8 +216,7 @@ class EmbeddedIndex(Index):
             "model_folder": self.header.model_folder,
             "whitened": self.header.whitened,
             "settings": self.header.settings.model_dump(mode="json"),
-            "bytes": sum(f.stat().st_size for f in self._folder.iterdir() if f.is_file())
-            + self._table.size,
+            "bytes": disk_bytes(self._folder),
             "version": self.header.listwise,
             "intent": (state.intent if state else SearchIntent()).model_dump(mode="json"),
             "method": state.tuned.method if state else "exact, not measured",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ import pyarrow as pa
 from listwise.errors import InputError
 from listwise.search.index import Entry, Float32, Keys, NewEntries
 
-# Read when it is imported: to be silent, and to hold little of what is read in advance.
+# LanceDB's settings, read when it is imported: be silent, hold little of what is read in advance,
+# and let an update be as large as the descriptors that are in memory for it anyway.
 os.environ.setdefault("LANCE_LOG", "error")
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(256 << 20))
+os.environ.setdefault("LANCE_MEM_POOL_SIZE", str(16 << 30))
 import lancedb
 from lancedb.index import BTree
 
@@ -25,10 +28,10 @@ _NAME = "entries"
 _NAMED = 1000  # keys in one condition
 _BATCH = 64 << 20  # bytes of descriptors read at a time
 _DESCRIPTORS = ["key", "stamp", "descriptor"]
-_COLUMNS = ["id", "path", "width", "height", "box", "digest", "attributes"]
+_COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes"]
 _TIDY_EVERY = 16  # commits
 _SMALL_FILES = 32  # are made into larger ones
-_LARGE_FILE = 256 << 20  # bytes: left as it is
+_LARGE_FILE = 128 << 20  # bytes: left as it is
 _SLACK = 64 << 20  # bytes of old versions that are always allowed
 _OLD = timedelta(minutes=1)  # a version this old is read by nobody
 
@@ -51,6 +54,7 @@ class EntryTable:
     def __init__(self, folder: Path, table: Any) -> None:
         self.folder = folder
         self._table = table
+        self._dropped = -np.inf
 
     @classmethod
     def create(cls, folder: Path, dim: int) -> "EntryTable":
@@ -74,26 +78,36 @@ class EntryTable:
         with _told(self.folder):
             return int(self._table.version)
 
-    @property
-    def size(self) -> int:
-        """Bytes on disk, old versions too."""
-        return _bytes(self.folder / f"{_NAME}.lance")
-
     def count(self) -> int:
         """The number of entries."""
         with _told(self.folder):
             return int(self._table.count_rows())
 
-    def put(self, new: NewEntries, stamp: int) -> None:
-        """Write entries in one commit, in place of those with the same keys."""
+    def put(self, new: NewEntries, stamp: int, replacing: bool) -> None:
+        """Write entries with distinct keys in one commit, in place of any with the same keys.
+
+        Without such ones, which the writer's lock lets one know, it is faster.
+        """
         with _told(self.folder):
-            self._merge(_as_table(new, stamp))
+            rows = _as_table(new, stamp)
+            if replacing:
+                self._merge(rows)
+            else:
+                self._table.add(rows)
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one commit, and say how many there were."""
         with _told(self.folder):
             # One condition, or a kill might come between two.
             return int(self._table.delete(_among("key", keys)).num_deleted_rows)
+
+    def has_any(self, keys: Keys) -> bool:
+        """Whether there is an entry with one of these keys."""
+        with _told(self.folder):
+            return any(
+                self._table.count_rows(_among("key", keys[first : first + _NAMED].tolist()))
+                for first in range(0, len(keys), _NAMED)
+            )
 
     def stamps(self) -> tuple[Keys, Keys]:
         """Keys and stamps of all entries: [N], [N]."""
@@ -111,27 +125,38 @@ class EntryTable:
                     yield _as_rows(pa.Table.from_batches([batch]))
                 return
             for first in range(0, len(keys), _NAMED):
-                yield self._rows(keys[first : first + _NAMED])
+                part = np.unique(keys[first : first + _NAMED]).tolist()
+                yield _as_rows(self._taken(part, _DESCRIPTORS))
 
     def get(self, keys: Sequence[int]) -> list[Entry]:
         """The entries with these keys, in any order."""
-        return self._entries("key", keys)
+        found: list[Entry] = []
+        with _told(self.folder):
+            for first in range(0, len(keys), _NAMED):
+                found += _as_entries(self._taken(keys[first : first + _NAMED], _COLUMNS))
+        return found
 
     def with_digests(self, digests: Sequence[str]) -> list[Entry]:
         """The entries with these digests, in any order."""
-        return self._entries("digest", [digest for digest in digests if digest])
+        asked = [digest for digest in digests if digest]
+        found: list[Entry] = []
+        with _told(self.folder):
+            for first in range(0, len(asked), _NAMED):
+                condition = _among("digest", asked[first : first + _NAMED])
+                query = self._table.search().where(condition).select(_COLUMNS)
+                found += _as_entries(query.to_arrow())
+        return found
 
     def page(self, start: int, count: int) -> list[Entry]:
         """Some entries in the table's order."""
         with _told(self.folder):
             query = self._table.search().select(_COLUMNS).offset(start).limit(count)
-            return [_entry(row) for row in query.to_arrow().to_pylist()]
+            return _as_entries(query.to_arrow())
 
     def thumbnail(self, key: int) -> bytes | None:
         """The thumbnail of an entry, None if there is none."""
         with _told(self.folder):
-            query = self._table.search().where(f"key = {int(key)}").select(["thumbnail"])
-            found = query.to_arrow()["thumbnail"].to_pylist()
+            found = self._taken([key], ["key", "thumbnail"])["thumbnail"].to_pylist()
         return bytes(found[0]) if found and found[0] else None
 
     def tidy(self) -> None:
@@ -146,33 +171,26 @@ class EntryTable:
             known = self._table.index_stats("key_idx")
             if known.num_unindexed_rows > max(20_000, known.num_indexed_rows // 4):
                 self._index_columns()
-            if self.size > 2 * self._table.stats()["total_bytes"] + _SLACK:
-                # Writers hold the index's lock: files that no version knows are a killed one's.
-                self._table.optimize(cleanup_older_than=_OLD, delete_unverified=True)
+            self._drop_dead_rows()
 
     def _merge(self, rows: pa.Table) -> None:
-        merge = self._table.merge_insert("key")
-        merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
+        merge = self._table.merge_insert("key").when_matched_update_all()
+        # With the index it reads whole rows where the index does not reach; keys alone are quick.
+        merge.when_not_matched_insert_all().use_index(False).execute(rows)
 
-    def _rows(self, keys: Keys) -> Rows:
-        """The rows of some keys: first where they are, as reading keys alone is quick."""
-        wanted = np.unique(keys)
-        condition = _among("key", wanted.tolist())
+    def _taken(self, keys: Sequence[int], columns: list[str]) -> pa.Table:
+        """Columns of some keys' rows, the key among them.
+
+        First where they are, then the rows: a condition on rows that the index does not reach
+        would read all columns of all of them.
+        """
+        condition = _among("key", keys)
         places = self._table.search().where(condition).select(["key"]).with_row_id(True).to_arrow()
-        query = self._table.take_row_ids(places["_rowid"].to_pylist()).select(_DESCRIPTORS)
-        rows = _as_rows(query.to_arrow())
-        if not np.array_equal(np.sort(rows.keys), np.sort(places["key"].to_numpy())):
+        query = self._table.take_row_ids(places["_rowid"].to_pylist()).select(columns)
+        found = query.to_arrow()
+        if not np.array_equal(np.sort(found["key"].to_numpy()), np.sort(places["key"].to_numpy())):
             # Another process moved them just now.
-            rows = _as_rows(self._table.search().where(condition).select(_DESCRIPTORS).to_arrow())
-        return rows
-
-    def _entries(self, column: str, values: Sequence[int] | Sequence[str]) -> list[Entry]:
-        found: list[Entry] = []
-        with _told(self.folder):
-            for first in range(0, len(values), _NAMED):
-                condition = _among(column, values[first : first + _NAMED])
-                query = self._table.search().where(condition).select(_COLUMNS)
-                found += [_entry(row) for row in query.to_arrow().to_pylist()]
+            found = self._table.search().where(condition).select(columns).to_arrow()
         return found
 
     def _index_columns(self) -> None:
@@ -188,29 +206,37 @@ class EntryTable:
         if not found.num_rows:
             return
         # A row's number begins with that of its file.
-        _, owner, rows = np.unique(
+        _, owner, counts = np.unique(
             found["_rowid"].to_numpy() >> 32, return_inverse=True, return_counts=True
         )
         large = _LARGE_FILE * found.num_rows / max(1, self._table.stats()["total_bytes"])
-        small = np.flatnonzero(rows < large)
+        small = np.flatnonzero(counts < large)
         if len(small) < _SMALL_FILES:
             return
         joined: list[int] = []
         total = 0
-        for file in small[np.argsort(rows[small], kind="stable")]:
+        for file in small[np.argsort(counts[small], kind="stable")]:
             # Of like size only: a row is written again a few times, not each time.
-            if (len(joined) > 1 and rows[file] > 2 * total) or total > large:
+            if (len(joined) > 1 and counts[file] > 2 * total) or total > large:
                 break
             joined.append(int(file))
-            total += int(rows[file])
-        keys = found["key"].to_numpy()[np.isin(owner, joined)]
-        parts = [
-            self._table.search()
-            .where(_among("key", keys[first : first + _NAMED].tolist()))
-            .to_arrow()
-            for first in range(0, len(keys), _NAMED)
-        ]
-        self._merge(pa.concat_tables(parts))
+            total += int(counts[file])
+        rows = found["_rowid"].to_numpy()[np.isin(owner, joined)]
+        self._merge(self._table.take_row_ids(rows.tolist()).to_arrow())
+
+    def _drop_dead_rows(self) -> None:
+        """Write the table anew if most of what is on disk is of removed rows and old versions."""
+        stats = self._table.stats()
+        files = stats["fragment_stats"]
+        rows = files["num_fragments"] * files["lengths"]["mean"]  # the removed ones too
+        alive = stats["total_bytes"] * stats["num_rows"] / max(1, rows)
+        if disk_bytes(self.folder) < 2 * alive + _SLACK:
+            return
+        # What was dropped is on disk until it is old: to do it again before would be in vain.
+        if time.monotonic() > self._dropped + _OLD.total_seconds():
+            # Writers hold the index's lock: files that no version knows are a killed one's.
+            self._table.optimize(cleanup_older_than=_OLD, delete_unverified=True)
+            self._dropped = time.monotonic()
 
 
 def _connect(folder: Path) -> Any:
@@ -263,17 +289,19 @@ def _as_rows(found: pa.Table) -> Rows:
     return Rows(found["key"].to_numpy(), found["stamp"].to_numpy(), descriptors)
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    box = None if row["box"] is None else tuple(json.loads(row["box"]))
-    return Entry(
-        row["id"],
-        row["path"],
-        row["width"],
-        row["height"],
-        box,
-        row["digest"],
-        json.loads(row["attributes"]),
-    )
+def _as_entries(found: pa.Table) -> list[Entry]:
+    return [
+        Entry(
+            row["id"],
+            row["path"],
+            row["width"],
+            row["height"],
+            None if row["box"] is None else tuple(json.loads(row["box"])),
+            row["digest"],
+            json.loads(row["attributes"]),
+        )
+        for row in found.to_pylist()
+    ]
 
 
 def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:
@@ -285,13 +313,14 @@ def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:
     return f"{column} IN ({', '.join(quoted)})"
 
 
-def _bytes(folder: Path) -> int:
+def disk_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder and below."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.stat(os.path.join(place, name)).st_size
-            except FileNotFoundError:  # another process is tidying
+            except FileNotFoundError:  # another process tidies
                 continue
     return total
 

@@ -23,8 +23,9 @@ from listwise.local.asmk_index import AsmkIndex
 from listwise.local.codebook import Codebook
 from listwise.local.extract import Extractor, extract_features
 from listwise.local.rerank import MINIMUM, TOP
+from listwise.local.search import comparison
 from listwise.local.storage import FeatureFile
-from listwise.local.verification import Verified, verify
+from listwise.local.verification import Verified
 from listwise.studies.searched import Results, scores, search_benchmark
 
 Scores = NDArray[np.floating]
@@ -118,12 +119,14 @@ def verified_row(
 
     Shapes: scores [Q, N], below 1 each, before and after.
     """
+    database.require(queries.header.extractor)
+    compare = comparison(database.header.extractor)
     reranked = np.array(table, dtype=np.float64)
     verified: dict[tuple[int, int], Verified] = {}
     for number in range(len(queries)):
         query = queries.read(number)
         for image in np.argsort(-table[number], kind="stable")[:TOP]:
-            found = verify(query, database.read(int(image)))
+            found = compare(query, database.read(int(image)))
             verified[number, int(image)] = found
             if found.inliers >= MINIMUM:
                 # Scores reach from -1 to 1, so that more inliers always come first.

@@ -1,0 +1,152 @@
+"""Search through one bit a dimension, and an exact look at the best of what it finds.
+
+Descriptors are rotated, so that no dimension matters more than another, sorted into lists around
+centres, and kept as the signs of their difference from the centre (FAISS's RaBitQ). The scores
+that these give choose candidates, whose descriptors are then read from the table and compared
+exactly.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from math import isqrt
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from listwise.search.flat import best
+from listwise.search.index import Float32, Keys
+from listwise.search.lance_table import Rows
+
+_MOST_LISTS = 4096
+_ROUNDS = 8  # of k-means
+_QUERIES = 32  # whose candidates are read together
+_MOST_MORE = 1000  # candidates than results
+_SEED = 1
+
+
+class CompressedSearch:
+    """RaBitQ codes in inverted lists, candidates re-scored. Safe with several threads.
+
+    Args:
+        index: trained by `trained_index`, filled or empty.
+        read: gives the rows of some keys, as far as there are any.
+    """
+
+    def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:
+        self.index = index
+        self._lists = faiss.extract_index_ivf(index)
+        self._read = read
+        self._lock = threading.Lock()
+        self.candidates = 100  # re-scored for the first ten results
+
+    def __len__(self) -> int:
+        return int(self.index.ntotal)
+
+    @property
+    def lists(self) -> int:
+        """The number of lists."""
+        return int(self._lists.nlist)
+
+    @property
+    def probes(self) -> int:
+        """Lists that a query looks into."""
+        return int(self._lists.nprobe)
+
+    @probes.setter
+    def probes(self, count: int) -> None:
+        self._lists.nprobe = count
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory."""
+        return compressed_memory(len(self), self.index.d)
+
+    def put(self, keys: Keys, descriptors: Float32, known: NDArray[np.bool_]) -> None:
+        """Add descriptors, in place of those that are `known`: [n] distinct, [n, C], [n]."""
+        with self._lock:
+            if known.any():
+                self.index.remove_ids(keys[known])
+            self.index.add_with_ids(np.ascontiguousarray(descriptors, np.float32), keys)
+
+    def remove(self, keys: Keys) -> None:
+        """Remove descriptors that are there: [n] distinct."""
+        with self._lock:
+            self.index.remove_ids(keys)
+
+    def found(self, queries: Float32, count: int) -> Keys:
+        """Candidates by their codes, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
+        with self._lock:
+            _, keys = self.index.search(queries, count)
+        found: Keys = keys
+        return found
+
+    def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+        """Scores and keys of the nearest, best first: [Q, C] -> [Q, min(k, N)], twice.
+
+        Where too few are found, keys are -1 and scores -inf.
+        """
+        k = min(k, len(self))
+        scores = np.empty((len(queries), k), np.float32)
+        keys = np.empty((len(queries), k), np.int64)
+        for first in range(0, len(queries) if k else 0, _QUERIES):
+            part = slice(first, first + _QUERIES)
+            scores[part], keys[part] = self._search(queries[part], k)
+        return scores, keys
+
+    def _count(self, k: int) -> int:
+        """Candidates for k results: in proportion, as long as reading them takes no time."""
+        return max(self.candidates, min(self.candidates * k // 10, k + _MOST_MORE))
+
+    def _search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+        candidates = self.found(queries, self._count(k))
+        wanted = np.unique(candidates[candidates >= 0])
+        scores = np.full(candidates.shape, -np.inf, np.float32)
+        for rows in self._read(wanted):
+            order = np.argsort(rows.keys)
+            products = queries @ rows.descriptors[order].T
+            places = np.searchsorted(rows.keys[order], candidates)
+            places = np.minimum(places, len(order) - 1)
+            there = rows.keys[order][places] == candidates
+            scores[there] = np.take_along_axis(products, places, 1)[there]
+        # An entry that was removed since has no row.
+        candidates[np.isneginf(scores)] = -1
+        return best(scores, candidates, k)
+
+
+def trained_index(sample: Float32, entries: int) -> Any:
+    """An empty FAISS index for about so many entries like a sample: [n, C].
+
+    The number of lists grows with the root, so that a query costs as much for the centres as for
+    the codes, and training stays a matter of a minute at a million.
+    """
+    lists = max(1, min(isqrt(entries), _MOST_LISTS, len(sample)))
+    rotation = faiss.HadamardRotation(sample.shape[1], _SEED)
+    rotated = rotation.apply(np.ascontiguousarray(sample, np.float32))
+    means = faiss.Kmeans(
+        rotation.d_out,
+        lists,
+        niter=_ROUNDS,
+        spherical=True,
+        seed=_SEED,
+        min_points_per_centroid=1,
+        max_points_per_centroid=training_size(entries) // lists + 1,
+    )
+    means.train(rotated)
+    centres = faiss.IndexFlatIP(rotation.d_out)
+    centres.add(np.asarray(means.centroids, np.float32))
+    codes = faiss.IndexIVFRaBitQ(centres, rotation.d_out, lists, faiss.METRIC_INNER_PRODUCT)
+    codes.train(rotated)
+    return faiss.IndexPreTransform(rotation, codes)
+
+
+def training_size(entries: int) -> int:
+    """How many of so many entries to train with."""
+    return min(entries, 32 * min(isqrt(entries) + 1, _MOST_LISTS))
+
+
+def compressed_memory(entries: int, dim: int) -> int:
+    """Bytes that codes, keys, stamps and centres of so many descriptors take."""
+    rotated = 1 << (dim - 1).bit_length()
+    return entries * (rotated // 8 + 8 + 8 + 16) + min(isqrt(entries), _MOST_LISTS) * 4 * rotated

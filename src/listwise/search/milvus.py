@@ -1,0 +1,460 @@
+"""An index in Milvus: a server, a cluster, or a file of milvus-lite."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import BaseModel, ValidationError
+
+from listwise.blocks import as_queries
+from listwise.errors import InputError
+from listwise.search.index import (
+    FORMAT_VERSION,
+    Entry,
+    Float32,
+    Index,
+    IndexHeader,
+    Keys,
+    NewEntries,
+    SearchIntent,
+    Tuned,
+)
+from listwise.search.milvus_connection import Connection, parse_place
+from listwise.search.milvus_rows import (
+    ENTRY,
+    FIELDS,
+    MESSAGE,
+    as_entry,
+    as_rows,
+    as_thumbnail,
+    messages,
+    schema,
+)
+from listwise.search.milvus_tuning import (
+    EXACT,
+    Method,
+    Sample,
+    fast,
+    measure,
+    take_sample,
+)
+
+_HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
+_MOST = 16384  # rows that a server gives at once
+_NAMED = 1000  # rows asked for by name at once
+_KEYS = 1 << 63  # keys are below
+_WINDOW = 4096  # keys that one step of a walk expects
+_SESSION = "Session"  # a reader sees what this process has written
+_STRONG = "Strong"  # and what all others have
+
+_FAST = 200.0  # milliseconds that exact search may take where nothing else is asked for
+_RECALL = 0.99
+_GAIN = 0.001  # of recall, that twice the effort has to bring
+_NO_WALK: tuple[Keys, int] = (np.zeros(0, np.int64), 0)
+
+
+class _State(BaseModel):
+    """What a collection remembers of its search: how, why, and what was measured."""
+
+    method: Method = EXACT
+    intent: SearchIntent = SearchIntent()
+    recall: float | None = None
+    milliseconds: float | None = None
+
+
+class MilvusIndex(Index):
+    """An index in a collection of Milvus; several threads and processes may use it at once.
+
+    A process sees its own changes at once, and those of others within a moment, or at once after
+    `refresh`.
+    """
+
+    def __init__(self, connection: Connection, header: IndexHeader, state: _State) -> None:
+        self.uri = connection.place.shown
+        self.header = header
+        self._connection = connection
+        self._state = state
+        self._walk: tuple[Keys, int] = _NO_WALK
+
+    @staticmethod
+    def exists(place: str) -> bool:
+        """Whether there is an index; one that was not made to the end is none."""
+        where = parse_place(place)
+        if where.file is not None and not where.file.is_dir():
+            return False
+        connection = Connection(where)
+        try:
+            return _HEADER in _properties(connection)
+        finally:
+            connection.close()
+
+    @classmethod
+    def open(cls, place: str) -> "MilvusIndex":
+        """Open an index that exists."""
+        connection = Connection(parse_place(place))
+        try:
+            index = cls(connection, *_remembered(connection))
+            index._build()
+            index._settle()
+        except BaseException:
+            connection.close()
+            raise
+        return index
+
+    @classmethod
+    def create(cls, place: str, header: IndexHeader) -> "MilvusIndex":
+        """Make an empty index; what an unfinished try has left there makes place for it."""
+        connection = Connection(parse_place(place))
+        try:
+            _make_place(connection)
+            connection.call(
+                "create_collection", schema=schema(header.dim), consistency_level=_SESSION
+            )
+            index = cls(connection, header, _State())
+            index._build()
+            # Last, since it makes the collection an index.
+            index._remember({_HEADER: header.model_dump_json()})
+        except BaseException:
+            connection.close()
+            raise
+        return index
+
+    def __len__(self) -> int:
+        return self._count(_SESSION)
+
+    def put(self, new: NewEntries) -> None:
+        """Write entries in place of those with the same keys.
+
+        Each is written whole or not at all; those that fit into one message, in one step.
+        """
+        if not new.entries:
+            return
+        self.checked(new)
+        rows = {entry.key: row for entry, row in zip(new.entries, as_rows(new), strict=True)}
+        for message in messages(rows.values()):
+            self._connection.call("upsert", data=message)
+        self._walk = _NO_WALK
+
+    def remove(self, keys: Sequence[int]) -> int:
+        """Remove entries, and say how many there were."""
+        removed = 0
+        for some in _parts(sorted({int(key) for key in keys}), _MOST):
+            present = [row["key"] for row in self._rows(some, ["key"])]
+            if present:
+                self._connection.call("delete", ids=present)
+            removed += len(present)
+        if removed:
+            self._settle()
+        self._walk = _NO_WALK
+        return removed
+
+    def get(self, keys: Sequence[int]) -> dict[int, Entry]:
+        """The entries with these keys, as far as there are any."""
+        return {row["key"]: as_entry(row) for row in self._rows(keys, ENTRY)}
+
+    def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
+        """Entries by digest, as far as there are any."""
+        found: dict[str, Entry] = {}
+        for some in _parts(sorted({digest for digest in digests if digest}), _NAMED):
+            named = json.dumps(some, ensure_ascii=False)
+            rows = self._query(f"digest in {named}", ENTRY)
+            found |= {row["digest"]: as_entry(row) for row in rows}
+        return found
+
+    def page(self, start: int, count: int) -> list[Entry]:
+        """Some entries, ordered by key."""
+        keys = [int(key) for key in self._keys(start + count)[start:]]
+        found = self.get(keys)
+        return [found[key] for key in keys if key in found]
+
+    def thumbnail(self, key: int) -> bytes | None:
+        """An entry's thumbnail, a JPEG file's content; None if it has none."""
+        rows = self._rows([key], ["thumbnail"])
+        return as_thumbnail(rows[0]) if rows else None
+
+    def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
+        """Scores and keys of the k nearest entries, best first, -1 where there are fewer.
+
+        Shapes: [Q, C] -> [Q, k'], [Q, k'] with k' = min(k, len(self)).
+        """
+        vectors = self._checked_queries(queries, k)
+        scores = np.full((len(vectors), k), -np.inf, np.float32)
+        keys = np.full((len(vectors), k), -1, np.int64)
+        width = 0
+        step = max(1, min(MESSAGE // (4 * self.header.dim), (1 << 20) // k))
+        for start in range(0, len(vectors), step):
+            for row, hits in enumerate(self._nearest(vectors[start : start + step], k), start):
+                found = len(hits.ids)
+                scores[row, :found] = hits.distances
+                keys[row, :found] = hits.ids
+                width = max(width, found)
+        if width < k:
+            width = min(k, max(width, len(self)))
+        return scores[:, :width], keys[:, :width]
+
+    def vectors(self, keys: ArrayLike, /) -> Float32:
+        """The descriptors of entries: [n] -> [n, C]."""
+        wanted = np.asarray(keys, np.int64)
+        unique, inverse = np.unique(wanted, return_inverse=True)
+        found = np.empty((len(unique), self.header.dim), np.float32)
+        known = np.zeros(len(unique), bool)
+        for some in _parts(unique, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
+            for row in self._rows(some, ["descriptor"]):
+                place = np.searchsorted(unique, row["key"])
+                found[place], known[place] = row["descriptor"], True
+        if not known.all():
+            raise InputError(f"{self.uri} has no entry with the key {unique[~known][0]}")
+        return found[inverse]
+
+    def tune(
+        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
+    ) -> Tuned:
+        """Choose how to search from what the user wants, measure it, and remember both.
+
+        Exact search if it is fast enough and fits into memory, HNSW if that does, an index of
+        compressed descriptors otherwise. milvus-lite goes through its entries one by one in any
+        case: it stays with exact search.
+        """
+        lite = self._connection.place.file is not None
+        self._connection.call("flush", timeout=None)
+        keys = self._keys()
+        on_note(f"reading {len(keys)} descriptors to measure recall with")
+        sample = take_sample(self, keys)
+        exact = None
+        if lite or EXACT.memory(len(keys), self.header.dim) <= (intent.memory or math.inf):
+            exact = self._try(EXACT, intent, sample)
+            on_note(f"{exact.method}: {exact.milliseconds:.1f} ms a query")
+            limit = intent.milliseconds or _FAST
+            if lite or intent.recall == 1 or exact.milliseconds <= limit:
+                return exact
+        # Servers before 2.5 that keep their data on a disk of their own delete the descriptors
+        # that are read beside an index which does not hold them.
+        lossy = self._connection.version_numbers >= (2, 5)
+        method = fast(len(keys), self.header.dim, intent.memory, lossy)
+        if method is not None:
+            return self._tune_fast(method, intent, sample, on_note)
+        if exact is not None:
+            return exact
+        raise InputError(
+            f"{len(keys)} descriptors of {self.header.dim} dimensions do not fit into "
+            f"{intent.memory} bytes: allow more" + ("" if lossy else ", or use Milvus 2.5 or later")
+        )
+
+    def info(self) -> dict[str, Any]:
+        """What there is to know of the index, for people and programs: JSON values."""
+        count, header, state = len(self), self.header, self._state
+        return {
+            "engine": "milvus",
+            "server": self._connection.version,
+            "entries": count,
+            "dim": header.dim,
+            "model": header.model[:12],
+            "model_folder": header.model_folder,
+            "whitened": header.whitened,
+            "settings": header.settings.model_dump(mode="json"),
+            "search": str(state.method),
+            "intent": state.intent.model_dump(),
+            "recall": state.recall,
+            "milliseconds": state.milliseconds,
+            "memory": state.method.memory(count, header.dim),
+        }
+
+    def refresh(self) -> None:
+        """See what other processes have written since."""
+        _, self._state = _remembered(self._connection)
+        self._settle()
+        self._walk = _NO_WALK
+
+    def close(self) -> None:
+        """Let go of the connection; milvus-lite lets go of its file."""
+        self._connection.close()
+
+    def _settle(self) -> None:
+        """Wait until readers see all that was written, by whomever.
+
+        Reads of this process wait for what it has put, but not for what it has removed.
+        """
+        self._count(_STRONG)
+
+    def _count(self, level: str) -> int:
+        rows = self._connection.call(
+            "query", filter="", output_fields=["count(*)"], consistency_level=level
+        )
+        return int(rows[0]["count(*)"])
+
+    def _query(self, condition: str, fields: Sequence[str]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._connection.call(
+            "query",
+            filter=condition,
+            output_fields=list(fields),
+            limit=_MOST,
+            consistency_level=_SESSION,
+        )
+        return rows
+
+    def _rows(self, keys: Sequence[int] | Keys, fields: Sequence[str]) -> list[dict[str, Any]]:
+        """Fields of the entries with these keys, in any order."""
+        found: list[dict[str, Any]] = []
+        for some in _parts(keys, _NAMED):
+            found += self._connection.call(
+                "query",
+                ids=[int(key) for key in some],
+                output_fields=["key", *fields],
+                consistency_level=_SESSION,
+            )
+        return found
+
+    def _keys(self, count: int | None = None) -> Keys:
+        """The smallest keys, or all: sorted, [count] or as many as there are.
+
+        They are read window by window, since a server gives no more than some thousands of rows
+        at once; keys are hashes, so a window's width says how many it holds.
+        """
+        keys, start = self._walk
+        width = 0
+        while start < _KEYS and (count is None or len(keys) < count):
+            width = width or _KEYS // max(1, len(self)) * _WINDOW
+            stop = start + width
+            # Milvus knows no number as large as the end.
+            end = f" and key < {stop}" if stop < _KEYS else ""
+            rows = self._query(f"key >= {start}{end}", ["key"])
+            if len(rows) == _MOST:
+                width //= 2
+                continue
+            found = np.array([row["key"] for row in rows], np.int64)
+            keys, start = np.concatenate([keys, np.sort(found)]), stop
+            self._walk = keys, start
+        return keys[:count]
+
+    def _nearest(self, queries: Float32, k: int) -> Any:
+        params = dict(self._state.method.search)
+        if "ef" in params:
+            params["ef"] = max(params["ef"], k)
+        return self._connection.call(
+            "search",
+            data=list(queries),
+            anns_field="descriptor",
+            limit=k,
+            output_fields=["key"],
+            search_params={"metric_type": "IP", "params": params},
+            consistency_level=_SESSION,
+        )
+
+    def _checked_queries(self, queries: ArrayLike, k: int) -> Float32:
+        vectors = as_queries(queries).astype(np.float32, copy=False)
+        if vectors.shape[1] != self.header.dim:
+            raise InputError(
+                f"queries have {vectors.shape[1]} dimensions, the entries of {self.uri} "
+                f"{self.header.dim}: describe both with one model"
+            )
+        if not np.isfinite(vectors).all():
+            raise InputError("a query's descriptor is not finite")
+        if not 1 <= k <= _MOST:
+            raise InputError(f"k is {k}; Milvus gives between 1 and {_MOST} results")
+        return vectors
+
+    def _remember(self, others: Mapping[str, str] | None = None) -> None:
+        texts = {**(others or {}), _SEARCH: self._state.model_dump_json()}
+        self._connection.call("alter_collection_properties", properties=texts)
+
+    def _build(self) -> None:
+        """Make Milvus search in the way that is remembered, if it does not yet."""
+        method = self._state.method
+        wanted = {"index_type": method.type, **method.build}
+        present = self._connection.call("list_indexes", field_name="descriptor")
+        if present:
+            built = self._connection.call("describe_index", index_name="descriptor")
+            if any(str(built.get(name)) != str(value) for name, value in wanted.items()):
+                self._connection.call("release_collection")
+                self._connection.call("drop_index", index_name="descriptor")
+                present = []
+        if not present:
+            from pymilvus.milvus_client.index import IndexParams
+
+            params = IndexParams()
+            params.add_index(
+                "descriptor",
+                index_name="descriptor",
+                metric_type="IP",
+                index_type=method.type,
+                params=method.build,
+            )
+            self._connection.call("create_index", index_params=params, timeout=None)
+        if self._connection.call("get_load_state")["state"].name != "Loaded":
+            self._connection.call("load_collection", timeout=None)
+
+    def _tune_fast(
+        self, method: Method, intent: SearchIntent, sample: Sample, on_note: Callable[[str], object]
+    ) -> Tuned:
+        """Search harder until recall is reached, or harder is of no use or too slow."""
+        on_note(f"building {method.type}")
+        easier, best = method, None
+        for harder in method.efforts():
+            tuned = self._try(harder, intent, sample)
+            on_note(
+                f"{tuned.method}: recall {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms a query"
+            )
+            over = intent.recall is None and tuned.milliseconds > (intent.milliseconds or math.inf)
+            if best is not None and (over or tuned.recall < best.recall + _GAIN):
+                return self._try(easier, intent, sample)
+            easier, best = harder, tuned
+            if over or tuned.recall >= (intent.recall or _RECALL):
+                break
+        assert best is not None
+        return best
+
+    def _try(self, method: Method, intent: SearchIntent, sample: Sample) -> Tuned:
+        """Search in some way from now on, and measure it."""
+        # Remembered first: whoever opens the index meanwhile builds the same.
+        self._state = _State(method=method, intent=intent)
+        self._remember()
+        self._build()
+        self._settle()
+        recall, milliseconds = measure(self, sample)
+        self._state = _State(method=method, intent=intent, recall=recall, milliseconds=milliseconds)
+        self._remember()
+        memory = method.memory(len(self), self.header.dim)
+        return Tuned(str(method), recall, milliseconds, memory)
+
+
+def _properties(connection: Connection) -> dict[str, str]:
+    """What a collection remembers; nothing if there is none."""
+    if not connection.call("has_collection"):
+        return {}
+    return dict(connection.call("describe_collection").get("properties") or {})
+
+
+def _make_place(connection: Connection) -> None:
+    """Drop what an unfinished try to make an index has left."""
+    if not connection.call("has_collection"):
+        return
+    found = connection.call("describe_collection")
+    if _HEADER in (found.get("properties") or {}):
+        raise InputError(f"there is an index at {connection.place.shown} already")
+    if {field["name"] for field in found["fields"]} != FIELDS:
+        raise InputError(
+            f"{connection.place.shown} is another program's collection: give another name"
+        )
+    connection.call("drop_collection")
+
+
+def _remembered(connection: Connection) -> tuple[IndexHeader, _State]:
+    where, found = connection.place.shown, _properties(connection)
+    try:
+        version = json.loads(found[_HEADER])["format_version"]
+        if version != FORMAT_VERSION:
+            raise InputError(
+                f"{where} has the format {version}, this listwise reads {FORMAT_VERSION}: use the "
+                "listwise that made it"
+            )
+        header = IndexHeader.model_validate_json(found[_HEADER])
+        return header, _State.model_validate_json(found[_SEARCH])
+    except (ValidationError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{where} is no index, or a damaged one: build it anew") from error
+
+
+def _parts(values: Any, size: int) -> Iterator[Any]:
+    return (values[start : start + size] for start in range(0, len(values), size))

@@ -1,0 +1,89 @@
+"""Entries as rows of a Milvus collection."""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from listwise.errors import InputError
+from listwise.search.index import Entry, NewEntries
+
+ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
+FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}
+MESSAGE = 16 << 20  # bytes in a message; servers take 64 MiB
+_TEXT = 65535  # bytes that Milvus holds in a text
+THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
+_TEXTS = ["id", "path", "box", "digest", "attributes", "thumbnail"]
+
+
+def schema(dim: int) -> Any:
+    """The fields of a collection."""
+    from pymilvus import DataType, MilvusClient
+
+    fields = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+    fields.add_field("key", DataType.INT64, is_primary=True)
+    for name in _TEXTS:
+        fields.add_field(name, DataType.VARCHAR, max_length=_TEXT)
+    for name in ("width", "height"):
+        fields.add_field(name, DataType.INT64)
+    fields.add_field("descriptor", DataType.FLOAT_VECTOR, dim=dim)
+    return fields
+
+
+def as_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
+    """Entries with their descriptors and thumbnails, a row each."""
+    descriptors = np.ascontiguousarray(new.descriptors, np.float32)
+    for entry, descriptor, thumbnail in zip(new.entries, descriptors, new.thumbnails, strict=True):
+        row = {
+            "key": entry.key,
+            "id": entry.id,
+            "path": entry.path,
+            "width": entry.width,
+            "height": entry.height,
+            "box": "" if entry.box is None else json.dumps(entry.box),
+            "digest": entry.digest,
+            "attributes": json.dumps(dict(entry.attributes), ensure_ascii=False),
+            "thumbnail": base64.b64encode(thumbnail).decode(),
+            "descriptor": descriptor,
+        }
+        for name in _TEXTS:
+            if len(str(row[name]).encode()) > _TEXT:
+                most = THUMBNAIL_BYTES if name == "thumbnail" else _TEXT
+                raise InputError(f"the {name} of {entry.id[:100]} has more than {most} bytes")
+        yield row
+
+
+def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Rows in lists that fit into messages."""
+    message: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        more = row["descriptor"].nbytes + sum(len(row[name].encode()) for name in _TEXTS)
+        if message and size + more > MESSAGE:
+            yield message
+            message, size = [], 0
+        message.append(row)
+        size += more
+    if message:
+        yield message
+
+
+def as_entry(row: dict[str, Any]) -> Entry:
+    """The entry of a row that has the fields `ENTRY`."""
+    box = tuple(json.loads(row["box"])) if row["box"] else None
+    return Entry(
+        row["id"],
+        row["path"],
+        row["width"],
+        row["height"],
+        box,
+        row["digest"],
+        json.loads(row["attributes"]),
+    )
+
+
+def as_thumbnail(row: dict[str, Any]) -> bytes | None:
+    """The thumbnail of a row, None if there is none."""
+    return base64.b64decode(row["thumbnail"]) or None

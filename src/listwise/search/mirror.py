@@ -1,0 +1,101 @@
+"""What FAISS searches, kept equal to what the table holds."""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from listwise.errors import InputError
+from listwise.search.index import Float32, Keys
+from listwise.search.keymap import KeyMap
+from listwise.search.lance_table import EntryTable, Rows
+
+_TRIES = 3
+
+
+class DescriptorSearch(Protocol):
+    """Descriptors by key that can be searched while they change, by several threads."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory."""
+
+    def put(self, keys: Keys, descriptors: Float32, known: NDArray[np.bool_]) -> None:
+        """Add descriptors, in place of those that are `known`: [n] distinct, [n, C], [n]."""
+
+    def remove(self, keys: Keys) -> None:
+        """Remove descriptors that are there: [n] distinct."""
+
+    def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+        """Scores and keys of the nearest, best first: [Q, C] -> [Q, min(k, N)], twice."""
+
+
+Search = TypeVar("Search", bound=DescriptorSearch, covariant=True)
+
+
+class Mirror(Generic[Search]):
+    """A search, and which rows of the table it holds: their stamps, and the version seen last."""
+
+    def __init__(self, search: Search, stamps: KeyMap | None = None) -> None:
+        self._search = search
+        self.stamps = KeyMap() if stamps is None else stamps
+        self.seen = -1
+        self.unsaved = 0  # changes since it was made or read
+
+    @property
+    def search(self) -> Search:
+        """What is searched."""
+        return self._search
+
+    def put(self, rows: Rows) -> None:
+        """Hold rows, in place of those with the same keys."""
+        known, _ = self.stamps.find(rows.keys)
+        self.search.put(rows.keys, rows.descriptors, known)
+        self.stamps.put(rows.keys, rows.stamps)
+        self.unsaved += len(rows.keys)
+
+    def remove(self, keys: Keys) -> None:
+        """Forget rows, as far as they are held."""
+        keys = np.unique(keys)
+        keys = keys[self.stamps.find(keys)[0]]
+        self.search.remove(keys)
+        self.stamps.remove(keys)
+        self.unsaved += len(keys)
+
+    def catch_up(
+        self, table: EntryTable, on_rows: Callable[[Rows], object] = lambda rows: None
+    ) -> None:
+        """Hold what the table holds now, reading only what is new of it; `on_rows` sees that."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._catch_up(table, on_rows)
+            except InputError:
+                # Another process dropped a version that was being read; what was read is kept.
+                continue
+        return self._catch_up(table, on_rows)
+
+    def _catch_up(self, table: EntryTable, on_rows: Callable[[Rows], object]) -> None:
+        # Should the table change meanwhile, the number is too small and the next call looks again.
+        seen = table.version
+        if seen == self.seen:
+            return
+        there = KeyMap()
+        there.put(*table.stamps())
+        kept, _ = there.find(self.stamps.keys)
+        if not kept.all():
+            self.remove(self.stamps.keys[~kept])
+        wanted = there.keys[self._new(there.keys, there.values)]
+        for rows in table.rows(wanted if 2 * len(wanted) < len(there) else None):
+            new = self._new(rows.keys, rows.stamps)
+            if not new.all():
+                rows = Rows(rows.keys[new], rows.stamps[new], rows.descriptors[new])
+            self.put(rows)
+            on_rows(rows)
+        self.seen = seen
+
+    def _new(self, keys: Keys, stamps: Keys) -> NDArray[np.bool_]:
+        """Which rows are not held as they are: [n], [n] -> [n]."""
+        new, held = self.stamps.find(keys)
+        new[new] = stamps[new] == held
+        return ~new

@@ -1,0 +1,99 @@
+"""How an index is searched, remembered: `search.json`, and the FAISS files it names.
+
+The files can be made again from the table at any time. `search.json` is written after them and
+names them with their checksums, so that they are used whole or not at all.
+"""
+
+import hashlib
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import faiss
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from listwise.files import publish, write_text
+from listwise.search.index import SearchIntent, Tuned
+from listwise.search.keymap import KeyMap
+
+_STATE = "search.json"
+_CODES = "codes.faiss"
+_STAMPS = "stamps.npy"
+
+
+class SavedFiles(BaseModel):
+    """The files of a compressed search: the beginning of their names, and their checksums."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    codes: str
+    stamps: str
+
+
+class SearchState(BaseModel):
+    """The user's intent, the way of searching chosen for it, and what was measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    intent: SearchIntent
+    tuned: Tuned
+    entries: int  # when it was measured
+    probes: int = 0  # of a compressed search, as what follows
+    candidates: int = 0
+    files: SavedFiles | None = None
+
+    @property
+    def compressed(self) -> bool:
+        """Whether search is compressed."""
+        return self.probes > 0
+
+
+def read_state(folder: Path) -> SearchState | None:
+    """What is remembered; None if nothing is, or it is damaged."""
+    try:
+        return SearchState.model_validate_json((folder / _STATE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def save_state(folder: Path, state: SearchState) -> None:
+    """Remember a state, and drop the files that it does not name."""
+    write_text(folder / _STATE, state.model_dump_json(indent=2))
+    for path in folder.glob("search-*"):
+        if state.files is None or not path.name.startswith(state.files.name):
+            path.unlink(missing_ok=True)
+
+
+def save_files(folder: Path, index: Any, stamps: KeyMap) -> SavedFiles:
+    """Write the files of a compressed search under a new name."""
+    name = f"search-{token_hex(8)}"
+    partial = folder / f"{name}.tmp"
+    faiss.write_index(index, str(partial))
+    codes = _digest(partial)
+    publish(partial, folder / f"{name}.{_CODES}")
+    with partial.open("wb") as file:
+        np.save(file, np.stack([stamps.keys, stamps.values]), allow_pickle=False)
+    digest = _digest(partial)
+    publish(partial, folder / f"{name}.{_STAMPS}")
+    return SavedFiles(name=name, codes=codes, stamps=digest)
+
+
+def read_files(folder: Path, files: SavedFiles) -> tuple[Any, KeyMap] | None:
+    """The FAISS index and the stamps of its rows; None if a file is missing or damaged."""
+    codes, stamps = (folder / f"{files.name}.{kind}" for kind in (_CODES, _STAMPS))
+    try:
+        if (_digest(codes), _digest(stamps)) != (files.codes, files.stamps):
+            return None
+        index = faiss.read_index(str(codes))
+        held = KeyMap()
+        held.put(*np.load(stamps, allow_pickle=False))
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return index, held
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()

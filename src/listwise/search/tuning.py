@@ -1,0 +1,165 @@
+"""From what a user wants of search to how it is done, by measuring."""
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from listwise.search.compressed import CompressedSearch
+from listwise.search.flat import FlatSearch, best, exact_memory
+from listwise.search.index import Float32, Keys, SearchIntent, Tuned
+from listwise.search.lance_table import Rows
+from listwise.search.mirror import DescriptorSearch
+
+RECALL_AT = 10
+_EXACT_MILLISECONDS = 100.0  # exact search is fast up to this
+_RECALL = 0.95  # of compressed search, if nobody says
+_MEMORY_SHARE = 0.5  # of the machine's, if nobody says
+_CANDIDATES = (16, 32, 64, 128, 256, 512)
+_TIMED = 20  # queries, one by one
+_SLOWEST = 5e9  # bytes of descriptors searched a second: less is a machine busy with other things
+
+
+def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool = False) -> bool:
+    """Whether exact search keeps within what is wanted, by an estimate of its time.
+
+    An index that is searched exactly stays so until it takes twice the time that is fast: times
+    vary, and another way of searching takes minutes to build.
+    """
+    memory = intent.memory or _MEMORY_SHARE * machine_memory()
+    if exact_memory(entries, dim) > memory:
+        return False
+    if intent.recall == 1 and intent.milliseconds is None:
+        return True
+    fast = intent.milliseconds or _EXACT_MILLISECONDS * (2 if is_exact else 1)
+    return exact_milliseconds(entries, dim) <= fast
+
+
+def exact_milliseconds(entries: int, dim: int) -> float:
+    """An estimate of a query's time."""
+    return 1000 * entries * 4 * dim / _bytes_per_second()
+
+
+@cache
+def _bytes_per_second() -> float:
+    """How fast this machine searches exactly."""
+    dim, entries = 1024, 1 << 15
+    search = FlatSearch(dim)
+    rows = np.full((entries, dim), dim**-0.5, np.float32)
+    search.put(np.arange(entries), rows, np.zeros(entries, bool))
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        search.search(rows[:1], RECALL_AT)
+        times.append(time.perf_counter() - start)
+    return max(_SLOWEST, rows.nbytes / min(times))
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process may use, of the machine's or of its container's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
+        return min(total, int(limit))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return total
+
+
+class Truth:
+    """The exact answers to some entries as queries, from one pass over all descriptors.
+
+    An entry is no answer to itself. Shapes: own keys [Q], queries [Q, C] -> keys [Q, at most 10].
+    """
+
+    def __init__(self, own: Keys, queries: Float32) -> None:
+        self.own = own
+        self.queries = queries
+        self.keys: Keys = np.zeros((len(own), 0), np.int64)
+        self._scores: Float32 = np.zeros((len(own), 0), np.float32)
+
+    def add(self, rows: Rows) -> None:
+        """Look at some more descriptors."""
+        scores = self.queries @ rows.descriptors.T
+        scores[self.own[:, None] == rows.keys] = -np.inf
+        scores = np.hstack([self._scores, scores])
+        keys = np.hstack([self.keys, np.broadcast_to(rows.keys, (len(self.own), len(rows.keys)))])
+        self._scores, self.keys = best(scores, keys, min(RECALL_AT, keys.shape[1]))
+        self.keys[np.isneginf(self._scores)] = -1
+
+    def recall(self, found: Keys) -> float:
+        """The share of the answers that were found: [Q, n] -> a number."""
+        there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
+        wanted = self.keys >= 0
+        return float(there[wanted].mean()) if wanted.any() else 1.0
+
+
+def measure(search: DescriptorSearch, truth: Truth) -> tuple[float, float]:
+    """Recall@10 of all queries, and the median milliseconds of some, asked one by one."""
+    found = search.search(truth.queries, RECALL_AT + 1)[1]
+    # Itself last, if it is there: ten others are counted.
+    order = np.argsort(found == truth.own[:, None], axis=1, kind="stable")[:, :RECALL_AT]
+    recall = truth.recall(np.take_along_axis(found, order, 1))
+    return recall, median_milliseconds(search, truth.queries)
+
+
+def median_milliseconds(search: DescriptorSearch, queries: Float32) -> float:
+    """The median time of some queries, asked one by one."""
+    times = []
+    for query in queries[:_TIMED]:
+        start = time.perf_counter()
+        search.search(query[None], RECALL_AT)
+        times.append(time.perf_counter() - start)
+    return 1000 * float(np.median(times)) if times else 0.0
+
+
+def set_probes(search: CompressedSearch, truth: Truth, wanted: float | None) -> None:
+    """Set lists to look into and candidates to re-score: the cheapest that reach the recall.
+
+    As candidates are re-scored exactly, an answer among them is found; so recall needs no table.
+    """
+    target = _RECALL if wanted is None else wanted
+    target += (1 - target) / 10  # what is measured on a few is met by the others too
+    row = _milliseconds_a_row(search, truth)
+    choices: list[tuple[float, float, int, int]] = []
+    probes = 1
+    while True:
+        search.probes = min(probes, search.lists)
+        start = time.perf_counter()
+        found = search.found(truth.queries, _CANDIDATES[-1])
+        spent = 1000 * (time.perf_counter() - start) / len(truth.queries)
+        for count in _CANDIDATES:
+            recall = truth.recall(found[:, :count])
+            choices.append((recall, spent + count * row, search.probes, count))
+            if recall >= target:
+                break
+        if probes >= search.lists or (recall >= target and count == _CANDIDATES[0]):
+            break
+        probes *= 2
+    enough = [choice for choice in choices if choice[0] >= target]
+    if enough:
+        _, _, search.probes, search.candidates = min(enough, key=lambda choice: choice[1])
+    else:
+        _, _, search.probes, search.candidates = max(choices)
+
+
+def _milliseconds_a_row(search: CompressedSearch, truth: Truth) -> float:
+    """What one more candidate costs."""
+    search.probes = 1
+    times = []
+    for search.candidates in (_CANDIDATES[0], _CANDIDATES[-1]):
+        times.append(median_milliseconds(search, truth.queries))
+    return max(0.0, times[1] - times[0]) / (_CANDIDATES[-1] - _CANDIDATES[0])
+
+
+def shortcomings(intent: SearchIntent, tuned: Tuned) -> list[str]:
+    """What of an intent is not met, in words."""
+    lacking = []
+    if intent.memory is not None and tuned.memory > intent.memory:
+        lacking.append(f"{tuned.memory} bytes of memory instead of {intent.memory}")
+    if intent.milliseconds is not None and tuned.milliseconds > intent.milliseconds:
+        lacking.append(f"{tuned.milliseconds:.1f} ms a query instead of {intent.milliseconds:g}")
+    if intent.recall is not None and tuned.recall < intent.recall:
+        lacking.append(f"recall {tuned.recall:.3f} instead of {intent.recall:g}")
+    return lacking

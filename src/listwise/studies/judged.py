@@ -1,0 +1,95 @@
+"""A trained network on a benchmark, plain and whitened; nothing is chosen by these figures."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from listwise.data import Images
+from listwise.data.catalog import Benchmark
+from listwise.descriptors import Model, Whitening
+from listwise.files import write_text
+from listwise.studies.outcome import read_json
+from listwise.studies.searched import evaluate_searched, search_benchmark
+
+JUDGED_FILE = "judged.json"
+PLAIN, WHITENED = "plain", "whitened"
+
+
+@dataclass(frozen=True, eq=False)
+class Judging:
+    """A benchmark and how to search it.
+
+    Args:
+        benchmark: from `listwise.data.catalog.find_dataset(...).benchmark()`.
+        whiten_on: photos to learn the whitening on.
+        dim: dimensions that the whitening keeps; all that vary by default.
+        max_side: long side that larger photos are reduced to.
+        workers: processes that decode; from the cores by default.
+    """
+
+    benchmark: Benchmark
+    whiten_on: Images
+    dim: int | None = None
+    max_side: int | None = None
+    workers: int | None = None
+
+    @property
+    def photos(self) -> int:
+        """How many photos are described for one network."""
+        alone = self.benchmark.queries is self.benchmark.database
+        queries = 0 if alone else len(self.benchmark.queries)
+        return queries + len(self.benchmark.database) + len(self.whiten_on)
+
+    def judge(
+        self, model: Model, on_progress: Callable[[int], object] = lambda count: None
+    ) -> dict[str, float]:
+        """Mean AP of a model without whitening: "Medium plain", "Medium whitened" ..."""
+        sizes = {"max_side": self.max_side, "workers": self.workers}
+        plain = search_benchmark(model, self.benchmark, on_progress, **sizes)
+        others = model.describe(
+            self.whiten_on, max_side=self.max_side, workers=self.workers, on_progress=on_progress
+        )
+        whitening = Whitening.learn([others.descriptors], self.dim)
+        white = replace(
+            plain,
+            queries=whitening.apply(plain.queries),
+            database=whitening.apply(plain.database),
+        )
+        return {
+            f"{protocol} {kind}": result.mAP
+            for kind, searched in ((PLAIN, plain), (WHITENED, white))
+            for protocol, result in evaluate_searched(searched).items()
+        }
+
+    def judge_once(
+        self,
+        folder: Path,
+        network: str,
+        model: Callable[[], Model],
+        on_progress: Callable[[int], object] = lambda count: None,
+    ) -> dict[str, float]:
+        """`judge`, or what it gave when last asked so; the answer is kept in the folder.
+
+        Args:
+            folder: of the run.
+            network: which one it is, in words that differ where networks do.
+            model: opens it.
+            on_progress: called with the number of photos just done.
+        """
+        path = folder / JUDGED_FILE
+        how: dict[str, Any] = {
+            "network": network,
+            "benchmark": self.benchmark.name,
+            "photos": self.photos,
+            "dim": self.dim,
+            "max_side": self.max_side,
+        }
+        kept = read_json(path) if path.exists() else {}
+        if kept.get("how") == how:
+            return dict(kept["mAP"])
+        found = self.judge(model(), on_progress)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"how": how, "mAP": found}, indent=2) + "\n")
+        return found
