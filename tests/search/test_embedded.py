@@ -312,7 +312,7 @@ def test_small_commits_are_joined_and_old_versions_dropped(
     left = [i for i in range(60) if i % 7 != 3 or i > 55]
     table = index._table._table  # type: ignore[attr-defined]
     assert table.stats()["fragment_stats"]["num_fragments"] <= 12
-    assert index._table.size < 50_000 + 8 * rows.nbytes  # type: ignore[attr-defined]
+    assert index.info()["bytes"] < 50_000 + 8 * rows.nbytes
     other.refresh()
     for reader in (index, other, open_index(tmp_path / "index")):
         assert sorted(entry.id for entry in reader) == sorted(f"n{i}" for i in left)
@@ -321,6 +321,23 @@ def test_small_commits_are_joined_and_old_versions_dropped(
         np.testing.assert_array_equal(
             reader.vectors([entry_key(f"n{i}") for i in left]), rows[left]
         )
+
+
+def test_the_disk_gets_smaller_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in [("_TIDY_EVERY", 4), ("_SLACK", 0)]:
+        monkeypatch.setattr(lance_table, name, value)
+    monkeypatch.setattr(lance_table, "_OLD", lance_table.timedelta(milliseconds=1))
+    rows = unit(np.random.default_rng(0), 2000, 128)
+    with create_index(tmp_path / "index", header(128)) as index:
+        index.put(some([f"n{i}" for i in range(2000)], rows))
+        full = index.info()["bytes"]
+        assert full > rows.nbytes
+        index.remove([entry_key(f"n{i}") for i in range(1900)])
+        for i in range(6):
+            index.put(some([f"n{i}"], rows[i][None]))
+        assert index.info()["bytes"] < full / 4
+        assert len(index) == 106
+        np.testing.assert_array_equal(index.vectors([entry_key("n1950")])[0], rows[1950])
 
 
 def test_a_refresh_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,6 @@ class Connection:
                 _users[place.address] += 1
         self._open = True
         try:
-            # Calls to a server that nobody answers are tried again until their time is over.
             self._client = client(
                 place.address, token=place.token, timeout=_CONNECT, dedicated=True
             )

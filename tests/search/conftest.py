@@ -1,0 +1,60 @@
+"""Indexes of every engine; those in a Milvus server need one."""
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from milvus_server import find_program, running
+
+Places = Callable[[], str]
+
+
+@pytest.fixture(scope="session")
+def milvus_server(tmp_path_factory) -> Iterator[str]:
+    """The address of a Milvus server: a running one, or one that is started here."""
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+    program = find_program()
+    if address := os.environ.get("LISTWISE_MILVUS"):
+        yield address
+    elif program:
+        with running(program, tmp_path_factory.mktemp("milvus")) as address:
+            yield address
+    else:
+        pytest.skip(
+            "no Milvus server: set LISTWISE_MILVUS_SERVER to the program milvus-server "
+            "(pip install milvus), or LISTWISE_MILVUS to the host:port of a running server"
+        )
+
+
+@pytest.fixture(scope="session")
+def server_places(milvus_server: str) -> Iterator[Places]:
+    """Names for new indexes in the server; their collections are dropped at the end."""
+    from pymilvus import MilvusClient
+
+    names = [f"listwise_test_{os.getpid()}_{number}" for number in range(100)]
+    left = iter(names)
+    yield lambda: f"milvus://{milvus_server}/{next(left)}"
+    client = MilvusClient(f"http://{milvus_server}", timeout=5, dedicated=True)
+    for name in names:
+        if client.has_collection(name):
+            client.drop_collection(name)
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def lite_places(tmp_path_factory) -> Places:
+    """Names for new indexes in files of milvus-lite."""
+    pytest.importorskip("milvus_lite")
+    folder = tmp_path_factory.mktemp("lite")
+    numbers = itertools.count()
+    return lambda: str(folder / f"{next(numbers)}.db")
+
+
+@pytest.fixture(scope="session")
+def embedded_places(tmp_path_factory) -> Places:
+    """Names for new indexes in folders."""
+    folder = tmp_path_factory.mktemp("embedded")
+    numbers = itertools.count()
+    return lambda: str(folder / f"index{next(numbers)}")

@@ -1,0 +1,323 @@
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from listwise.search import compressed, embedded, exact_search, search_cache, tuning
+from listwise.search.compressed import CompressedSearch, compressed_memory, trained_index
+from listwise.search.embedded import EmbeddedIndex
+from listwise.search.index import (
+    Entry,
+    IndexHeader,
+    NewEntries,
+    SearchIntent,
+    create_index,
+    entry_key,
+    open_index,
+)
+from listwise.search.lance_table import Rows
+from listwise.search.tuning import Truth
+
+DIM = 64
+LITTLE = SearchIntent(memory=300_000)  # bytes: less than the descriptors take
+
+
+def clustered(rng: np.random.Generator, count: int) -> np.ndarray:
+    centres = np.random.default_rng(7).normal(size=(150, DIM))
+    spectrum = np.arange(4, DIM + 4) ** -0.4
+    rows = (centres[rng.integers(0, 150, count)] + rng.normal(size=(count, DIM))) * spectrum
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def entries(start: int, rows: np.ndarray) -> NewEntries:
+    made = [Entry(f"n{i}", f"/p/n{i}", 4, 3) for i in range(start, start + len(rows))]
+    return NewEntries(made, rows, [b""] * len(rows))
+
+
+def recall(found: np.ndarray, rows: np.ndarray, queries: np.ndarray, k: int) -> float:
+    _, places = exact_search(queries, rows, k)
+    shares = [
+        len({entry_key(f"n{place}") for place in wanted} & set(line)) / k
+        for wanted, line in zip(places.tolist(), found.tolist(), strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    return clustered(np.random.default_rng(0), 2000)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "index"
+    with create_index(folder, header()) as index:
+        index.put(entries(0, rows))
+        index.tune(LITTLE)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, made: Path) -> Path:
+    """An index of `rows`, searched compressed."""
+    return Path(shutil.copytree(made, tmp_path / "index"))
+
+
+def header() -> IndexHeader:
+    return IndexHeader(model="m" * 64, model_folder="m", whitened=False, dim=DIM)
+
+
+def test_recall_is_what_was_measured(tmp_path: Path, rows: np.ndarray) -> None:
+    queries = clustered(np.random.default_rng(1), 200)
+    notes: list[str] = []
+    with create_index(tmp_path / "index", header()) as index:
+        index.put(entries(0, rows))
+        for wanted in (None, 0.99):
+            intent = SearchIntent(memory=300_000, recall=wanted)
+            tuned = index.tune(intent, notes.append)
+            assert tuned.method.startswith("compressed")
+            assert tuned.recall >= (wanted or 0.95)
+            assert 0 < tuned.memory <= 300_000
+            assert tuned.milliseconds > 0
+            assert recall(index.search(queries, 10)[1], rows, queries, 10) >= tuned.recall - 0.05
+            for k in (1, 10, 40):
+                scores, found = index.search(queries, k)
+                # What is returned is scored exactly.
+                np.testing.assert_allclose(
+                    scores[0], index.vectors(found[0]) @ queries[0], atol=1e-5
+                )
+                assert (np.diff(scores, axis=1) <= 0).all()
+            told = index.info()
+            assert (told["method"], told["recall"]) == (tuned.method, tuned.recall)
+            assert told["intent"]["recall"] == wanted
+    assert len(notes) == 1  # that it is compressed, at first
+    assert "making a compressed one" in notes[0]
+
+
+def test_changes_are_searched_at_once_and_after_opening(
+    folder: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("the lists were made anew")
+
+    monkeypatch.setattr(embedded, "trained_index", never)
+    reader = open_index(folder)
+    queries = clustered(np.random.default_rng(2), 30)
+    nearest = reader.search(queries[:1], 1)[1][0, 0]
+    with open_index(folder) as index:
+        index.search(queries, 1)
+        index.put(entries(len(rows), queries[:20]))  # new
+        index.put(entries(3, -rows[3:4]))  # changed
+        index.remove([int(nearest)])
+        check_changed(index, rows, queries, int(nearest))
+    reader.refresh()
+    check_changed(reader, rows, queries, int(nearest))
+    check_changed(open_index(folder), rows, queries, int(nearest))
+
+
+def check_changed(index: object, rows: np.ndarray, queries: np.ndarray, gone: int) -> None:
+    assert isinstance(index, EmbeddedIndex)
+    assert isinstance(index._searched().search, CompressedSearch)
+    scores, found = index.search(queries[:20], 10)
+    assert found[:, 0].tolist() == [entry_key(f"n{len(rows) + i}") for i in range(20)]
+    np.testing.assert_allclose(scores[:, 0], 1, atol=1e-5)
+    assert gone not in found
+    scores, found = index.search(-rows[3:4], 1)
+    assert found.tolist() == [[entry_key("n3")]]
+    assert entry_key("n3") not in index.search(rows[3:4], 20)[1]
+
+
+def test_an_entry_removed_elsewhere_is_not_found_even_before_a_refresh(folder: Path) -> None:
+    reader = open_index(folder)
+    query = clustered(np.random.default_rng(5), 1)
+    first = int(reader.search(query, 1)[1][0, 0])
+    open_index(folder).remove([first])
+    assert first not in reader.search(query, 10)[1]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "stamps", "state", "swapped"])
+def test_a_damaged_cache_is_made_anew(
+    folder: Path, rows: np.ndarray, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    [codes], [stamps] = folder.glob("search-*.faiss"), folder.glob("search-*.npy")
+    content = codes.read_bytes()
+    if damage == "missing":
+        codes.unlink()
+    elif damage == "cut":
+        codes.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        middle = len(content) // 2
+        codes.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif damage == "stamps":
+        stamps.write_bytes(b"")
+    elif damage == "swapped":
+        codes.write_bytes(stamps.read_bytes())
+    else:
+        (folder / "search.json").write_text("{]")
+    queries = clustered(np.random.default_rng(2), 50)
+    with caplog.at_level(logging.WARNING), open_index(folder) as index:
+        assert recall(index.search(queries, 10)[1], rows, queries, 10) > 0.9
+    if damage == "state":  # nothing is known of an intent then, and exact search will do
+        assert not caplog.records
+    else:
+        assert "missing or damaged" in caplog.text
+        assert index.info()["intent"] == LITTLE.model_dump()
+        assert len(list(folder.glob("search-*"))) == 2
+        caplog.clear()
+        open_index(folder).search(queries, 10)
+        assert not caplog.records
+
+
+def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (folder / "search.json").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded, "set_probes", None)  # nothing is measured again
+        with open_index(folder) as index:
+            tuned = index.tune(LITTLE)
+    assert (folder / "search.json").read_text() == before
+    assert json.loads(before)["tuned"]["method"] == tuned.method
+    # Another intent is another choice.
+    with open_index(folder) as index:
+        assert index.tune(SearchIntent()).method == "exact"
+        assert index.info()["method"] == "exact"
+    assert not list(folder.glob("search-*"))
+
+
+def test_many_changes_are_saved(folder: Path, rows: np.ndarray) -> None:
+    more = clustered(np.random.default_rng(4), 1500)
+    with open_index(folder) as index:
+        index.put(entries(len(rows), more))
+    [before] = folder.glob("search-*.faiss")
+    size = before.stat().st_size
+    with open_index(folder) as index:
+        index.search(more[:1], 1)
+    [after] = folder.glob("search-*.faiss")
+    assert after != before
+    assert after.stat().st_size > 1.5 * size
+    queries = clustered(np.random.default_rng(2), 50)
+    with open_index(folder) as index:
+        every = np.concatenate([rows, more])
+        assert recall(index.search(queries, 10)[1], every, queries, 10) > 0.9
+
+
+def test_an_index_outgrows_exact_search(
+    tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: entries / 10)
+    monkeypatch.setattr(tuning, "_EXACT_MILLISECONDS", 100)
+    notes: list[str] = []
+    with create_index(tmp_path / "index", header()) as index:
+        index.put(entries(0, rows[:900]))
+        assert index.tune(SearchIntent(), notes.append).method == "exact"
+        index.put(entries(900, rows[900:1400]))  # not twice what is fast: it stays
+        assert index.tune(SearchIntent(), notes.append).method == "exact"
+        assert notes == []
+        index.put(entries(1400, clustered(np.random.default_rng(3), 1000)))
+        assert index.tune(SearchIntent(), notes.append).method.startswith("compressed")
+    assert len(notes) == 1
+
+
+def test_it_changes_by_itself_when_opened(
+    tmp_path: Path,
+    rows: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with create_index(tmp_path / "index", header()) as index:
+        index.put(entries(0, rows))
+    monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: 1e6)
+    with open_index(tmp_path / "index") as index:
+        index.search(rows[:1], 1)
+        assert index.info()["method"].startswith("compressed")
+    assert "making a compressed one" in caplog.text
+
+
+def test_exact_where_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: entries / 1000)
+    monkeypatch.setattr(tuning, "machine_memory", lambda: 2**33)
+    will = tuning.exact_will_do
+    assert will(SearchIntent(), 100_000, 1024)
+    assert not will(SearchIntent(), 100_001, 1024)
+    assert will(SearchIntent(), 200_000, 1024, is_exact=True)
+    assert not will(SearchIntent(), 200_001, 1024, is_exact=True)
+    assert not will(SearchIntent(), 100_000, 2**14)  # more than half of the memory
+    assert will(SearchIntent(memory=2**34), 100_000, 2**14)
+    assert not will(SearchIntent(memory=2**27), 100_000, 1024)
+    assert will(SearchIntent(milliseconds=300), 300_000, 1024)
+    assert not will(SearchIntent(milliseconds=10), 11_000, 1024, is_exact=True)
+    assert will(SearchIntent(recall=1), 900_000, 1024)
+    assert not will(SearchIntent(recall=1, milliseconds=10), 900_000, 1024)
+
+
+def test_what_cannot_be_met_is_said(tmp_path: Path, rows: np.ndarray) -> None:
+    notes: list[str] = []
+    with create_index(tmp_path / "index", header()) as index:
+        index.put(entries(0, rows[:300]))
+        index.tune(SearchIntent(memory=100, milliseconds=1e-6, recall=1.0), notes.append)
+    assert "bytes of memory instead of 100" in notes[-1]
+    assert "ms a query instead of 1e-06" in notes[-1]
+
+
+def test_any_size_can_be_compressed(tmp_path: Path, rows: np.ndarray) -> None:
+    for count in (0, 1, 2, 13):
+        with create_index(tmp_path / f"index{count}", header()) as index:
+            index.put(entries(0, rows[:count]))
+            index.tune(SearchIntent(memory=1))
+            _, found = index.search(rows[:3], 20)
+            assert found.shape == (3, count)
+            expected = {entry_key(f"n{i}") for i in range(count)}
+            assert all(set(line) == expected for line in found.tolist())
+
+
+@pytest.mark.parametrize("dim", [3, 100])
+def test_dimensions_that_are_no_power_of_two(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    vectors = rng.normal(size=(400, dim)).astype(np.float32)
+    keys = np.arange(400) + 2**40
+    search = CompressedSearch(
+        trained_index(vectors, 400), lambda asked: [Rows(keys, keys, vectors)]
+    )
+    search.put(keys, vectors, np.zeros(400, bool))
+    search.probes, search.candidates = search.lists, 400
+    scores, found = search.search(vectors[:5], 7)
+    wanted, places = exact_search(vectors[:5], vectors, 7)
+    assert found.tolist() == keys[places].tolist()
+    np.testing.assert_allclose(scores, wanted, rtol=1e-5)
+
+
+def test_the_truth_is_exact_search_without_oneself(rows: np.ndarray) -> None:
+    keys = np.arange(len(rows)) * 3
+    chosen = np.array([5, 77, 1000])
+    truth = Truth(keys[chosen], rows[chosen])
+    for part in np.array_split(np.arange(len(rows)), 7):
+        truth.add(Rows(keys[part], keys[part], rows[part]))
+    _, places = exact_search(rows[chosen], rows, 11)
+    expected = [
+        [3 * p for p in line if p != c] for line, c in zip(places.tolist(), chosen, strict=True)
+    ]
+    assert truth.keys.tolist() == expected
+    assert truth.recall(truth.keys) == 1
+    assert truth.recall(truth.keys[:, :4]) == pytest.approx(0.4)
+    assert truth.recall(truth.keys + 1) == 0
+
+
+def test_memory_is_what_it_is_said_to_be(tmp_path: Path, rows: np.ndarray) -> None:
+    index = trained_index(rows, len(rows))
+    index.add_with_ids(rows, np.arange(len(rows)))
+    compressed.faiss.write_index(index, str(tmp_path / "file"))
+    said = compressed_memory(len(rows), DIM) - 16 * len(rows)  # stamps are no part of it
+    assert said == pytest.approx(os.path.getsize(tmp_path / "file"), rel=0.1)
+
+
+def test_only_the_last_files_stay(folder: Path) -> None:
+    state = search_cache.read_state(folder)
+    assert state is not None
+    (folder / "search-0123.codes.faiss").write_text("of a process that was killed")
+    search_cache.save_state(folder, state)
+    assert len(list(folder.glob("search-*"))) == 2
+    assert state.files is not None
+    assert search_cache.read_files(folder, state.files) is not None

@@ -1,0 +1,356 @@
+"""What every index does, whichever engine holds it."""
+
+import dataclasses
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from listwise.errors import InputError
+from listwise.search import alpha_query_expansion, exact_search
+from listwise.search import index as index_module
+from listwise.search.index import (
+    Entry,
+    IndexHeader,
+    NewEntries,
+    SearchIntent,
+    create_index,
+    index_exists,
+    open_index,
+)
+
+DIM = 16
+HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=DIM)
+JPEG = b"\xff\xd8\xff\xe0 not \x00 text \xff\xd9"
+
+
+@pytest.fixture(scope="module", params=["embedded", "lite", "server"])
+def new_place(request):
+    """Gives the names of places where there is no index yet."""
+    if request.param == "embedded" and not importlib.util.find_spec("listwise.search.embedded"):
+        pytest.skip("there is no embedded engine")
+    return request.getfixturevalue(f"{request.param}_places")
+
+
+@pytest.fixture(scope="module")
+def shared(new_place):
+    with create_index(new_place(), HEADER) as index:
+        yield index
+
+
+@pytest.fixture
+def index(shared):
+    """An empty index: one for all tests of an engine, since a server needs seconds for one."""
+    shared.remove([entry.key for entry in shared])
+    return shared
+
+
+def vectors(count, seed=0, dim=DIM):
+    rows = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def entry(name, **values):
+    values = {"width": 64, "height": 48, "digest": f"digest of {name}"} | values
+    return Entry(name, values.pop("path", f"/photos/{name}"), **values)
+
+
+def fill(index, count, seed=0):
+    """Put entries into an index: the entries and their descriptors."""
+    entries = [entry(f"photo {number}.jpg") for number in range(count)]
+    rows = vectors(count, seed)
+    index.put(NewEntries(entries, rows, [b""] * count))
+    return entries, rows
+
+
+def found_ids(index, query, k):
+    _, keys = index.search(query[None], k)
+    return [index.get([int(key)])[int(key)].id for key in keys[0]]
+
+
+def test_an_index_exists_once_it_is_created(new_place):
+    place = new_place()
+    assert not index_exists(place)
+    with pytest.raises(InputError, match="there is no index at"):
+        open_index(place)
+    with create_index(place, HEADER) as made:
+        assert len(made) == 0
+        assert made.header == HEADER
+    assert index_exists(place)
+    with pytest.raises(InputError, match="already"):
+        create_index(place, HEADER)
+    with open_index(place) as opened:
+        assert opened.header == HEADER
+        assert len(opened) == 0
+
+
+def test_what_was_put_is_there_after_opening_again(new_place):
+    place = new_place()
+    with create_index(place, HEADER) as made:
+        entries, rows = fill(made, 50)
+        made.remove([entries[0].key])
+    with open_index(place) as opened:
+        assert len(opened) == 49
+        assert opened.get([one.key for one in entries]) == {one.key: one for one in entries[1:]}
+        np.testing.assert_array_equal(opened.vectors([entries[7].key]), rows[7:8])
+        assert found_ids(opened, rows[7], 1) == [entries[7].id]
+        assert entries[0].id not in found_ids(opened, rows[0], 10)
+
+
+def test_an_empty_index(index):
+    assert len(index) == 0
+    assert list(index) == []
+    assert index.page(0, 10) == []
+    assert index.get([1, 2]) == {}
+    assert index.with_digests(["a"]) == {}
+    assert index.thumbnail(1) is None
+    assert index.remove([1]) == 0
+    scores, keys = index.search(vectors(3), 5)
+    assert scores.shape == keys.shape == (3, 0)
+    assert index.tune(SearchIntent()).recall == 1
+
+
+def test_nothing_may_be_put_removed_or_asked_for(index):
+    index.put(NewEntries([], np.zeros((0, DIM), np.float32), []))
+    assert len(index) == 0
+    fill(index, 3)
+    assert index.remove([]) == 0
+    assert index.get([]) == {}
+    assert index.with_digests([]) == {}
+    assert index.vectors([]).shape == (0, DIM)
+    scores, keys = index.search(np.zeros((0, DIM), np.float32), 2)
+    assert scores.shape == keys.shape == (0, 2)
+
+
+def test_search_is_exact_search(index):
+    entries, rows = fill(index, 500)
+    queries = vectors(20, seed=1)
+    scores, keys = index.search(queries, 10)
+    wanted, places = exact_search(queries, rows, 10)
+    assert scores.dtype == np.float32
+    assert keys.dtype == np.int64
+    np.testing.assert_allclose(scores, wanted, atol=1e-5)
+    np.testing.assert_array_equal(keys, np.array([one.key for one in entries])[places])
+
+
+def test_scores_of_descriptors_that_point_away_are_negative(index):
+    index.put(NewEntries([entry("a"), entry("b")], np.eye(2, DIM, dtype=np.float32), [b"", b""]))
+    scores, keys = index.search(np.array([[-1.0, -0.5, *[0] * (DIM - 2)]]), 2)
+    np.testing.assert_allclose(scores, [[-0.5, -1]], atol=1e-6)
+    assert keys.tolist() == [[entry("b").key, entry("a").key]]
+
+
+def test_k_may_be_larger_than_the_index(index):
+    _, rows = fill(index, 7)
+    scores, keys = index.search(rows[:2], 100)
+    assert scores.shape == keys.shape == (2, 7)
+    assert (keys >= 0).all()
+    assert (np.diff(scores) <= 0).all()
+
+
+def test_what_is_put_is_found_at_once_and_what_is_removed_never_again(index):
+    entries, rows = fill(index, 30)
+    for number in range(4):
+        one = entry(f"new {number}")
+        index.put(NewEntries([one], rows[number : number + 1], [b""]))
+        assert one.id in found_ids(index, rows[number], 2)
+        assert len(index) == 31
+        assert index.remove([one.key]) == 1
+        assert one.id not in found_ids(index, rows[number], 30)
+        assert index.get([one.key]) == {}
+        assert len(index) == 30
+    assert index.remove([entries[0].key, entries[1].key, entry("never").key]) == 2
+    assert index.remove([entries[0].key, entries[1].key]) == 0
+    assert {one.id for one in index} == {one.id for one in entries[2:]}
+
+
+def test_putting_an_id_again_replaces_its_entry(index):
+    entries, rows = fill(index, 20)
+    changed = dataclasses.replace(
+        entries[3], path="/moved.jpg", digest="other", box=(1.0, 2.5, 30.0, 40.0)
+    )
+    other = vectors(1, seed=5)
+    index.put(NewEntries([changed], other, [JPEG]))
+    assert len(index) == 20
+    assert index.get([changed.key]) == {changed.key: changed}
+    assert index.thumbnail(changed.key) == JPEG
+    assert index.with_digests([entries[3].digest, "other"]) == {"other": changed}
+    np.testing.assert_array_equal(index.vectors([changed.key]), other)
+    assert found_ids(index, other[0], 1) == [changed.id]
+    scores, keys = index.search(rows[3:4], 20)
+    assert (keys == changed.key).sum() == 1
+    assert scores[keys == changed.key] == pytest.approx([other[0] @ rows[3]], abs=1e-5)
+
+
+def test_putting_the_same_again_changes_nothing(index):
+    entries, rows = fill(index, 20)
+    before = index.search(rows, 5)
+    fill(index, 20)
+    assert len(index) == 20
+    assert sorted(one.id for one in index) == sorted(one.id for one in entries)
+    after = index.search(rows, 5)
+    np.testing.assert_array_equal(before[1], after[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'it\'s "quoted" \\ back\\slash.jpg',
+        "Ünïcode/日本語 🙂.jpg",
+        "  spaces  and\ttab\nand line ",
+        "key in [1]; --",
+        "%like_",
+    ],
+)
+def test_any_text_comes_back_as_it_was(index, name):
+    one = entry(
+        name,
+        digest=f"digest {name}",
+        box=(0.5, 1.0, 20.25, 30.0),
+        attributes={name: name, "": "", "artist": "Élise O'Brien", "json": '{"a": [1]}'},
+    )
+    index.put(NewEntries([one, entry("other")], vectors(2), [JPEG, b""]))
+    assert index.get([one.key]) == {one.key: one}
+    assert index.with_digests([f"digest {name}"]) == {f"digest {name}": one}
+    assert one in list(index)
+    assert index.remove([one.key]) == 1
+    assert [other.id for other in index] == ["other"]
+
+
+def test_thumbnails_are_bytes(index):
+    every = bytes(range(256)) * 170  # 43 KB
+    entries = [entry("none"), entry("small"), entry("all bytes")]
+    index.put(NewEntries(entries, vectors(3), [b"", JPEG, every]))
+    assert index.thumbnail(entries[0].key) is None
+    assert index.thumbnail(entries[1].key) == JPEG
+    assert index.thumbnail(entries[2].key) == every
+    assert index.thumbnail(entry("unknown").key) is None
+
+
+def test_entries_are_found_by_digest(index):
+    entries, _ = fill(index, 30)
+    nameless = entry("no digest", digest="")
+    index.put(NewEntries([nameless], vectors(1), [b""]))
+    asked = [one.digest for one in entries[:3]] + ["unknown", ""]
+    assert index.with_digests(asked) == {one.digest: one for one in entries[:3]}
+
+
+def test_vectors_come_in_the_order_of_their_keys(index):
+    entries, rows = fill(index, 40)
+    order = [5, 3, 5, 39, 0]
+    got = index.vectors(np.array([entries[place].key for place in order]))
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, rows[order])
+    with pytest.raises(InputError, match="no entry"):
+        index.vectors([entry("unknown").key])
+
+
+def test_query_expansion_through_the_index_is_that_of_its_descriptors(index):
+    _, rows = fill(index, 200)
+    queries = vectors(6, seed=3)
+    np.testing.assert_allclose(
+        alpha_query_expansion(queries, index), alpha_query_expansion(queries, rows), atol=1e-5
+    )
+
+
+def test_pages_are_parts_of_one_order(index):
+    entries, _ = fill(index, 95)
+    pages = [index.page(start, 20) for start in range(0, 120, 20)]
+    assert [len(page) for page in pages] == [20, 20, 20, 20, 15, 0]
+    walked = [one for page in pages for one in page]
+    assert sorted(one.id for one in walked) == sorted(one.id for one in entries)
+    assert index.page(37, 5) == walked[37:42]
+    assert list(index) == walked
+    index.remove([walked[0].key])
+    assert {one.id for one in index} == {one.id for one in walked[1:]}
+
+
+def test_thousands_of_entries_are_walked_through_once_each(index):
+    entries, rows = fill(index, 10_000)
+    assert len(index) == 10_000
+    assert sorted(one.id for one in index) == sorted(one.id for one in entries)
+    keys = [one.key for one in entries]
+    assert index.get(keys) == dict(zip(keys, entries, strict=True))
+    assert len(index.with_digests([one.digest for one in entries[::4]])) == 2500
+    np.testing.assert_array_equal(index.vectors(keys[:3000]), rows[:3000])
+    assert index.remove(keys[1:]) == 9999
+    assert [one.id for one in index] == [entries[0].id]
+
+
+def test_descriptors_that_do_not_fit_are_refused(index):
+    fill(index, 3)
+    for rows, reason in [
+        (vectors(1, dim=DIM + 1), "need descriptors"),
+        (vectors(2), "need descriptors"),
+        (np.full((1, DIM), np.nan, np.float32), "not finite"),
+        (np.full((1, DIM), np.inf, np.float32), "not finite"),
+    ]:
+        with pytest.raises(InputError, match=reason):
+            index.put(NewEntries([entry("broken")], rows, [b""]))
+    assert len(index) == 3
+    with pytest.raises(InputError, match=f"{DIM + 1}"):
+        index.search(vectors(1, dim=DIM + 1), 3)
+    with pytest.raises(InputError, match="not finite"):
+        index.search(np.full((1, DIM), np.nan), 3)
+    with pytest.raises(InputError, match="k is 0"):
+        index.search(vectors(1), 0)
+
+
+def test_two_ids_with_one_key_are_refused(index, monkeypatch):
+    monkeypatch.setattr(index_module, "entry_key", lambda name: len(name))
+    index.put(NewEntries([entry("one")], vectors(1), [b""]))
+    with pytest.raises(InputError, match="two and one have one key"):
+        index.put(NewEntries([entry("two")], vectors(1), [b""]))
+    with pytest.raises(InputError, match="have one key"):
+        index.put(NewEntries([entry("four"), entry("five")], vectors(2), [b"", b""]))
+    assert [one.id for one in index] == ["one"]
+    index.remove([3])
+
+
+def test_float64_descriptors_and_queries_are_taken(index):
+    rows = vectors(5).astype(np.float64)
+    index.put(NewEntries([entry(str(number)) for number in range(5)], rows, [b""] * 5))
+    scores, _ = index.search(rows, 1)
+    np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
+
+
+def test_info_is_json(index):
+    fill(index, 4)
+    info = json.loads(json.dumps(index.info()))
+    assert info["entries"] == 4
+    assert info["dim"] == DIM
+    assert info["whitened"] is True
+    assert info["engine"]
+
+
+def test_tuning_is_measured_and_remembered(index):
+    fill(index, 300)
+    notes = []
+    tuned = index.tune(SearchIntent(), notes.append)
+    assert tuned.recall >= 0.99
+    assert tuned.milliseconds > 0
+    assert tuned.memory >= 300 * DIM * 4
+    assert all("\n" not in note for note in notes)
+
+
+def test_two_openings_of_one_index_see_each_other(new_place):
+    place = new_place()
+    with create_index(place, HEADER) as first, open_index(place) as second:
+        entries, rows = fill(first, 10)
+        second.refresh()
+        assert len(second) == 10
+        assert found_ids(second, rows[4], 1) == [entries[4].id]
+        second.remove([entries[4].key])
+        first.refresh()
+        assert len(first) == 9
+        assert entries[4].id not in found_ids(first, rows[4], 9)
+
+
+def test_an_index_of_another_format_is_refused(new_place):
+    place = new_place()
+    create_index(place, HEADER.model_copy(update={"format_version": 999})).close()
+    assert index_exists(place)
+    with pytest.raises(InputError, match="999") as caught:
+        open_index(place)
+    assert "\n" not in str(caught.value)

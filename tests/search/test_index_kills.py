@@ -1,0 +1,140 @@
+"""Real processes that write to an index are killed, many times, at any moment."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from listwise.search.index import (
+    Entry,
+    Index,
+    IndexHeader,
+    NewEntries,
+    SearchIntent,
+    create_index,
+    entry_key,
+    index_exists,
+    open_index,
+)
+
+DIM = 8
+NAMES = 60
+KILLS = 25
+
+
+def row_of(name: str, mark: int) -> np.ndarray:
+    """The descriptor that an entry has after a write with this mark."""
+    row = np.random.default_rng([entry_key(name), mark]).normal(size=DIM)
+    return (row / np.linalg.norm(row)).astype(np.float32)
+
+
+def write_for_ever(folder: str, log: str, seed: int) -> None:
+    """Create, put, remove and tune, and log what is about to be done and what was done."""
+    from datetime import timedelta
+
+    from listwise.search import lance_table
+
+    # Tidying, which happens now and then, happens all the time.
+    for name, value in [("_TIDY_EVERY", 3), ("_SMALL_FILES", 4), ("_SLACK", 0)]:
+        setattr(lance_table, name, value)
+    lance_table._OLD = timedelta(milliseconds=1)
+    choices = random.Random(seed)
+    with open(log, "a", encoding="ascii", buffering=1) as file:
+        file.write("start\n")
+        if not index_exists(folder):
+            create_index(folder, IndexHeader(model="m", model_folder="m", whitened=False, dim=DIM))
+        file.write("open\n")
+        index = open_index(folder)
+        for number in range(10**6):
+            mark = seed * 10**6 + number
+            chosen = choices.sample(range(NAMES), choices.randint(1, 8))
+            kind = choices.choice(["put", "put", "put", "remove", "search", "tune"])
+            file.write(f"will {kind} {mark} {','.join(map(str, chosen))}\n")
+            if kind == "put":
+                names = [f"n{i}" for i in chosen]
+                rows = np.array([row_of(name, mark) for name in names])
+                made = [Entry(name, "", 1, 1, attributes={"mark": str(mark)}) for name in names]
+                index.put(NewEntries(made, rows, [b"jpeg"] * len(names)))
+            elif kind == "remove":
+                index.remove([entry_key(f"n{i}") for i in chosen])
+            elif kind == "search":
+                index.search(np.ones((1, DIM)), 5)
+            else:
+                index.tune(SearchIntent(memory=1 if mark % 2 else None))
+            file.write(f"done {mark}\n")
+
+
+def states(log: Path, known: dict[str, int]) -> list[dict[str, int]]:
+    """What the index may hold by the log: all that was done, and perhaps what was begun last."""
+    now, perhaps = dict(known), dict(known)
+    for line in log.read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if words[0] == "will" and len(words) == 4:
+            perhaps = dict(now)
+            names = [f"n{i}" for i in words[3].split(",")]
+            if words[1] == "put":
+                perhaps.update(dict.fromkeys(names, int(words[2])))
+            elif words[1] == "remove":
+                perhaps = {name: mark for name, mark in perhaps.items() if name not in names}
+        elif words[0] == "done":
+            now = perhaps
+    return [now, perhaps]
+
+
+def held(index: Index) -> dict[str, int]:
+    """What an index holds, once everything in it agrees."""
+    marks = {entry.id: int(entry.attributes["mark"]) for entry in index}
+    assert len(index) == len(marks)
+    keys = [entry_key(name) for name in marks]
+    expected = np.array([row_of(name, mark) for name, mark in marks.items()]).reshape(-1, DIM)
+    np.testing.assert_array_equal(index.vectors(keys), expected)
+    assert set(index.get(keys)) == set(keys)
+    query = row_of("query", 0)
+    scores, found = index.search(query[None], NAMES)
+    products = dict(zip(keys, (expected @ query).tolist(), strict=True))
+    assert set(found[0].tolist()) - {-1} <= set(keys)
+    for score, key in zip(scores[0].tolist(), found[0].tolist(), strict=True):
+        assert key == -1 or score == pytest.approx(products[key], abs=1e-5)
+    assert (found >= 0).sum() >= min(10, len(keys)) / 2  # compressed search may miss some
+    return marks
+
+
+def test_a_kill_at_any_moment_leaves_the_last_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Forked from a process that has imported all there is, so that little time is lost.
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # that LanceDB was imported there
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["listwise.search.embedded", __name__])
+    choices = random.Random(1)
+    folder, known = tmp_path / "index", dict[str, int]()
+    done = 0
+    for number in range(KILLS):
+        log = tmp_path / f"log{number}"
+        writer = context.Process(
+            target=write_for_ever, args=(str(folder), str(log), number), daemon=True
+        )
+        writer.start()
+        begun = time.monotonic()
+        while not log.exists() and time.monotonic() < begun + 60:
+            time.sleep(0.002)
+        time.sleep(choices.uniform(0, 0.1) if number < 8 else choices.uniform(0, 0.8))
+        assert writer.pid is not None
+        assert writer.is_alive(), "the writer ended by itself"
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        allowed = states(log, known)
+        done += log.read_text(encoding="ascii").count("done")
+        if index_exists(str(folder)):
+            with open_index(folder) as index:
+                known = held(index)
+        assert known in allowed
+    assert done > KILLS  # it got somewhere between the kills
+    with open_index(folder) as index:
+        index.put(NewEntries([Entry("last", "", 1, 1)], np.ones((1, DIM), np.float32), [b""]))
+        assert entry_key("last") in index.search(np.ones((1, DIM)), 3)[1]
