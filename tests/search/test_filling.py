@@ -1,5 +1,6 @@
 """Photos into an index: each once, whatever happens to the files."""
 
+import dataclasses
 import io
 import os
 import shutil
@@ -14,7 +15,7 @@ from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search import add_descriptors, add_photos, create_index, header_of, open_index
-from listwise.search.filling import THUMBNAIL_BYTES, thumbnail
+from listwise.search.filling import THUMBNAIL_BYTES, thumbnail, thumbnail_from_photo
 from listwise.search.index import entry_key
 
 
@@ -182,6 +183,14 @@ def test_an_index_is_whole_again_after_it_is_opened_anew(index, model, photos):
         found_scores, found_keys = again.search(queries, 5)
     assert np.array_equal(keys, found_keys)
     assert np.allclose(scores, found_scores, atol=1e-6)
+
+
+def test_thumbnails_can_be_left_out_and_made_later(index, model, photos):
+    add_photos(index, model, read_images(photos / "class0"), thumbnails=False, workers=0)
+    entry = next(iter(index))
+    assert not index.thumbnail(entry.key)
+    assert Image.open(io.BytesIO(thumbnail_from_photo(entry))).size == (entry.width, entry.height)
+    assert thumbnail_from_photo(dataclasses.replace(entry, path="gone.jpg")) == b""
 
 
 def test_thumbnails_are_small_whatever_the_photo():

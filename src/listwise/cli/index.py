@@ -82,6 +82,9 @@ Workers = Annotated[
 Root = Annotated[
     Path | None, typer.Option(help="Folder of a descriptor file's photos, for paths and pictures.")
 ]
+Thumbnails = Annotated[
+    bool, typer.Option("--thumbnails/--no-thumbnails", help="Keep a small picture of each photo.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -99,6 +102,7 @@ def build(
     milliseconds: Milliseconds = None,
     recall: Recall = None,
     root: Root = None,
+    thumbnails: Thumbnails = True,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
@@ -131,7 +135,7 @@ def build(
     else:
         opened = create_index(index, header)
     with opened:
-        added = _fill(console, opened, opened_model, found, root, workers)
+        added = _fill(console, opened, opened_model, found, root, thumbnails, workers)
         with console.status("choosing how to search"):
             tuned = opened.tune(intent, lambda note: say(console, f"note: {note}", "yellow"))
         _report(console, opened, added, json, tuned)
@@ -145,6 +149,7 @@ def add(
         Path | None, typer.Option(help="The index's model, if it is no longer where it was.")
     ] = None,
     root: Root = None,
+    thumbnails: Thumbnails = True,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
@@ -159,7 +164,7 @@ def add(
     with open_index(index) as opened:
         photos = any(not isinstance(source, Path) for source in found)
         network = model_of(console, opened, model, device) if photos else None
-        added = _fill(console, opened, network, found, root, workers)
+        added = _fill(console, opened, network, found, root, thumbnails, workers)
         _report(console, opened, added, json)
 
 
@@ -281,6 +286,7 @@ def _fill(
     model: "Model | None",
     sources: "list[Images | Path]",
     root: Path | None,
+    thumbnails: bool,
     workers: int | None,
 ) -> "Added":
     """Put every source into the index, with a progress bar."""
@@ -293,11 +299,20 @@ def _fill(
             if isinstance(source, Path):
                 file = DescriptorFile.open(source)
                 with counting(console, "adding", len(file)) as advance:
-                    found = add_descriptors(index, file, root, on_progress=advance)
+                    found = add_descriptors(
+                        index, file, root, thumbnails=thumbnails, on_progress=advance
+                    )
             else:
                 assert model is not None
                 with counting(console, "adding", len(source)) as advance:
-                    found = add_photos(index, model, source, workers=workers, on_progress=advance)
+                    found = add_photos(
+                        index,
+                        model,
+                        source,
+                        thumbnails=thumbnails,
+                        workers=workers,
+                        on_progress=advance,
+                    )
             for name, ids in vars(found).items():
                 getattr(total, name).extend(ids)
     except KeyboardInterrupt:

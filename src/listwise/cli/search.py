@@ -182,9 +182,10 @@ def _draw(
 
     from listwise.data.images import cut_out
     from listwise.pictures import contact_sheet
+    from listwise.search.filling import thumbnail_from_photo
 
     def small(key: int) -> Image.Image:
-        content = index.thumbnail(key)
+        content = index.thumbnail(key) or thumbnail_from_photo(index.get([key])[key])
         if not content:
             return Image.new("RGB", (160, 120), "lightgrey")
         return Image.open(io.BytesIO(content)).convert("RGB")

@@ -166,8 +166,9 @@ class EmbeddedIndex(Index):
         wanted, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
         found = np.empty((len(wanted), self.header.dim), np.float32)
         known = np.zeros(len(wanted), bool)
-        if self._mirror is not None and isinstance(self._mirror.search, FlatSearch):
-            known, rows = self._mirror.search.vectors(wanted)
+        mirror = self._mirror
+        if mirror is not None and isinstance(mirror.search, FlatSearch):
+            known, rows = mirror.search.vectors(wanted)
             found[known] = rows
         for part in self._table.rows(wanted[~known]):
             places = np.searchsorted(wanted, part.keys)
@@ -227,9 +228,10 @@ class EmbeddedIndex(Index):
 
     def refresh(self) -> None:
         """See what other processes have written since."""
-        if self._mirror is not None and self._table.version != self._mirror.seen:
+        mirror = self._mirror
+        if mirror is not None and self._table.version != mirror.seen:
             with self._changes:
-                self._mirror.catch_up(self._table)
+                mirror.catch_up(self._table)
 
     def close(self) -> None:
         """Let go of memory."""
@@ -253,6 +255,8 @@ class EmbeddedIndex(Index):
         lock = FileLock(self._folder / _LOCK)
         try:
             lock.acquire(timeout=patience)
+        except Timeout:
+            raise
         except OSError as error:
             raise InputError(f"cannot write to {self._folder}: {error.strerror}") from error
         try:

@@ -74,6 +74,7 @@ def add_photos(
     model: Model,
     images: Images,
     *,
+    thumbnails: bool = True,
     workers: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Added:
@@ -88,6 +89,7 @@ def add_photos(
         index: an index of this model's descriptors.
         model: the network and its whitening.
         images: photos; each one's box is cut out first, if it has one.
+        thumbnails: keep a small picture of each.
         workers: processes that decode; from the cores by default.
         on_progress: called with the number of photos just done.
     """
@@ -113,8 +115,8 @@ def add_photos(
                     new = [entry for entry in rows if isinstance(entry, Entry)]
                     result.errors += found.errors
                     if new:
-                        thumbnails = list(pool.map(_thumbnail_of, new))
-                        index.put(NewEntries(new, found.descriptors, thumbnails))
+                        make = _thumbnail_of if thumbnails else _no_thumbnail
+                        index.put(NewEntries(new, found.descriptors, list(pool.map(make, new))))
                     for entry in new:
                         (result.replaced if entry.key in known else result.added).append(entry.id)
     return result
@@ -125,6 +127,7 @@ def add_descriptors(
     file: DescriptorFile,
     root: str | Path | None = None,
     *,
+    thumbnails: bool = True,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Added:
     """Put a descriptor file's rows into an index, in place of those with the same ids.
@@ -133,6 +136,7 @@ def add_descriptors(
         index: an index of the same model's descriptors, made with the same settings.
         file: descriptors that `extract` wrote.
         root: the folder that the photos' ids are relative to; gives them paths and thumbnails.
+        thumbnails: keep a small picture of each, where its photo is readable.
         on_progress: called with the number of rows just done.
     """
     index.header.check(file.model, index.uri)
@@ -155,7 +159,8 @@ def add_descriptors(
                 )
             ]
             known = index.get([entry.key for entry in entries])
-            index.put(NewEntries(entries, rows, list(pool.map(_thumbnail_if_any, entries))))
+            make = thumbnail_from_photo if thumbnails else _no_thumbnail
+            index.put(NewEntries(entries, rows, list(pool.map(make, entries))))
             for entry in entries:
                 (result.replaced if entry.key in known else result.added).append(entry.id)
             on_progress(len(rows))
@@ -173,6 +178,14 @@ def thumbnail(photo: Image.Image) -> bytes:
         if file.tell() <= THUMBNAIL_BYTES:
             return file.getvalue()
     return b""
+
+
+def thumbnail_from_photo(entry: Entry) -> bytes:
+    """A thumbnail made anew from an entry's photo; empty if that cannot be read."""
+    try:
+        return _thumbnail_of(entry)
+    except ImageError:
+        return b""
 
 
 def photo_digest(content: bytes, box: Box | None = None) -> str:
@@ -232,9 +245,9 @@ def _move(index: Index, moves: Sequence[tuple[Entry, Entry]]) -> None:
     if not moves:
         return
     keys = [old.key for old, _ in moves]
-    thumbnails = [index.thumbnail(key) or b"" for key in keys]
+    small = [index.thumbnail(key) or b"" for key in keys]
     new = [entry for _, entry in moves]
-    index.put(NewEntries(new, index.vectors(np.array(keys, np.int64)), thumbnails))
+    index.put(NewEntries(new, index.vectors(np.array(keys, np.int64)), small))
     index.remove(sorted(set(keys) - {entry.key for entry in new}))
 
 
@@ -257,11 +270,8 @@ def _thumbnail_of(entry: Entry) -> bytes:
     return thumbnail(load_image(entry.path, entry.box, min_side=THUMBNAIL_SIDE))
 
 
-def _thumbnail_if_any(entry: Entry) -> bytes:
-    try:
-        return _thumbnail_of(entry)
-    except ImageError:
-        return b""
+def _no_thumbnail(entry: Entry) -> bytes:
+    return b""
 
 
 def _comparable(settings: ExtractSettings) -> str:

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError, load_image
+from listwise.search.filling import thumbnail_from_photo
 from listwise.search.index import Entry
 from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import Asked
@@ -124,7 +125,11 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     def thumbnail(request: Request, key: str) -> Response:
         """An entry's small picture."""
         found = service.entry(_key(key))
-        return _cached(request, found, lambda: service.index.thumbnail(found.key))
+        return _cached(
+            request,
+            found,
+            lambda: service.index.thumbnail(found.key) or thumbnail_from_photo(found),
+        )
 
     @app.get("/api/entries/{key}/photo", response_class=Response, responses=JPEG)
     async def photo(request: Request, key: str) -> Response:
