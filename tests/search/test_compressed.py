@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from listwise.search import compressed, embedded, exact_search, search_cache, tuning
 from listwise.search.compressed import CompressedSearch, compressed_memory, trained_index
@@ -202,6 +203,19 @@ def test_many_changes_are_saved(folder: Path, rows: np.ndarray) -> None:
     with open_index(folder) as index:
         every = np.concatenate([rows, more])
         assert recall(index.search(queries, 10)[1], every, queries, 10) > 0.9
+
+
+def test_a_search_does_not_wait_for_a_writer(
+    folder: Path, rows: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = clustered(np.random.default_rng(4), 1500)
+    with open_index(folder) as index:
+        index.put(entries(len(rows), more))
+    before = (folder / "search.json").read_text()
+    with FileLock(folder / "lock"), open_index(folder) as index:
+        assert index.search(more[:1], 1)[1].tolist() == [[entry_key(f"n{len(rows)}")]]
+    assert (folder / "search.json").read_text() == before  # saving is left to another time
+    assert not caplog.records
 
 
 def test_an_index_outgrows_exact_search(
