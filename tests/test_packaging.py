@@ -7,8 +7,16 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Packages whose modules have another name; Triton is a part of PyTorch's own installation.
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "triton": "torch"}
+# Packages whose modules have another name; Triton and Starlette come with what is declared.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "faiss": "faiss-cpu",
+    "grpc": "grpcio",
+    "starlette": "fastapi",
+    "triton": "torch",
+    "yaml": "pyyaml",
+}
 # Needed for one data set; where it is missing, that is said with what to install.
 ASKED_FOR = {"scipy"}
 

@@ -246,7 +246,10 @@ def run(
             _alone(write_index, place)
             for method in LARGE if size >= EXACT_FROM else METHODS:
                 on_start(f"{method} among {size:,}")
-                yield _alone(measure_method, place, method)
+                try:
+                    yield _alone(measure_method, place, method)
+                except ModuleNotFoundError:
+                    on_start(f"{method} is left out: it is not installed")
 
 
 def run_server(
