@@ -76,6 +76,25 @@ def test_descriptor_files_make_the_same_index(shop, tmp_path):
     assert results(shop("search", "other", *query)[1]) == results(shop("search", "shop", *query)[1])
 
 
+def test_descriptors_of_another_model_make_no_index(listwise):
+    torch.manual_seed(1)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("other")
+    listwise("extract", "other", "photos", "all.parquet", "--workers", 0, "--device", "cpu")
+    code, _, err = listwise("index", "build", "shop", "all.parquet", "--model", "model")
+    assert code == 2
+    assert "all.parquet holds descriptors of the model" in err
+    assert "with --model" in err
+    assert err.count("\n") == 1
+    assert listwise("index", "build", "shop", "all.parquet", "--model", "other")[0] == 0
+
+
+def test_places_with_spaces_and_brackets_are_shown_as_they_are_typed(listwise):
+    name = "my [red] shop"
+    code, out, err = listwise("index", "build", name, "photos/class0", *BUILD)
+    assert (code, err) == (0, "")
+    assert f"  listwise serve '{name}'\n" in out
+
+
 def test_searching_by_photo_box_entry_and_several(shop, tmp_path):
     _, out, _ = shop("search", "shop", "photos/class2/1.jpg", "-k", 3, "--json")
     first = json.loads(out)["results"][0]

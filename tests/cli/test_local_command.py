@@ -63,11 +63,24 @@ def test_a_mistake_is_one_line(listwise, photos):
         (("extract", "nowhere", "x.arrow"), "nowhere"),
         (("evaluate", photos, "--codebook", "words.safetensors"), "a benchmark has"),
         (("extract", photos, "x.arrow", "--delf", "nowhere"), "nowhere"),
+        (("codebook", "all.arrow", "all.arrow", "--words", 400), "all.arrow exists"),
     ]:
         code, _, err = listwise("local", *arguments)
         assert code == 2, arguments
         assert said in err, (arguments, err)
         assert err.count("\n") == 1
+
+
+def test_a_wrong_codebook_leaves_no_index_behind(listwise, photos):
+    for count in (60, 50):
+        listwise("local", "extract", photos, f"{count}.arrow", "--count", count, "--workers", 0)
+        listwise("local", "codebook", f"{count}.arrow", f"words/{count}", "--words", 40)
+    code, _, err = listwise("local", "index", "found", "60.arrow", "--codebook", "words/50")
+    assert code == 2
+    assert "hessian-affine-rootsift-50" in err
+    code, out, err = listwise("local", "index", "found", "60.arrow", "--codebook", "words/60")
+    assert (code, err) == (0, "")
+    assert "48 photos in found" in out
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -306,6 +307,27 @@ def test_damage_is_noticed(tmp_path):
     (folder / "manifest.json").write_text("{")
     with pytest.raises(InputError, match="is damaged"):
         AsmkIndex.open(folder)
+
+
+def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path):
+    index = AsmkIndex.create(tmp_path / "index", make_codebook())
+    index.add(["first"], [make_photo(1)])
+    many = {str(number): make_photo(number) for number in range(2, 40)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(InputError, match="cannot write"):
+            index.add(list(many), many.values())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    check(AsmkIndex.open(tmp_path / "index"), {"first": make_photo(1)}, make_photo(1000))
+
+
+def test_what_a_kill_within_safetensors_leaves_is_removed(tmp_path):
+    index = AsmkIndex.create(tmp_path / "index", make_codebook())
+    (tmp_path / "index" / ".tmpPcGaIv").write_bytes(b"half a segment")
+    index.add(["first"], [make_photo(1)])
+    assert not list((tmp_path / "index").glob(".tmp*"))
 
 
 CHANGES = [

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import ipc
 from test_features import textured
 
-from listwise.data import Box, Images
+from listwise.data import Box, Images, read_images
 from listwise.errors import InputError
 from listwise.local import extract as module
 from listwise.local.extract import HessianAffine, extract_features
@@ -235,3 +235,23 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     assert len(file) == 12
     expected = photo_features(folder / "11.png", count=30)
     np.testing.assert_array_equal(file.get("11.png").points, expected.points)
+
+
+KILLED_AT_THE_END = """
+import os, signal, sys
+from listwise.data import read_images
+from listwise.local.extract import HessianAffine, extract_features
+from listwise.local.storage import FeatureWriter
+FeatureWriter.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+extract_features(read_images(sys.argv[1]), sys.argv[2], HessianAffine(30), workers=0)
+"""
+
+
+def test_a_run_killed_while_parts_are_joined_leaves_nothing_in_the_end(tmp_path: Path) -> None:
+    folder, out = tmp_path / "photos", tmp_path / "f.arrow"
+    folder.mkdir()
+    textured(200, 150, 0).save(folder / "0.png")
+    command = [sys.executable, "-c", KILLED_AT_THE_END, str(folder), str(out)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert len(extract_features(read_images(folder), out, HessianAffine(30), workers=0)) == 1
+    assert sorted(os.listdir(tmp_path)) == ["f.arrow", "photos"]

@@ -173,6 +173,22 @@ def test_a_damaged_cache_is_made_anew(
         assert not caplog.records
 
 
+def test_a_full_disk_is_a_warning(
+    folder: Path,
+    rows: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("write error: No space left on device")
+
+    monkeypatch.setattr(search_cache.faiss, "write_index", full)
+    with open_index(folder) as index:
+        assert index.tune(SearchIntent(memory=250_000)).recall > 0.9
+        assert index.search(rows[:1], 1)[1].tolist() == [[entry_key("n0")]]
+    assert "how to search is not remembered" in caplog.text
+
+
 def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / "search.json").read_text()
     with monkeypatch.context() as patch:

@@ -2,11 +2,13 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -269,7 +271,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
             index.search(np.array([[np.inf, 0]]), 1)
         with pytest.raises(InputError, match="k is 0"):
             index.search(np.ones((1, 2)), 0)
-        with pytest.raises(InputError, match="no entry with the key 5"):
+        with pytest.raises(InputError, match="there is no entry 5"):
             index.vectors([5])
         with pytest.raises(InputError, match=r"not of cccccccccccc"):
             index.header.check("c" * 64, index.uri)
@@ -340,6 +342,20 @@ def test_the_disk_gets_smaller_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(index.vectors([entry_key("n1950")])[0], rows[1950])
 
 
+def test_photos_beside_the_table_are_no_reason_to_write_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in [("_TIDY_EVERY", 1), ("_SLACK", 1 << 20)]:
+        monkeypatch.setattr(lance_table, name, value)
+    rows = unit(np.random.default_rng(0), 4, 8)
+    with create_index(tmp_path / "index", header(8)) as index:
+        (tmp_path / "index" / "uploads").mkdir()
+        (tmp_path / "index" / "uploads" / "a.jpg").write_bytes(bytes(4 << 20))
+        index.put(some(["a", "b", "c", "d"], rows))
+        assert index._table._dropped == -np.inf
+        assert index.info()["bytes"] > 4 << 20
+
+
 def test_a_refresh_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     writer = create_index(tmp_path / "index", header(4))
@@ -404,6 +420,27 @@ def test_two_writers_take_turns(tmp_path: Path) -> None:
         list(pool.map(write, (0, 1)))
     index = open_index(tmp_path / "index")
     assert sorted(entry.id for entry in index) == sorted(["shared", *(f"n{i}" for i in range(24))])
+
+
+def test_a_writer_that_waits_for_another_process_stops_no_reader(tmp_path: Path) -> None:
+    rows = unit(np.random.default_rng(0), 3, 4)
+    index = create_index(tmp_path / "index", header(4))
+    index.put(some(["a"], rows[:1]))
+    index.search(rows[:1], 1)
+    with ThreadPoolExecutor(2) as pool:
+        with FileLock(tmp_path / "index" / "lock"):
+            # Another process has committed, and tidies.
+            other = lance_table.EntryTable.open(tmp_path / "index")
+            other.put(some(["b"], rows[1:2]), 7, replacing=False)
+            writing = pool.submit(index.put, some(["c"], rows[2:]))
+            time.sleep(0.3)
+            refreshing = pool.submit(index.refresh)
+            wait([refreshing], timeout=10)
+            refreshed = refreshing.done()
+            found = index.search(rows[:1], 9)[1].shape[1] if refreshed else 0
+        writing.result()
+    assert (refreshed, found) == (True, 2)
+    assert index.search(rows[:1], 9)[1].shape[1] == 3
 
 
 def test_threads_search_while_one_writes(tmp_path: Path) -> None:

@@ -120,6 +120,71 @@ def test_a_moved_photo_moves_without_being_described_again(index, model, own, mo
         assert np.array_equal(index.vectors([entry.key]), vectors[entry.digest])
 
 
+def exchange(one, other):
+    os.rename(one, one.with_suffix(".held"))
+    os.rename(other, one)
+    os.rename(one.with_suffix(".held"), other)
+
+
+def test_photos_that_change_names_are_found_under_them(index, model, own):
+    add(index, model, own)
+    first, second = own / "class0" / "0.jpg", own / "class1" / "0.jpg"
+    keys = [entry_key("class0/0.jpg"), entry_key("class1/0.jpg")]
+    before = index.vectors(keys)
+    exchange(first, second)
+    assert add(index, model, own) == {"unchanged": 46, "updated": 2}
+    assert np.array_equal(index.vectors(keys), before[::-1])
+    assert add(index, model, own) == {"unchanged": 48}
+
+    os.rename(first, own / "class0" / "renamed.jpg")
+    Image.effect_noise((50, 60), 90).save(first)
+    assert add(index, model, own) == {"unchanged": 47, "updated": 1, "added": 1}
+    renamed = index.vectors([entry_key("class0/renamed.jpg"), keys[0]])
+    assert np.array_equal(renamed[0], before[1])
+    assert np.abs(renamed[1] - before[1]).max() > 1e-3
+    assert add(index, model, own) == {"unchanged": 49}
+
+
+@pytest.mark.parametrize("step", ["put", "remove"])
+def test_a_kill_while_photos_move_leaves_one_entry_of_each(index, model, own, monkeypatch, step):
+    add(index, model, own)
+    os.rename(own / "class0" / "0.jpg", own / "class0" / "renamed.jpg")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(index), step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            add(index, model, own)
+    add(index, model, own)
+    assert sorted(entry.path for entry in index) == sorted(read_images(own).paths)
+
+
+def test_names_that_are_no_utf8_are_told_and_the_rest_added(index, model, own):
+    os.rename(own / "class0" / "0.jpg", os.fsencode(own) + b"/class0/caf\xe9.jpg")
+    found = add_photos(index, model, read_images(own), workers=0)
+    assert len(found.added) == len(index) == 47
+    assert found.errors == [
+        f"{own}/class0/caf\N{REPLACEMENT CHARACTER}.jpg: its name is not UTF-8: rename it"
+    ]
+    assert index.get([entry_key(os.fsdecode(b"caf\xe9.jpg"))]) == {}
+
+
+def test_a_photo_that_vanishes_once_described_has_no_thumbnail(index, model, own, monkeypatch):
+    whole = type(model).describe_parts
+
+    def vanish(self, *rest):
+        for found in whole(self, *rest):
+            (own / "class0" / "0.jpg").unlink()
+            yield found
+
+    monkeypatch.setattr(type(model), "describe_parts", vanish)
+    assert add(index, model, own / "class0") == {"added": 6}
+    assert index.thumbnail(entry_key("0.jpg")) is None
+    assert index.thumbnail(entry_key("1.jpg"))
+
+
 def test_new_attributes_are_kept(index, model, photos, tmp_path):
     path = photos / "class0" / "1.jpg"
     for colour in ("red", "green"):
@@ -172,6 +237,16 @@ def test_descriptor_files_go_in_as_they_are(index, model, photos, tmp_path):
     other = extract(model, read_images(photos), tmp_path / "b.parquet", max_side=40, workers=0)
     with pytest.raises(InputError, match="max_side 40"):
         add_descriptors(index, other)
+
+
+def test_a_descriptor_file_with_two_rows_for_an_id_is_refused(index, model, photos, tmp_path):
+    (tmp_path / "t.csv").write_text(
+        'path,box\n{0},"0,0,30,30"\n{0},"10,10,40,40"\n'.format(photos / "class0" / "0.jpg")
+    )
+    file = extract(model, read_images(tmp_path / "t.csv"), tmp_path / "t.parquet", workers=0)
+    with pytest.raises(InputError, match=r"has 2 rows for .*0\.jpg"):
+        add_descriptors(index, file)
+    assert len(index) == 0
 
 
 def test_an_index_is_whole_again_after_it_is_opened_anew(index, model, photos):

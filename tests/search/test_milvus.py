@@ -167,6 +167,14 @@ def test_a_server_that_never_answers_is_one_line(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_file_may_be_named_as_a_shell_completes_it(lite_places):
+    place = lite_places()
+    create_index(place, HEADER).close()
+    assert Path(place).is_dir()
+    with open_index(f"{place}/") as index:
+        assert len(index) == 0
+
+
 def test_files_that_are_not_of_milvus_lite(tmp_path):
     (tmp_path / "text.db").write_text("not a folder")
     assert not index_exists(str(tmp_path / "text.db"))

@@ -606,6 +606,8 @@ def test_entries_are_listed_and_shown(server, photos):
     assert server.get("/api/entries?count=0").status_code == 400
     assert server.get("/api/entries?count=5000").status_code == 400
     assert "start" in server.get("/api/entries?start=-1").json()["error"]
+    assert server.get(f"/api/entries?start={2**31}").json()["entries"] == []
+    assert server.get(f"/api/entries?start={2**60}").status_code == 400
     entry = seen[7]
     assert server.get(f"/api/entries/{entry['key']}").json() == entry
     assert set(entry) == {"key", "id", "width", "height", "box", "attributes"}

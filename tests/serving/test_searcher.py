@@ -10,8 +10,8 @@ from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search.filling import add_photos, header_of
-from listwise.search.index import create_index, entry_key
-from listwise.serving.searcher import NoEntryError, Query, Searcher
+from listwise.search.index import NoEntryError, create_index, entry_key
+from listwise.serving.searcher import Query, Searcher
 
 
 def unit(vector):
@@ -120,6 +120,24 @@ def test_what_cannot_be_searched_for(searcher):
         searcher.examples([7])
     with pytest.raises(InputError, match="nothing to search for"):
         searcher.search(np.empty((0, searcher.model.dim), np.float32), 5)
+
+
+def test_what_is_removed_while_a_query_is_expanded_is_left_out(searcher, monkeypatch):
+    index = searcher.index
+    keys, rows = everything(searcher)
+    gone = keys[7]
+    read = type(index).vectors
+
+    def vectors(self, wanted):
+        monkeypatch.undo()
+        assert gone in np.asarray(wanted)
+        index.remove([gone])
+        return read(self, wanted)
+
+    monkeypatch.setattr(type(index), "vectors", vectors)
+    hits = searcher.search(rows[7:8].astype(np.float32), 5, expand=True)
+    assert len(hits) == 5
+    assert gone not in {hit.entry.key for hit in hits}
 
 
 def test_an_empty_index_finds_nothing(model, model_folder, tmp_path):

@@ -273,8 +273,12 @@ def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
 
 def test_a_finished_run_says_again_what_it_came_to(photos, tmp_path):
     result = train(photos, tmp_path / "run", updates=2)
+    left = [tmp_path / "run" / name for name in ("checkpoint.tmp", ".tmpPcGaIv", "model/.tmpQ0a7")]
+    for path in left:
+        path.write_bytes(b"of a killed process")
     again = resume(tmp_path / "run").fit()
     assert again == result
+    assert not any(path.exists() for path in left)
 
 
 def test_another_seed_is_another_run(photos, tmp_path):

@@ -1,6 +1,7 @@
 """`listwise demo`: the whole way from nothing, on drawn buildings."""
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def demo(
 ) -> None:
     """Draw toy landmarks, train on some, and search others before and after."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
     from rich.table import Table
 
@@ -67,7 +69,11 @@ def demo(
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     benchmark = find_dataset(photos).benchmark()
-    console.print(f"toy landmarks are in [bold]{photos}[/bold]")
+
+    def typed(path: Path) -> str:
+        return escape(shlex.quote(str(path)))
+
+    console.print(f"toy landmarks are in [bold]{typed(photos)}[/bold]")
 
     plan = prepare(photos / TOY_LABELS, {**SETTINGS, "seed": seed})
     show_plan(plan, console)
@@ -99,13 +105,14 @@ def demo(
         _index(index, result.model, plan.config.device, benchmark)
     where = _where()
     console.print(
-        f"trained for {result.seconds:.0f} s; the network is in [bold]{result.model}[/bold]\n"
-        f"a picture of what it finds now: [bold]{picture}[/bold]\n\n"
+        f"trained for {result.seconds:.0f} s; "
+        f"the network is in [bold]{typed(result.model)}[/bold]\n"
+        f"a picture of what it finds now: [bold]{typed(picture)}[/bold]\n\n"
         "search the photos in your browser:\n"
-        f"  [bold]{where}listwise serve {index}[/bold]\n\n"
+        f"  [bold]{where}listwise serve {typed(index)}[/bold]\n\n"
         "next:\n"
-        f"  {where}listwise evaluate {result.model} {photos} --report report.html\n"
-        f"  {where}tensorboard --logdir {run}\n"
+        f"  {where}listwise evaluate {typed(result.model)} {typed(photos)} --report report.html\n"
+        f"  {where}tensorboard --logdir {typed(run)}\n"
         f"  {where}listwise train YOUR-PHOTOS"
         "    (a folder of class folders, or a .csv of path,label)",
         soft_wrap=True,

@@ -1,6 +1,7 @@
 """`listwise index`: photos into an index and out of it."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,7 +123,7 @@ def build(
     header = header_of(opened_model, model, max_side=max_side, scales=sizes, power=power)
     files = [source for source in found if isinstance(source, Path)]
     if files:
-        header = _header_of_file(header, files[0])
+        header = _header_of_files(header, files)
     if index_exists(index):
         opened = open_index(index)
         say(console, f"note: {index} is there, with {len(opened)} photos: going on", "yellow")
@@ -272,11 +273,18 @@ def _source(source: str) -> "Images | Path":
     return photos_of(source)
 
 
-def _header_of_file(header: "IndexHeader", path: Path) -> "IndexHeader":
-    """The header with the settings that a descriptor file was made with."""
+def _header_of_files(header: "IndexHeader", paths: list[Path]) -> "IndexHeader":
+    """The header with the settings that descriptor files were made with, by the same model."""
     from listwise.descriptors import DescriptorFile
 
-    settings = DescriptorFile.open(path).settings.model_copy(update={"precision": "float32"})
+    files = [DescriptorFile.open(path) for path in paths]
+    for file in files:
+        if file.model != header.model:
+            raise InputError(
+                f"{file.path} holds descriptors of the model {file.model[:12]}, not of "
+                f"{header.model_folder}: give the model that made them with --model"
+            )
+    settings = files[0].settings.model_copy(update={"precision": "float32"})
     return header.model_copy(update={"settings": settings})
 
 
@@ -350,7 +358,8 @@ def _report(
     say(console, f"{done}; {_photos(len(index))} in {index.uri}", "bold")
     if tuned is not None:
         say(console, _searches(tuned), "none")
-        console.print(f"next:\n  listwise search {index.uri} PHOTO\n  listwise serve {index.uri}")
+        place = shlex.quote(index.uri)
+        say(console, f"next:\n  listwise search {place} PHOTO\n  listwise serve {place}", "none")
 
 
 def _searches(tuned: Any) -> str:
@@ -369,7 +378,9 @@ def _keys(index: "Index", name: str) -> list[int]:
     if index.get([entry_key(name)]):
         return [entry_key(name)]
     if not Path(name).exists():
-        raise InputError(f"{index.uri} has no photo {name}: listwise index info says what it holds")
+        raise InputError(
+            f"{index.uri} has no photo {name}: give an id that listwise search shows, or a file"
+        )
     images = photos_of(name)
     digests = [
         photo_digest(Path(path).read_bytes(), images.box(i)) for i, path in enumerate(images.paths)
@@ -411,7 +422,7 @@ def _bytes(count: float) -> str:
 def _readable(name: str, value: Any) -> str:
     from rich.markup import escape
 
-    if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name:
+    if isinstance(value, int) and name in ("bytes", "memory"):
         return _bytes(value)
     if isinstance(value, dict):
         return escape(", ".join(f"{k} {v}" for k, v in value.items() if v is not None))

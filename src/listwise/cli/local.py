@@ -208,14 +208,16 @@ def codebook(
     """Learn the visual words of local features."""
     from rich.console import Console
 
-    from listwise.local.codebook import learn_codebook
+    from listwise.local.codebook import is_codebook, learn_codebook
     from listwise.local.storage import FeatureFile
 
     console = Console(highlight=False)
+    if out.exists() and not is_codebook(out):
+        raise InputError(f"{out} exists and is no codebook: give another name")
     files = [FeatureFile.open(path) for path in features]
     for file in files[1:]:
         file.require(files[0].header.extractor)
-    batches = _Descriptors(files)
+    batches = (each.descriptors for file in files for each in file)
     with _stoppable(), counting(console, "k-means", iterations) as advance:
         found = learn_codebook(
             batches,
@@ -258,13 +260,17 @@ def index(
     elif codebook is None:
         raise InputError(f"there is no index at {index}: name a codebook with --codebook")
     else:
-        opened = AsmkIndex.create(index, Codebook.load(codebook))
+        words = Codebook.load(codebook)
+        for file in files:  # before the index is made: an empty one of wrong words is in the way
+            words.require(file.header.extractor)
+        opened = AsmkIndex.create(index, words)
+    for file in files:
+        opened.codebook.require(file.header.extractor)
     for name in remove or []:
         if name not in opened:
             raise InputError(f"{index} has no photo {name}")
     opened.remove(remove or [])
     for file in files:
-        opened.codebook.require(file.header.extractor)
         missing = [row for row, name in enumerate(file.ids) if name not in opened]
         with _stoppable(), counting(console, "indexing", len(missing)) as advance:
             opened.add(
@@ -346,7 +352,7 @@ def evaluate(
     codebook: Annotated[Path, typer.Option(help="Learned from other photos.")],
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where features and index are kept. [dim]local-BENCHMARK[/dim]"),
+        typer.Option(help="Where features and index are kept. [dim]local-BENCHMARK-FEATURES[/dim]"),
     ] = None,
     delf: Delf = None,
     count: Annotated[int | None, typer.Option(min=1, help="As for extract.")] = None,
@@ -373,6 +379,8 @@ def evaluate(
     judged = find_dataset(benchmark, data).benchmark()
     if judged.kind == "labelled":
         raise InputError(f"{benchmark} is a labelled set: this takes a judged benchmark")
+    if report is not None and not report.parent.is_dir():
+        raise InputError(f"{report}: there is no folder {report.parent} for the report")
 
     from listwise.local.codebook import Codebook
     from listwise.studies.local import evaluate_scores
@@ -382,7 +390,7 @@ def evaluate(
     words = Codebook.load(codebook)
     extractor = _extractor(delf, count, device)
     words.require(extractor.name)
-    place = folder or Path(f"local-{judged.name}")
+    place = folder or Path(f"local-{judged.name}-{'delf' if delf else 'hesaff'}")
     rows = _rows(
         console, judged, words, extractor, place, delf, model or [], verify, device, workers
     )
@@ -429,9 +437,7 @@ def _rows(
                 on_note=lambda note: say(console, f"note: {note}", "yellow"),
             )
         with counting(console, "indexing and searching", photos) as advance:
-            index, table = search_asmk(
-                benchmark, queries, database, words, folder / "index", advance
-            )
+            index, table = search_asmk(queries, database, words, folder / f"index-{words.fingerprint[:12]}", advance)
         size = index.info()["bytes_per_photo"] / 1000
         say(console, f"{len(index)} photos indexed, {size:.1f} kB each", "none")
         name = f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*"
@@ -439,7 +445,7 @@ def _rows(
         for path in models:
             network = load_model(path, device)
             with counting(console, f"describing with {path}", photos) as advance:
-                tables[str(path)] = global_scores(benchmark, network, on_progress=advance)
+                tables[str(path)] = global_scores(benchmark, network, advance)
         rows = []
         for name, table in tables.items():
             rows.append(LocalRow(name, table, {}))
@@ -510,16 +516,6 @@ def _processes(delf: Path | None, workers: int | None) -> int | None:
 
         return 0 if torch.cuda.is_available() else None
     return workers
-
-
-class _Descriptors:
-    """The descriptors of feature files, photo by photo, anew at every iteration."""
-
-    def __init__(self, files: list[Any]) -> None:
-        self.files = files
-
-    def __iter__(self) -> Iterator[Any]:
-        return (features.descriptors for file in self.files for features in file)
 
 
 @contextmanager

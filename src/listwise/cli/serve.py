@@ -71,7 +71,9 @@ def serve(
         seconds=timeout,
         waiting=queue,
     )
-    folder = uploads or (Path(index) / "uploads" if Path(index).is_dir() else None)
+    # milvus-lite's files are folders too, but its own.
+    ours = Path(index).is_dir() and Path(index).suffix != ".db"
+    folder = uploads or (Path(index) / "uploads" if ours else None)
     settings = ServeSettings(host=host, token=token or None, uploads=folder, limits=limits)
     if not settings.local and settings.token is None:
         raise InputError(

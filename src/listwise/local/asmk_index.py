@@ -309,7 +309,8 @@ class AsmkIndex:
     def _sweep(self) -> None:
         """Delete segments that do not count: replaced ones, and what a killed change left."""
         named = {segment.name for segment in self._manifest.segments}
-        for path in self.folder.glob("segment-*"):
+        # safetensors writes into a hidden .tmp… of its own first.
+        for path in (*self.folder.glob("segment-*"), *self.folder.glob(".tmp*")):
             if path.name not in named:
                 path.unlink()
 

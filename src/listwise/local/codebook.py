@@ -133,12 +133,14 @@ class Codebook:
         partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         metadata = {"codebook": self.info.model_dump_json(), "fingerprint": self.fingerprint}
         try:
-            save_file({"centroids": self.centroids}, partial, metadata)
-            publish(partial, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                save_file({"centroids": self.centroids}, partial, metadata)
+                publish(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot write {path}: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> "Codebook":
@@ -167,6 +169,15 @@ class Codebook:
         if codebook.fingerprint != fingerprint:
             raise InputError(f"{path} is damaged: learn it again, or copy it again")
         return codebook
+
+
+def is_codebook(path: str | Path) -> bool:
+    """Whether a file is a codebook, and not something else."""
+    try:
+        Codebook.load(path)
+    except InputError:
+        return False
+    return True
 
 
 def checked(descriptors: NDArray[np.floating], dim: int) -> Float32:

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError, Images, image_size
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import publish, write_text
 from listwise.local.features import COUNT, Features, photo_features
 from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo, is_feature_file
 
@@ -121,9 +121,12 @@ def extract_features(
             header = Header(extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors))
             with FeatureWriter(files[number], header) as writer:
                 writer.write(photos)
-    joined = _join([FeatureFile.open(file) for file in files], out)
+    # Among the parts, so that what a kill leaves of it is removed with them.
+    joined = partial / "joined.arrow"
+    _join([FeatureFile.open(file) for file in files], joined)
+    publish(joined, out)
     _remove(partial)
-    return joined
+    return FeatureFile.open(out)
 
 
 _Result = tuple[int, int, Features] | str
@@ -177,7 +180,7 @@ def _usable(part: Path, strict: bool) -> bool:
     return part.exists() and not (strict and FeatureFile.open(part).header.unreadable)
 
 
-def _join(parts: list[FeatureFile], out: Path) -> FeatureFile:
+def _join(parts: list[FeatureFile], out: Path) -> None:
     errors = tuple(error for part in parts for error in part.header.unreadable)
     if not any(len(part) for part in parts):
         raise InputError(f"none of the {len(errors)} photos can be read; the first: {errors[0]}")
@@ -185,7 +188,6 @@ def _join(parts: list[FeatureFile], out: Path) -> FeatureFile:
     with FeatureWriter(out, header) as writer:
         for part in parts:
             writer.copy(part)
-    return FeatureFile.open(out)
 
 
 def _key(extractor: Extractor, images: Images) -> str:

@@ -127,9 +127,17 @@ def _in_lists(
 
 
 def write_postings(postings: Postings, path: Path) -> None:
-    """Write an inverted file, which is in its place once it is whole."""
+    """Write an inverted file, which is in its place once it is whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     partial = path.with_name(f"{path.name}.tmp")
-    save_file({field.name: getattr(postings, field.name) for field in fields(postings)}, partial)
+    arrays = {field.name: getattr(postings, field.name) for field in fields(postings)}
+    try:
+        save_file(arrays, partial)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     publish(partial, path)
 
 

@@ -27,6 +27,7 @@ from listwise.search.index import (
     IndexHeader,
     Keys,
     NewEntries,
+    NoEntryError,
     SearchIntent,
     Tuned,
 )
@@ -174,7 +175,7 @@ class EmbeddedIndex(Index):
             places = np.searchsorted(wanted, part.keys)
             found[places], known[places] = part.descriptors, True
         if not known.all():
-            raise InputError(f"{self.uri} has no entry with the key {wanted[~known][0]}")
+            raise NoEntryError(f"there is no entry {wanted[~known][0]} in the index")
         return found[inverse]
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> Tuned:
@@ -241,7 +242,7 @@ class EmbeddedIndex(Index):
     @contextmanager
     def _commit(self) -> Iterator[None]:
         """The right to change the table: one thread of one process at a time has it."""
-        with self._changes, self._locked():
+        with self._locked(), self._changes:  # in this order: who waits for others stops no reader
             mirror = self._mirror
             nothing_missed = mirror is not None and self._table.version == mirror.seen
             yield
@@ -369,7 +370,7 @@ class EmbeddedIndex(Index):
         """Remember how to search; where that cannot be written, it is found out again."""
         search = mirror.search
         try:
-            with self._changes, self._locked(patience):
+            with self._locked(patience), self._changes:
                 files = None
                 if isinstance(search, CompressedSearch):
                     files = save_files(self._folder, search.index, mirror.stamps)
@@ -377,7 +378,7 @@ class EmbeddedIndex(Index):
                 mirror.unsaved = 0
         except Timeout:
             return  # another process writes; what is there is only older
-        except (OSError, InputError) as error:
+        except (OSError, RuntimeError, InputError) as error:  # FAISS's are RuntimeErrors
             _log.warning("%s: how to search is not remembered: %s", self.uri, error)
 
 

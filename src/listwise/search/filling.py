@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -115,7 +116,7 @@ def add_photos(
                     new = [entry for entry in rows if isinstance(entry, Entry)]
                     result.errors += found.errors
                     if new:
-                        make = _thumbnail_of if thumbnails else _no_thumbnail
+                        make = thumbnail_from_photo if thumbnails else _no_thumbnail
                         index.put(NewEntries(new, found.descriptors, list(pool.map(make, new))))
                     for entry in new:
                         (result.replaced if entry.key in known else result.added).append(entry.id)
@@ -145,6 +146,12 @@ def add_descriptors(
         raise InputError(
             f"{file.path} was made with {theirs}, the index {index.uri} with {ours}: "
             "extract the photos in the same way"
+        )
+    name, rows_of_it = Counter(file.ids).most_common(1)[0] if len(file) else ("", 1)
+    if rows_of_it > 1:
+        raise InputError(
+            f"{file.path} has {rows_of_it} rows for {name}, and an index one entry for an id: "
+            "give the index the photos themselves, or their table"
         )
     base = None if root is None else Path(root).absolute()
     result = Added(errors=list(file.header.unreadable))
@@ -183,7 +190,7 @@ def thumbnail(photo: Image.Image) -> bytes:
 def thumbnail_from_photo(entry: Entry) -> bytes:
     """A thumbnail made anew from an entry's photo; empty if that cannot be read."""
     try:
-        return _thumbnail_of(entry)
+        return thumbnail(load_image(entry.path, entry.box, min_side=THUMBNAIL_SIDE))
     except ImageError:
         return b""
 
@@ -225,7 +232,7 @@ def _not_there(index: Index, asked: Sequence[Entry | ImageError], result: Added)
             wanted.append(position)
         elif same is named and not _elsewhere(named, entry):
             moves.append((same, entry))
-        elif not Path(same.path).exists():
+        elif not _still_there(same):
             taken.add(entry.digest)
             moves.append((same, entry))
         else:
@@ -240,6 +247,14 @@ def _elsewhere(present: Entry, entry: Entry) -> bool:
     return present.path not in ("", entry.path) and Path(present.path).exists()
 
 
+def _still_there(entry: Entry) -> bool:
+    """Whether an entry's file holds what it held: names may have changed hands since."""
+    try:
+        return photo_digest(Path(entry.path).read_bytes(), entry.box) == entry.digest
+    except OSError:
+        return False
+
+
 def _move(index: Index, moves: Sequence[tuple[Entry, Entry]]) -> None:
     """Write entries anew with the descriptors and thumbnails they have."""
     if not moves:
@@ -247,14 +262,21 @@ def _move(index: Index, moves: Sequence[tuple[Entry, Entry]]) -> None:
     keys = [old.key for old, _ in moves]
     small = [index.thumbnail(key) or b"" for key in keys]
     new = [entry for _, entry in moves]
-    index.put(NewEntries(new, index.vectors(np.array(keys, np.int64)), small))
+    moved = NewEntries(new, index.vectors(np.array(keys, np.int64)), small)
+    # First: after a kill between the two, the next run finds new photos, and not two of each.
     index.remove(sorted(set(keys) - {entry.key for entry in new}))
+    index.put(moved)
 
 
 def _entry_or_error(images: Images, position: int) -> Entry | ImageError:
     path, box, name = images.paths[position], images.box(position), images.ids[position]
     if box is not None:
         name += "#" + ",".join(f"{edge:g}" for edge in box)
+    try:
+        (path + name).encode()
+    except UnicodeEncodeError:
+        shown = path.encode(errors="surrogateescape").decode(errors="replace")
+        return ImageError(shown, "its name is not UTF-8: rename it")
     try:
         width, height = image_size(path)
         content = Path(path).read_bytes()
@@ -264,10 +286,6 @@ def _entry_or_error(images: Images, position: int) -> Entry | ImageError:
         return ImageError(path, error.strerror or "cannot be read")
     attributes = {} if images.attributes is None else dict(images.attributes[position])
     return Entry(name, path, width, height, box, photo_digest(content, box), attributes)
-
-
-def _thumbnail_of(entry: Entry) -> bytes:
-    return thumbnail(load_image(entry.path, entry.box, min_side=THUMBNAIL_SIDE))
 
 
 def _no_thumbnail(entry: Entry) -> bytes:

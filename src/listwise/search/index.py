@@ -47,6 +47,10 @@ class IndexHeader(BaseModel):
             )
 
 
+class NoEntryError(InputError):
+    """An index has no entry with a key."""
+
+
 class SearchIntent(BaseModel):
     """What a user wants of search: bytes of memory at most, milliseconds a query, recall@10.
 
@@ -95,7 +99,9 @@ class Entry:
 
 def entry_key(name: str) -> int:
     """63 bits of a hash of an id: an entry's number in every engine."""
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1
+    # What a terminal or a file system gives need not be UTF-8.
+    content = name.encode(errors="surrogateescape")
+    return int.from_bytes(blake2b(content, digest_size=8).digest()) >> 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +165,11 @@ class Index(ABC):
 
     @abstractmethod
     def vectors(self, keys: ArrayLike, /) -> Float32:
-        """The descriptors of entries: [n] -> [n, C]."""
+        """The descriptors of entries: [n] -> [n, C].
+
+        Raises:
+            NoEntryError: there is no entry with one of the keys.
+        """
 
     @abstractmethod
     def tune(
@@ -247,10 +257,11 @@ def create_index(uri: str | Path, header: IndexHeader) -> Index:
 
 
 def _engine(uri: str) -> tuple[Any, str]:
-    if uri.startswith("milvus://") or uri.endswith(".db"):
+    # milvus-lite's files are folders, which shells end with a slash.
+    if uri.startswith("milvus://") or uri.rstrip("/").endswith(".db"):
         from listwise.search.milvus import MilvusIndex
 
-        return MilvusIndex, uri
+        return MilvusIndex, uri.rstrip("/")
     if "://" in uri:
         raise InputError(
             f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"

@@ -230,7 +230,7 @@ class EntryTable:
         files = stats["fragment_stats"]
         rows = files["num_fragments"] * files["lengths"]["mean"]  # the removed ones too
         alive = stats["total_bytes"] * stats["num_rows"] / max(1, rows)
-        if disk_bytes(self.folder) < 2 * alive + _SLACK:
+        if disk_bytes(self.folder / f"{_NAME}.lance") < 2 * alive + _SLACK:
             return
         # What was dropped is on disk until it is old: to do it again before would be in vain.
         if time.monotonic() > self._dropped + _OLD.total_seconds():

@@ -19,6 +19,7 @@ from listwise.search.index import (
     IndexHeader,
     Keys,
     NewEntries,
+    NoEntryError,
     SearchIntent,
     Tuned,
 )
@@ -206,7 +207,7 @@ class MilvusIndex(Index):
                 place = np.searchsorted(unique, row["key"])
                 found[place], known[place] = row["descriptor"], True
         if not known.all():
-            raise InputError(f"{self.uri} has no entry with the key {unique[~known][0]}")
+            raise NoEntryError(f"there is no entry {unique[~known][0]} in the index")
         return found[inverse]
 
     def tune(

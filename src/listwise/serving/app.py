@@ -19,14 +19,14 @@ from starlette.requests import ClientDisconnect
 from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError, load_image
 from listwise.search.filling import thumbnail_from_photo
-from listwise.search.index import Entry
+from listwise.search.index import Entry, NoEntryError
 from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import Asked
 from listwise.serving.fields import FORM, BadRequestError, K, asked_in, key_in
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
-from listwise.serving.searcher import NoEntryError, Searcher
+from listwise.serving.searcher import Searcher
 from listwise.serving.service import Gone, Service
 from listwise.serving.settings import ServeSettings
 from listwise.serving.uploads import form_of
@@ -109,7 +109,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/entries")
     def entries(
-        start: Annotated[int, Query(ge=0, le=2**62)] = 0,
+        start: Annotated[int, Query(ge=0, le=2**31)] = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
     ) -> Page:
         """Some entries, in an order that stays while nothing is written."""

@@ -18,14 +18,10 @@ from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.search.expansion import alpha_query_expansion
 from listwise.search.filling import settings_here
-from listwise.search.index import Entry, Float32, Index
+from listwise.search.index import Entry, Float32, Index, NoEntryError
 
 if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
-
-
-class NoEntryError(InputError):
-    """An index has no entry with a key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +107,7 @@ class Searcher:
         rows = np.stack([_mean(query.vectors) for query in queries])
         expanded = [i for i, query in enumerate(queries) if query.expand]
         if expanded and len(self.index):
-            rows[expanded] = alpha_query_expansion(rows[expanded], self.index)
+            rows[expanded] = self._expanded(rows[expanded])
         most = max(query.k + len(query.exclude) for query in queries)
         scores, keys = self.index.search(rows, most)
         return [
@@ -122,6 +118,14 @@ class Searcher:
             ][: query.k]
             for row, values, query in zip(keys, scores, queries, strict=True)
         ]
+
+    def _expanded(self, rows: Float32) -> Float32:
+        try:
+            return alpha_query_expansion(rows, self.index).astype(np.float32, copy=False)
+        except NoEntryError:
+            # What it found first has been removed before it was read.
+            self.index.refresh()
+            return alpha_query_expansion(rows, self.index).astype(np.float32, copy=False)
 
     def _entries(self, found: list[list[tuple[int, float]]]) -> dict[int, Entry]:
         return self.index.get(sorted({key for row in found for key, _ in row}))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.data import Images, image_size
 from listwise.data.catalog import Benchmark
 from listwise.data.ground_truth import GroundTruth
 from listwise.data.oxford import OxfordGroundTruth
@@ -51,7 +52,8 @@ def describe_locally(
 ) -> tuple[FeatureFile, FeatureFile]:
     """Features of a benchmark's queries, of their boxes alone, and of its database.
 
-    They lie in `folder`, and are used by the next call with the same extractor.
+    They lie in `folder`, and are used by the next call with the same extractor and photos. An
+    unreadable photo is an error, since the figures would mean something else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -60,24 +62,35 @@ def describe_locally(
         if path.exists():
             file = FeatureFile.open(path)
             file.require(extractor.name)
-            if file.ids == images.ids:
-                on_progress(len(images))
-                files.append(file)
-                continue
-        file = extract_features(
-            images, path, extractor, workers=workers, on_progress=on_progress, on_note=on_note
-        )
-        if file.header.unreadable:
-            raise InputError(
-                f"{len(file.header.unreadable)} photos of {benchmark.name} cannot be read; "
-                f"the first: {file.header.unreadable[0]}"
+            _require_photos(file, images)
+            on_progress(len(images))
+        else:
+            file = extract_features(
+                images,
+                path,
+                extractor,
+                strict=True,
+                workers=workers,
+                on_progress=on_progress,
+                on_note=on_note,
             )
         files.append(file)
     return files[0], files[1]
 
 
+def _require_photos(file: FeatureFile, images: Images) -> None:
+    """Refuse features of other photos, such as those of a smaller copy of the benchmark."""
+    sizes = map(tuple, file.sizes.tolist())
+    if file.ids != images.ids or any(
+        image_size(path) != size for path, size in zip(images.paths, sizes, strict=True)
+    ):
+        raise InputError(
+            f"{file.path} holds features of other photos, or of these at another size: "
+            "give another folder"
+        )
+
+
 def search_asmk(
-    benchmark: Benchmark,
     queries: FeatureFile,
     database: FeatureFile,
     codebook: Codebook,
@@ -138,11 +151,10 @@ def verified_row(
 def global_scores(
     benchmark: Benchmark,
     model: Model,
-    max_side: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Scores:
     """Scores of a network's descriptors: [Q, N]."""
-    return scores(search_benchmark(model, benchmark, on_progress, max_side=max_side))
+    return scores(search_benchmark(model, benchmark, on_progress))
 
 
 def evaluate_scores(benchmark: Benchmark, table: Scores) -> Results:

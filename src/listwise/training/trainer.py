@@ -117,7 +117,8 @@ class Trainer:
         if self.rank == 0:
             if resume:
                 self._check_same_data()
-                for left_by_a_kill in self.run.rglob("*.tmp"):
+                # safetensors writes into a hidden .tmp… of its own first.
+                for left_by_a_kill in (*self.run.rglob("*.tmp"), *self.run.rglob(".tmp*")):
                     left_by_a_kill.unlink()
             else:
                 self._claim()
