@@ -437,7 +437,9 @@ def _rows(
                 on_note=lambda note: say(console, f"note: {note}", "yellow"),
             )
         with counting(console, "indexing and searching", photos) as advance:
-            index, table = search_asmk(queries, database, words, folder / f"index-{words.fingerprint[:12]}", advance)
+            index, table = search_asmk(
+                queries, database, words, folder / f"index-{words.fingerprint[:12]}", advance
+            )
         size = index.info()["bytes_per_photo"] / 1000
         say(console, f"{len(index)} photos indexed, {size:.1f} kB each", "none")
         name = f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*"

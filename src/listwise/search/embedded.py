@@ -30,6 +30,7 @@ from listwise.search.index import (
     NoEntryError,
     SearchIntent,
     Tuned,
+    possible_keys,
 )
 from listwise.search.lance_table import EntryTable, Rows, disk_bytes
 from listwise.search.mirror import DescriptorSearch, Mirror
@@ -123,7 +124,7 @@ class EmbeddedIndex(Index):
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one commit, and say how many there were."""
-        keys = _possible(keys)
+        keys = possible_keys(keys)
         if not keys:
             return 0
         with self._commit():
@@ -134,7 +135,7 @@ class EmbeddedIndex(Index):
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """The entries with these keys, as far as there are any."""
-        return {entry.key: entry for entry in self._table.get(_possible(keys))}
+        return {entry.key: entry for entry in self._table.get(possible_keys(keys))}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
         """Entries by digest, as far as there are any."""
@@ -146,7 +147,7 @@ class EmbeddedIndex(Index):
 
     def thumbnail(self, key: int) -> bytes | None:
         """An entry's thumbnail, a JPEG file's content; None if it has none."""
-        return self._table.thumbnail(key) if _possible([key]) else None
+        return self._table.thumbnail(key) if possible_keys([key]) else None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
         """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
@@ -380,11 +381,6 @@ class EmbeddedIndex(Index):
             return  # another process writes; what is there is only older
         except (OSError, RuntimeError, InputError) as error:  # FAISS's are RuntimeErrors
             _log.warning("%s: how to search is not remembered: %s", self.uri, error)
-
-
-def _possible(keys: Sequence[int]) -> list[int]:
-    """Those that can be keys: a number that a user typed may be any."""
-    return [int(key) for key in keys if 0 <= key < 1 << 63]
 
 
 def _distinct(new: NewEntries) -> NewEntries:

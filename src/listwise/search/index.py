@@ -1,7 +1,7 @@
 """What an index is, whichever engine holds it: entries, their descriptors, and search."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -102,6 +102,11 @@ def entry_key(name: str) -> int:
     # What a terminal or a file system gives need not be UTF-8.
     content = name.encode(errors="surrogateescape")
     return int.from_bytes(blake2b(content, digest_size=8).digest()) >> 1
+
+
+def possible_keys(keys: Iterable[int]) -> list[int]:
+    """Those that can be keys: a number that a user typed may be any."""
+    return [int(key) for key in keys if 0 <= key < 1 << 63]
 
 
 @dataclass(frozen=True, eq=False)

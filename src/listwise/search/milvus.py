@@ -22,6 +22,7 @@ from listwise.search.index import (
     NoEntryError,
     SearchIntent,
     Tuned,
+    possible_keys,
 )
 from listwise.search.milvus_connection import Connection, parse_place
 from listwise.search.milvus_rows import (
@@ -299,10 +300,10 @@ class MilvusIndex(Index):
     def _rows(self, keys: Sequence[int] | Keys, fields: Sequence[str]) -> list[dict[str, Any]]:
         """Fields of the entries with these keys, in any order."""
         found: list[dict[str, Any]] = []
-        for some in _parts(keys, _NAMED):
+        for some in _parts(possible_keys(keys), _NAMED):
             found += self._connection.call(
                 "query",
-                ids=[int(key) for key in some],
+                ids=list(some),
                 output_fields=["key", *fields],
                 consistency_level=_SESSION,
             )

@@ -3,6 +3,8 @@
 import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -44,7 +46,7 @@ from listwise.serving.views import (
 
 STATIC = Path(__file__).parent / "static"
 PHOTO_SIDE = 1600
-CACHED = "private, max-age=3600"
+CACHED = "private, no-cache"  # kept, but asked for anew: an entry may be replaced
 CLIENT_GONE = 499
 JPEG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."}
@@ -122,22 +124,21 @@ def _add_entries(app: FastAPI, service: Service) -> None:
         return EntryView.of(service.entry(_key(key)))
 
     @app.get("/api/entries/{key}/thumbnail", response_class=Response, responses=JPEG)
-    def thumbnail(request: Request, key: str) -> Response:
+    async def thumbnail(request: Request, key: str) -> Response:
         """An entry's small picture."""
-        found = service.entry(_key(key))
-        return _cached(
-            request,
-            found,
-            lambda: service.index.thumbnail(found.key) or thumbnail_from_photo(found),
-        )
+        found = await to_thread.run_sync(service.entry, _key(key))
+        small = await to_thread.run_sync(service.index.thumbnail, found.key)
+        if not small:
+            make = partial(thumbnail_from_photo, found)
+            small = await to_thread.run_sync(make, limiter=decoding)
+        return _picture(request, found, small)
 
     @app.get("/api/entries/{key}/photo", response_class=Response, responses=JPEG)
     async def photo(request: Request, key: str) -> Response:
         """An entry's photo, its long side reduced to 1600 pixels."""
         found = await to_thread.run_sync(service.entry, _key(key))
-        return await to_thread.run_sync(
-            lambda: _cached(request, found, lambda: _screen_photo(found)), limiter=decoding
-        )
+        content = await to_thread.run_sync(_screen_photo, found, limiter=decoding)
+        return _picture(request, found, content)
 
     @app.post("/api/entries", openapi_extra=_form({"photos": FORM["photos"]}))
     async def add(request: Request) -> AddedView:
@@ -251,15 +252,14 @@ def _key(text: str) -> int:
     return key
 
 
-def _cached(request: Request, entry: Entry, make: Callable[[], bytes | None]) -> Response:
-    """A JPEG file that browsers keep; not made again for one that has it."""
-    tag = f'"{entry.digest or entry.key}"'
+def _picture(request: Request, entry: Entry, content: bytes) -> Response:
+    """A JPEG file that browsers keep; not sent again to one that has it."""
+    if not content:
+        raise HTTPException(404, f"there is no picture of {entry.id}")
+    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
     headers = {"Cache-Control": CACHED, "ETag": tag}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    content = make()
-    if not content:
-        raise HTTPException(404, f"there is no picture of {entry.id}")
     return Response(content, media_type="image/jpeg", headers=headers)
 
 
