@@ -263,10 +263,11 @@ def create_index(uri: str | Path, header: IndexHeader) -> Index:
 
 def _engine(uri: str) -> tuple[Any, str]:
     # milvus-lite's files are folders, which shells end with a slash.
-    if uri.startswith("milvus://") or uri.rstrip("/").endswith(".db"):
+    file = uri.rstrip("/").endswith(".db")
+    if file or uri.startswith("milvus://"):
         from listwise.search.milvus import MilvusIndex
 
-        return MilvusIndex, uri.rstrip("/")
+        return MilvusIndex, uri.rstrip("/") if file else uri
     if "://" in uri:
         raise InputError(
             f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
