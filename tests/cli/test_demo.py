@@ -1,8 +1,10 @@
 """The demo as a person runs it: from nothing to a table, a picture and what to try next."""
 
+import json
 import re
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 from PIL import Image
@@ -27,3 +29,20 @@ def test_training_visibly_wins(tmp_path):
     assert height > 600
     assert "listwise evaluate here/run/model here/toy-landmarks" in done.stdout
     assert (tmp_path / "here" / "run" / "model" / "model.safetensors").exists()
+    assert "listwise serve here/index" in done.stdout
+    answer = asked_once(tmp_path)
+    assert answer["entries"] == 500
+
+
+def asked_once(folder):
+    """What the server that the demo names says of itself."""
+    serve = [sys.executable, "-m", "listwise", "serve", "here/index", "--port", "0"]
+    server = subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://[\w.:]+", server.stdout.readline())[0]
+        with urllib.request.urlopen(f"{address}/api/info", timeout=30) as answer:
+            return json.load(answer)
+    finally:
+        server.terminate()
+        server.wait(30)
+        server.stdout.close()

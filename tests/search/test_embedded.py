@@ -19,6 +19,7 @@ from listwise.search.index import (
     Index,
     IndexHeader,
     NewEntries,
+    SearchIntent,
     create_index,
     entry_key,
     index_exists,
@@ -468,6 +469,26 @@ def test_threads_search_while_one_writes(tmp_path: Path) -> None:
         for done in looks:
             done.result()
     assert len(index) == 20
+
+
+@pytest.mark.slow
+def test_fifty_thousand_are_searched_as_by_exact_search(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows, queries = unit(rng, 50_000, 2048), unit(rng, 20, 2048)
+    names = [str(number) for number in range(len(rows))]
+    with create_index(tmp_path / "index", header(2048)) as index:
+        for start in range(0, len(rows), 5000):
+            part = slice(start, start + 5000)
+            index.put(some(names[part], rows[part]))
+        tuned = index.tune(SearchIntent())
+        assert tuned.recall >= 0.99
+    with open_index(tmp_path / "index") as index:
+        _, keys = index.search(queries, 10)
+    expected = exact_search(queries, rows, 10)[1]
+    numbers = {entry_key(name): number for number, name in enumerate(names)}
+    found = [[numbers[key] for key in row] for row in keys.tolist()]
+    shared = [len(set(one) & set(two)) for one, two in zip(found, expected.tolist(), strict=True)]
+    assert np.mean(shared) >= 9.9
 
 
 def test_importing_search_imports_no_engine() -> None:
