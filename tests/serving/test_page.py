@@ -401,6 +401,7 @@ def test_the_grid_fills_as_one_scrolls_and_does_not_jump(person, asked, landmark
     page.evaluate("scrollTo(0, 0)")
     width, height = (tile.evaluate(f"tile => tile.offset{side}") for side in ("Width", "Height"))
     shown = page.locator("#results img").first
+    shown.evaluate("image => image.decode()")
     ratio = shown.evaluate("image => image.naturalWidth / image.naturalHeight")
     assert width / height == pytest.approx(ratio, rel=0.03)
     assert page.evaluate("window.shifts") < 0.05

@@ -1,5 +1,6 @@
 """Whole photos to descriptors, photos of one shape together."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -97,6 +98,7 @@ def embed_parts(
             batch_sampler=plan,
             num_workers=workers,
             collate_fn=_stack,
+            worker_init_fn=ignore_interrupts,
             generator=torch.Generator(),
         )
     )
@@ -132,6 +134,11 @@ def embed_parts(
         # Left to the garbage collector, workers are waited for in vain, five seconds for each.
         if hasattr(batches, "_shutdown_workers"):
             batches._shutdown_workers()
+
+
+def ignore_interrupts(worker: int) -> None:
+    """For workers: Ctrl-C reaches them too, but it is the main process that ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _descriptors(

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from listwise.data import CropBatch, CropDataset, collate
 from listwise.errors import InputError
+from listwise.models.embed import ignore_interrupts
 from listwise.training.sampling import Indices
 
 # Images a worker decodes at a time: small enough that all workers share the end of a batch.
@@ -52,6 +53,7 @@ def load_batches(
         batch_sampler=_Chunks(draw, updates),
         num_workers=workers,
         collate_fn=collate,
+        worker_init_fn=ignore_interrupts,
         prefetch_factor=4 if workers else None,
         # Drawing the workers' seeds must not move the generator that dropout uses.
         generator=torch.Generator(),
