@@ -1,14 +1,13 @@
 """Photos to a descriptor file, in parts, so that an interrupted run can go on."""
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from listwise.data import Images
 from listwise.descriptors.model import Model
-from listwise.descriptors.settings import ExtractSettings, Precision
+from listwise.descriptors.parts import open_parts, parts_key, remove_parts
+from listwise.descriptors.settings import Precision
 from listwise.descriptors.storage import (
     DescriptorFile,
     DescriptorWriter,
@@ -16,11 +15,10 @@ from listwise.descriptors.storage import (
     is_descriptor_file,
 )
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import publish
 
 # Photos in a part, which is what a kill can cost: some seconds on a GPU, a minute without.
 PART = {"cpu": 64, "cuda": 2048}
-KEY_FILE = "listwise.key"
 
 
 def extract(
@@ -65,7 +63,8 @@ def extract(
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
     parts = [range(i, min(i + size, len(images))) for i in range(0, len(images), size)]
     partial = out.with_name(f"{out.name}.partial")
-    _open_partial(partial, _key(model, images, settings, size), on_note)
+    how = f"{model.fingerprint} {settings.model_dump_json()} {size}"
+    open_parts(partial, ".parquet", parts_key(how, images), on_note)
 
     files = [partial / f"{part.start:09d}.parquet" for part in parts]
     missing = [number for number, file in enumerate(files) if not _usable(file, strict)]
@@ -89,9 +88,12 @@ def extract(
             with DescriptorWriter(files[number], model.dim, header) as writer:
                 ids = [images.ids[i] for i in found.kept]
                 writer.write(ids, found.sizes, found.descriptors)
-    result = _join([DescriptorFile.open(file) for file in files], out)
-    _remove(partial)
-    return result
+    # Beside the parts, so that what a kill leaves of it goes with them.
+    joined = partial / "joined.parquet"
+    _join([DescriptorFile.open(file) for file in files], joined)
+    publish(joined, out)
+    remove_parts(partial, ".parquet")
+    return DescriptorFile.open(out)
 
 
 def _usable(part: Path, strict: bool) -> bool:
@@ -99,7 +101,7 @@ def _usable(part: Path, strict: bool) -> bool:
     return part.exists() and not (strict and DescriptorFile.open(part).header.unreadable)
 
 
-def _join(parts: list[DescriptorFile], out: Path) -> DescriptorFile:
+def _join(parts: list[DescriptorFile], out: Path) -> None:
     errors = tuple(error for part in parts for error in part.header.unreadable)
     if not any(len(part) for part in parts):
         raise InputError(f"none of the {len(errors)} photos can be read; the first: {errors[0]}")
@@ -107,36 +109,3 @@ def _join(parts: list[DescriptorFile], out: Path) -> DescriptorFile:
     with DescriptorWriter(out, parts[0].dim, header) as writer:
         for part in parts:
             writer.write(part.ids, part.sizes, part.read())
-    return DescriptorFile.open(out)
-
-
-def _key(model: Model, images: Images, settings: ExtractSettings, size: int) -> str:
-    """Names a run: what has the same key has the same parts."""
-    digest = hashlib.sha256(f"{model.fingerprint} {settings.model_dump_json()} {size}".encode())
-    for index in range(len(images)):
-        entry = (images.ids[index], images.paths[index], images.box(index))
-        digest.update(json.dumps(entry).encode())
-    return digest.hexdigest()
-
-
-def _open_partial(folder: Path, key: str, on_note: Callable[[str], object]) -> None:
-    """Make the folder of a run's parts, emptied if they are another run's."""
-    name = folder / KEY_FILE
-    try:
-        if name.exists() and name.read_text(encoding="utf-8") != key:
-            on_note(f"{folder} is of another model, other settings or photos: starting over")
-            _remove(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not name.exists():
-            if any(folder.glob("*.parquet")):
-                raise InputError(f"{folder} is in the way: move it, or give another name")
-            write_text(name, key)
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-
-
-def _remove(folder: Path) -> None:
-    """Remove a run's parts and nothing else, the key last: with it, a rest is known for ours."""
-    for file in [*folder.glob("*.parquet*"), *folder.glob(f"{KEY_FILE}*")]:
-        file.unlink(missing_ok=True)
-    folder.rmdir()

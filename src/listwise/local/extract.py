@@ -1,7 +1,5 @@
 """Photos to a file of local features, on all cores, so that an interrupted run can go on."""
 
-import hashlib
-import json
 import multiprocessing
 import os
 from collections import deque
@@ -17,13 +15,13 @@ import cv2
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError, Images, image_size
+from listwise.descriptors.parts import open_parts, parts_key, remove_parts
 from listwise.errors import InputError
-from listwise.files import publish, write_text
+from listwise.files import publish
 from listwise.local.features import COUNT, Features, photo_features
 from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo, is_feature_file
 
 PART = 64  # photos in a part, which is what a kill can cost: some seconds
-KEY_FILE = "listwise.key"
 
 
 class Extractor(Protocol):
@@ -96,7 +94,7 @@ def extract_features(
         raise InputError(f"{out} exists and is no file of local features: give another name")
     parts = [range(i, min(i + PART, len(images))) for i in range(0, len(images), PART)]
     partial = out.with_name(f"{out.name}.partial")
-    _open_partial(partial, _key(extractor, images), on_note)
+    open_parts(partial, ".arrow", parts_key(f"{extractor.name} {PART}", images), on_note)
 
     files = [partial / f"{part.start:09d}.arrow" for part in parts]
     missing = [number for number, file in enumerate(files) if not _usable(file, strict)]
@@ -125,7 +123,7 @@ def extract_features(
     joined = partial / "joined.arrow"
     _join([FeatureFile.open(file) for file in files], joined)
     publish(joined, out)
-    _remove(partial)
+    remove_parts(partial, ".arrow")
     return FeatureFile.open(out)
 
 
@@ -188,35 +186,3 @@ def _join(parts: list[FeatureFile], out: Path) -> None:
     with FeatureWriter(out, header) as writer:
         for part in parts:
             writer.copy(part)
-
-
-def _key(extractor: Extractor, images: Images) -> str:
-    """Names a run: what has the same key has the same parts."""
-    digest = hashlib.sha256(f"{extractor.name} {PART}".encode())
-    for index in range(len(images)):
-        entry = (images.ids[index], images.paths[index], images.box(index))
-        digest.update(json.dumps(entry).encode())
-    return digest.hexdigest()
-
-
-def _open_partial(folder: Path, key: str, on_note: Callable[[str], object]) -> None:
-    """Make the folder of a run's parts, emptied if they are another run's."""
-    name = folder / KEY_FILE
-    try:
-        if name.exists() and name.read_text(encoding="utf-8") != key:
-            on_note(f"{folder} is of another extractor or other photos: starting over")
-            _remove(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not name.exists():
-            if any(folder.glob("*.arrow")):
-                raise InputError(f"{folder} is in the way: move it, or give another name")
-            write_text(name, key)
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-
-
-def _remove(folder: Path) -> None:
-    """Remove a run's parts and nothing else, the key last: with it, a rest is known for ours."""
-    for file in [*folder.glob("*.arrow*"), *folder.glob(f"{KEY_FILE}*")]:
-        file.unlink(missing_ok=True)
-    folder.rmdir()
