@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.losses.checks import check_batch, check_bins, check_scores, check_weights
+from listwise.losses.checks import (
+    check_batch,
+    check_bins,
+    check_queries,
+    check_scores,
+    query_weights,
+)
 from listwise.losses.histogram import accumulation_dtype, label_histograms, score_histograms
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
@@ -69,16 +75,10 @@ class _ListwiseLoss(nn.Module):
         """
         check_batch(descriptors, labels)
         size = len(labels)
-        start, stop = queries or (0, size)
-        if not 0 <= start < stop <= size:
-            raise InputError(f"queries must be rows (start, stop) of {size} images, not {queries}")
+        start, stop = check_queries(queries, size)
         positives = _positives(labels, self.include_self)
         dtype = accumulation_dtype(descriptors.dtype)
-        if weights is None:
-            weights = torch.ones(size, dtype=dtype, device=labels.device)
-        else:
-            check_weights(weights, size)
-            weights = weights.to(labels.device, dtype)
+        weights = query_weights(weights, size, dtype, labels.device)
         weights = torch.where(positives > 0, weights, 0)
         total = weights.sum()
         if not total > 0:
