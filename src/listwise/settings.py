@@ -138,6 +138,9 @@ class TrainConfig(BaseModel):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16 runs the network under autocast"
     )
+    compile: Literal["auto", "yes", "no"] = Field(
+        "auto", description="compile the network; auto does on a GPU if the run is long"
+    )
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="images whose graph is in memory at once"
     )

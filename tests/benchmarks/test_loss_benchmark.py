@@ -88,6 +88,26 @@ def test_the_command_prints_a_row_for_each_method_and_size():
         assert row["skipped"] or row["seconds"] > 0
 
 
+def test_examples_are_classes_of_one_size_that_can_be_told_apart():
+    descriptors, labels = benchmark.example(320, 64, "cpu")
+    assert labels.bincount().tolist() == [benchmark.CLASS_SIZE] * 20
+    assert (labels.diff() < 0).any()
+    scores = descriptors @ descriptors.T
+    same = labels[:, None] == labels
+    same.fill_diagonal_(False)
+    assert scores[same].mean() > scores[~same & ~torch.eye(320, dtype=torch.bool)].mean() + 0.1
+
+
+def test_a_gpu_is_measured_in_its_own_precisions():
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no CUDA GPU"):
+            list(benchmark.run([32], device="cuda"))
+        return
+    rows = list(benchmark.run([64, 1024], dim=64, device="cuda"))
+    assert {row.method for row in rows} == set(benchmark.methods_on("cuda"))
+    assert all(row.seconds > 0 and row.extra_bytes > 0 for row in rows)
+
+
 def test_bad_sizes():
     with pytest.raises(InputError, match="multiples of 16"):
         list(benchmark.run([20]))

@@ -112,3 +112,12 @@ def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
         counted = [count for count in counts if count >= 8]
         assert counts[: len(counted)] == sorted(counted, reverse=True)
     assert json.loads(listwise(*command)[1])["figures"] == rows  # from what was kept
+    (kept,) = tmp_path.glob("local-*-hesaff/model-*")
+    command = (*command[:7], "--descriptors", kept, "--no-verify", "--json")
+    code, out, err = listwise(*command)
+    assert code == 0, err
+    again = json.loads(out)["figures"]
+    assert again == {
+        "HesAff-rSIFT-ASMK*": rows["HesAff-rSIFT-ASMK*"],
+        str(kept): rows["model"],
+    }

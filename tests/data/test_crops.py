@@ -165,6 +165,76 @@ def test_reduction_does_not_alias():
         assert (crop - 127.5).abs().max() < 20
 
 
+def rectangle(width: int, height: int, options: CropSettings, seed: int):
+    """Corner, edge across and edge down of the crop that a seed draws, from the settings alone."""
+    u = np.random.default_rng(seed).random(10)
+    angle = (2 * u[0] - 1) * options.rotation * math.pi / 180
+    ratio = options.max_ratio ** (2 * u[1] - 1)
+    unit = np.array([ratio**0.5, ratio**-0.5])
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    span = np.abs(turn) @ unit
+    area = options.min_area + u[2] * (options.max_area - options.min_area)
+    scale = min(width / span[0], height / span[1]) * area**0.5
+    middle = u[3:5] * (np.array([width, height]) - span * scale) + span * scale / 2
+    across, down = turn[:, 0] * unit[0] * scale, turn[:, 1] * unit[1] * scale
+    return middle - across / 2 - down / 2, across, down
+
+
+@pytest.mark.parametrize("size", [530, 300, 160, 97, 40, 24])
+@pytest.mark.parametrize("seed", range(4))
+def test_crops_of_a_smooth_picture_are_its_values_at_the_rectangles_points(size, seed):
+    # Enlarged (in more than one strip) or reduced: the picture is known between its pixels.
+    width, height = 330, 280
+
+    def shade(x, y):
+        waves = np.sin(x / 41 + y / 67), np.cos(x / 53 - y / 37), np.sin(x / 71) * np.cos(y / 47)
+        return 127.5 + 100 * np.stack(waves)
+
+    grid = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+    photo = Image.fromarray(shade(*grid).round().astype(np.uint8).transpose(1, 2, 0))
+    options = CropSettings(size=size, rotation=60.0, **STILL)
+    crop = random_crop(photo, options, generator(seed)).numpy().astype(np.float64)
+    corner, across, down = rectangle(width, height, options, seed)
+    steps = (np.arange(size) + 0.5) / size
+    v, u = np.meshgrid(steps, steps, indexing="ij")
+    x, y = (corner[i] + u * across[i] + v * down[i] for i in (0, 1))
+    difference = np.abs(crop - shade(x, y))
+    # A reduced pixel is a mean over many: waves lose some of their height.
+    assert difference.max() < (2.5 if size > 40 else 5.0)
+    assert difference.mean() < (0.6 if size > 40 else 1.5)
+
+
+@pytest.mark.parametrize("size", [190, 128, 100])
+def test_crops_look_as_pillow_would_make_them(size):
+    # Reduced with a filter that widens, then turned: the same picture by other code.
+    width, height = 220, 180
+    photo = noise(width, height)
+    options = CropSettings(size=size, rotation=20.0, **STILL)
+    for seed in range(4):
+        crop = random_crop(photo, options, generator(seed)).numpy().astype(int)
+        corner, across, down = rectangle(width, height, options, seed)
+        reduction = max(1.0, float(np.linalg.norm(across) * np.linalg.norm(down)) ** 0.5 / size)
+        small = (round(width / reduction), round(height / reduction))
+        shrink = np.array([small[0] / width, small[1] / height])
+        (a, d), (b, e), (c, f) = across * shrink / size, down * shrink / size, corner * shrink
+        made = photo.resize(small, Image.Resampling.BICUBIC).transform(
+            (size, size),
+            Image.Transform.AFFINE,
+            (a, b, c, d, e, f),
+            Image.Resampling.BICUBIC,
+        )
+        # Outside of its picture Pillow's transform is black, and frays at the edge.
+        inner = np.s_[:, 2:-2, 2:-2]
+        expected = np.asarray(made).transpose(2, 0, 1).astype(int)
+        assert np.abs(crop - expected)[inner].mean() < 2.0
+
+
+def test_photos_longer_than_opencv_takes():
+    photo = Image.new("RGB", (40_000, 24), (10, 200, 90))
+    crop = random_crop(photo, CropSettings(size=16, **STILL), generator(0))
+    assert crop.float().mean((1, 2)).tolist() == [10.0, 200.0, 90.0]
+
+
 def test_flip_mirrors_and_changes_nothing_else():
     photo = noise(150, 120)
     for seed in range(3):
@@ -192,21 +262,21 @@ def test_jitter_agrees_with_pillow(factor):
         ("contrast", ImageEnhance.Contrast),
         ("saturation", ImageEnhance.Color),
     ):
-        found = np.asarray(_jitter(photo, **{**unchanged, name: factor})).astype(int)
+        found = _jitter(np.asarray(photo), **{**unchanged, name: factor}).astype(int)
         expected = np.asarray(enhancer(photo).enhance(factor)).astype(int)
         assert np.abs(found - expected).max() <= 2, name
 
 
 def test_hue_turns_colours_but_not_greys_or_lightness():
-    photo = Image.fromarray((90 + np.asarray(noise(64, 64)) * (60 / 255)).astype(np.uint8))
+    photo = (90 + np.asarray(noise(64, 64)) * (60 / 255)).astype(np.uint8)
     turned = _jitter(photo, 1.0, 1.0, 1.0, 0.1)
-    assert np.abs(np.asarray(turned).astype(int) - np.asarray(photo)).max() > 10
-    greys = [np.asarray(image.convert("L")).astype(int) for image in (photo, turned)]
+    assert np.abs(turned.astype(int) - photo).max() > 10
+    greys = [np.asarray(Image.fromarray(x).convert("L")).astype(int) for x in (photo, turned)]
     assert np.abs(greys[0] - greys[1]).max() <= 2
     back = _jitter(turned, 1.0, 1.0, 1.0, -0.1)
-    assert np.abs(np.asarray(back).astype(int) - np.asarray(photo)).max() <= 2
-    grey = Image.new("RGB", (16, 16), (140, 140, 140))
-    assert np.asarray(_jitter(grey, 1.0, 1.0, 1.0, 0.3)).tolist() == np.asarray(grey).tolist()
+    assert np.abs(back.astype(int) - photo).max() <= 2
+    grey = np.full((16, 16, 3), 140, dtype=np.uint8)
+    assert np.array_equal(_jitter(grey, 1.0, 1.0, 1.0, 0.3), grey)
 
 
 def test_jitter_stays_within_its_limits():

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -97,3 +100,24 @@ def test_devices_that_are_not_there_are_one_line(folder):
         load_model(folder, "cuda:77")
     with pytest.raises(InputError, match="no model folder"):
         load_model(folder / "none")
+
+
+def cosines(model, images):
+    exact, half = (
+        model.describe(images, precision=precision, workers=0).descriptors
+        for precision in ("float32", "bfloat16")
+    )
+    assert np.abs(exact - half).max() > 1e-6
+    return (exact * half).sum(axis=1)
+
+
+def test_half_precision_stays_near(folder, images):
+    assert cosines(load_model(folder, "cpu"), images).min() > 0.999
+
+
+@pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="no real photos")
+def test_half_precision_stays_near_on_real_photos():
+    real = Path(os.environ["LISTWISE_REAL_DATA"])
+    net = RetrievalNet("resnet50", weights=real / "weights" / "resnet50-imagenet.safetensors")
+    images = read_images(real / "data" / "roxford5k" / "jpg").subset(range(0, 4000, 500))
+    assert cosines(Model(net.eval()), images).min() > 0.999

@@ -2,13 +2,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from listwise.errors import InputError
 from listwise.local import codebook as module
+from listwise.local import words as by_products
 from listwise.local.codebook import Codebook, CodebookInfo, learn_codebook
+from listwise.local.words import nearest_words
 
 INFO = CodebookInfo(extractor="test extractor 2000", learned_from=10, seed=0)
 
@@ -184,3 +187,60 @@ def test_mistakes_are_named(batches, words, reason):
 def test_more_words_than_there_are_cannot_be_assigned():
     with pytest.raises(InputError, match="4 words asked for of a codebook of 3"):
         Codebook(similar(3, 8), INFO).assign(similar(2, 8), 4)
+
+
+# By products, as on a GPU
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 1000), st.integers(1, 6), st.integers(1, 5))
+def test_words_by_products_are_those_of_the_index(seed, count, block):
+    centroids, rows = similar(50, 16, seed=seed), similar(30, 16, seed=seed + 1)
+    centroids *= np.random.default_rng(seed).uniform(0.5, 1, (50, 1)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(by_products, "_PRODUCTS", 50 * block)
+        found = nearest_words(torch.from_numpy(rows), torch.from_numpy(centroids), count)
+    expected = Codebook(centroids, INFO, "cpu").assign(rows, count)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_totals_by_products_are_those_of_the_index(monkeypatch):
+    centroids, rows = similar(50, 16), similar(3000, 16, seed=1)
+    centroids[7] = 9  # nothing is near
+    monkeypatch.setattr(module, "_ROWS_GPU", 700)
+    sums, counts = module._totals_by_products(rows, centroids, "cpu")
+    expected_sums, expected_counts = module._totals_by_index(rows, centroids)
+    np.testing.assert_array_equal(counts, expected_counts)
+    assert counts[7] == 0
+    np.testing.assert_allclose(sums, expected_sums, atol=1e-4)
+
+
+def test_words_learned_by_products_are_as_near(monkeypatch):
+    rows = similar(20_000, 32)
+
+    def error(book):
+        return ((rows - book.centroids[book.assign(rows)[:, 0]]) ** 2).sum()
+
+    near = learn_codebook([rows], "test", words=5000, iterations=3, device="cpu")
+    monkeypatch.setattr(
+        module,
+        "_totals_by_index",
+        lambda sample, words: module._totals_by_products(sample, words, "cpu"),
+    )
+    exact = learn_codebook([rows], "test", words=5000, iterations=3, device="cpu")
+    assert near.fingerprint != exact.fingerprint
+    assert error(exact) < 1.01 * error(near)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_finds_and_learns_the_same_words():
+    centroids, rows = similar(9000, 128), similar(600, 128, seed=1)
+    one, two = (Codebook(centroids, INFO, device).assign(rows, 5) for device in ("cpu", "cuda"))
+    assert (one == two).mean() > 0.995
+    few = similar(3000, 16)
+    books = [
+        learn_codebook([few], "test", words=40, iterations=3, device=device)
+        for device in ("cpu", "cuda", "cuda")
+    ]
+    assert np.abs(books[0].centroids - books[1].centroids).mean() < 1e-3
+    assert books[1].fingerprint == books[2].fingerprint

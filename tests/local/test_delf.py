@@ -1,5 +1,6 @@
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from listwise.data import Images
 from listwise.errors import InputError
-from listwise.local.delf import DelfExtractor, attend, detect, levels, similar_pairs
+from listwise.local import delf_photos
+from listwise.local.delf import DelfExtractor, attend, detect, levels
 from listwise.local.delf_net import CONFIG_FILE, WEIGHTS_FILE, Delf, DelfConfig, resized
 from listwise.local.delf_settings import DelfSettings
 from listwise.local.extract import Extractor, extract_features
+from listwise.local.verification import similar_pairs
 from listwise.models import RetrievalNet
 
 BACKBONE = "test_resnet.r160_in1k"
@@ -197,13 +200,42 @@ def test_descriptors_are_the_projection_of_unit_features(net):
     assert features.descriptors.dtype == features.points.dtype == np.float32
 
 
-def test_photos_are_seen_alike_alone_and_together(folder):
-    photos = [smooth_photo(96, 72, 0), smooth_photo(72, 96, 1), smooth_photo(96, 72, 2)]
-    extractor = DelfExtractor(folder, DelfSettings(count=40), "cpu")
-    for photo, together in zip(photos, extractor.batch(photos), strict=True):
-        alone = extractor.features(photo)
-        np.testing.assert_allclose(together.points, alone.points, atol=1e-4)
+def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(delf_photos, "WINDOW", 4)
+    sizes = [(96, 72), (72, 96), (96, 72), (300, 200), (96, 72), (96, 72), (80, 64)]
+    paths = [str(tmp_path / f"{number}.png") for number in range(len(sizes))]
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        smooth_photo(*size, number).save(path)
+    Path(paths[4]).write_text("no photo")
+    boxes = (None, None, (10, 0, 90, 70), None, None, None, None)
+    images = Images(tuple(paths), tuple(paths), boxes)
+    extractor = DelfExtractor(folder, DelfSettings(count=40, max_side=128), "cpu")
+    wanted = [6, 0, 1, 2, 3, 4, 5]
+    found = list(extractor.many(images, wanted, workers=0))
+    assert "4.png" in found.pop(5)
+    wanted.remove(4)
+    for index, (width, height, together) in zip(wanted, found, strict=True):
+        assert (width, height) == sizes[index]
+        alone = extractor(paths[index], images.box(index))
+        np.testing.assert_allclose(together.points, alone.points, atol=1e-3)
+        np.testing.assert_allclose(together.scales, alone.scales, rtol=1e-5)
         np.testing.assert_allclose(together.descriptors, alone.descriptors, atol=1e-4)
+
+
+def test_where_it_is_faster_photos_are_extracted_many_at_a_time(folder, tmp_path, monkeypatch):
+    extractor = DelfExtractor(folder, DelfSettings(count=20), "cpu")
+    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for number, path in enumerate(paths):
+        smooth_photo(96 - 16 * number, 72, number).save(path)
+    images = Images(tuple(paths), tuple("abc"), None)
+    alone = extract_features(images, tmp_path / "alone.arrow", extractor, workers=0)
+    monkeypatch.setattr(DelfExtractor, "together", True)
+    together = extract_features(images, tmp_path / "together.arrow", extractor, workers=2)
+    assert alone.ids == together.ids
+    np.testing.assert_array_equal(alone.sizes, together.sizes)
+    for one, two in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.points, two.points, atol=1e-3)
+        np.testing.assert_allclose(one.descriptors, two.descriptors, atol=0.02)
 
 
 def test_a_large_photo_is_reduced_and_its_points_are_not(folder):

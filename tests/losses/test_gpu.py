@@ -1,9 +1,10 @@
-"""The GPU kernels against the plain path, run by Triton's interpreter where there is no GPU."""
+"""The GPU kernels against the paper's equations, run by Triton's interpreter without a GPU."""
 
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,80 +13,214 @@ pytest.importorskip("triton")
 # The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """
 import json, sys
+import reference
 import torch
-from listwise.losses import gpu, histogram
+from listwise.errors import InputError
+from listwise.losses import QuantizedAPLoss, gpu, histogram
 
-device = sys.argv[1]
-gpu.TILE_ROWS, gpu.TILE_COLUMNS = 16, 24
-found = []
-for size, bins, include_self, start, stop, dtype in json.loads(sys.argv[2]):
-    generator = torch.Generator().manual_seed(size)
-    dtype = getattr(torch, dtype)
-    raw = torch.randn(size, 8, generator=generator, dtype=torch.float64)
-    raw[3] = raw[5]
-    descriptors = torch.nn.functional.normalize(raw, dim=1).to(dtype)
-    # Every second of a longer tensor: labels need not lie side by side in memory.
-    labels = torch.randint(0, 5, (2 * size,), generator=generator)[::2]
-    exact = descriptors.double()
-    there = descriptors.to(device), labels.to(device).repeat_interleave(2)[::2]
-    plain = histogram._label_histograms(exact, labels, bins, include_self, start, stop)
-    fast = gpu.label_histograms(*there, bins, include_self, start, stop).cpu()
-    gradient = torch.rand(2, stop - start, bins, generator=generator, dtype=torch.float64)
-    expected = histogram._label_histograms_backward(
-        gradient, exact, labels, include_self, start, stop
-    )
-    slopes = torch.zeros(size, 2 * (2 * bins - 1))
-    slopes[start:stop] = histogram._slopes(gradient).float()
-    given = gpu.label_histograms_backward(
-        slopes.to(device), *there, bins, include_self, start, stop
-    ).cpu().double()
+device, cases = sys.argv[1], json.loads(sys.argv[2])
+torch.set_num_threads(1)
+if device == "cpu":
+    # Several tiles, squares of tiles and strips even of a small batch.
+    tiling = gpu.Tiling(32, 64, 64, 1, 4, 1)
+    gpu.HISTOGRAM_TILING = gpu.WEIGHT_TILING = {True: tiling, False: tiling}
+    gpu.STRIP_ROWS, gpu.STRIP_COLUMNS = 48, 80
+
+
+def loss(descriptors, labels, weights, bins, include_self, start, stop):
+    if device == "cpu":
+        return gpu.quantized_loss(descriptors, labels, weights, bins, include_self, start, stop)
+    module = QuantizedAPLoss(bins, include_self=include_self)
+    return module(descriptors, labels, weights, queries=(start, stop))
+
+
+def apart(given, expected, unit):
     # At a score of exactly one the slope depends on the last bit, but points along the
     # descriptor itself, where the normalisation before it takes no gradient.
-    expected -= (expected * exact).sum(1, keepdim=True) * exact
-    given -= (given * exact).sum(1, keepdim=True) * exact
-    found.append([
-        (fast.double() - plain).abs().max().item(),
-        ((given - expected).norm() / expected.norm()).item(),
-    ])
-print(json.dumps(found))
+    unit = torch.nn.functional.normalize(unit, dim=1)
+    error = given - expected
+    error -= (error * unit).sum(1, keepdim=True) * unit
+    return (error.norm() / expected.norm()).item()
+
+
+def batch(size, dim, classes, dtype):
+    generator = torch.Generator().manual_seed(size)
+    labels = torch.randint(0, classes, (2 * size,), generator=generator)
+    raw = torch.randn(classes, dim, generator=generator, dtype=torch.float64)[labels[::2]]
+    raw += torch.randn(size, dim, generator=generator, dtype=torch.float64)
+    raw[3] = raw[5]
+    descriptors = torch.nn.functional.normalize(raw, dim=1).to(getattr(torch, dtype))
+    # Large numbers, every second of a longer tensor: labels need not lie side by side.
+    return generator, descriptors, (labels * 10**10)[::2]
+
+
+def compare(size, dim, bins, include_self, start, stop, dtype, classes, weighted):
+    generator, descriptors, labels = batch(size, dim, classes, dtype)
+    weights = torch.rand(size, generator=generator) if weighted else None
+    exact = descriptors.double().requires_grad_()
+    if (start, stop) == (0, size):
+        expected = reference.loss(exact, labels, bins, weights, include_self)
+    else:
+        module = QuantizedAPLoss(bins, include_self=include_self)
+        expected = module(exact, labels, weights, queries=(start, stop))
+    expected.backward()
+    results = []
+    for _ in range(2):
+        there = descriptors.to(device, copy=True).requires_grad_()
+        far = labels.to(device).repeat_interleave(2)[::2]
+        heavy = None if weights is None else weights.to(device)
+        value = loss(there, far, heavy, bins, include_self, start, stop)
+        (1024 * value).backward()
+        results.append((value, there.grad))
+    (value, gradient), (again, gradient_again) = results
+    unit = exact.detach()
+    return {
+        "repeats": torch.equal(value, again) and torch.equal(gradient, gradient_again),
+        "loss": abs(value.item() - expected.item()),
+        "gradient": apart(gradient.cpu().double() / 1024, exact.grad, unit),
+    }
+
+
+def compare_operator(size, dim, bins, include_self, start, stop, dtype, classes):
+    generator, descriptors, labels = batch(size, dim, classes, dtype)
+    exact = descriptors.double().requires_grad_()
+    relevance = labels[start:stop, None] == labels
+    valid = torch.ones_like(relevance)
+    if not include_self:
+        valid &= torch.arange(size) != torch.arange(start, stop)[:, None]
+    scores = (exact[start:stop] @ exact.T).clamp(-1, 1)  # half precision strays past one
+    relevant, every = reference.histograms(scores, relevance.double(), valid.double(), bins)
+    expected = torch.stack((relevant, every))
+    slope = torch.rand(expected.shape, generator=generator, dtype=torch.float64)
+    expected.backward(slope)
+    case = include_self, start, stop
+    there, far = descriptors.to(device), labels.to(device)
+    given = gpu.label_histograms(there, far, bins, *case)
+    slopes = histogram.gap_slopes(slope.float().to(device))
+    gradient = gpu.label_histograms_backward(slopes, there, far, *case)
+    return {
+        "repeats": True,
+        "loss": (given.cpu() - expected.detach()).abs().max().item(),
+        "gradient": apart(gradient.cpu().double(), exact.grad, exact.detach()),
+    }
+
+
+def refuse(change):
+    _, descriptors, labels = batch(40, 8, 4, "float32")
+    weights = torch.ones(40)
+    if change == "length":
+        descriptors = descriptors * 1.5
+    if change == "lonely":
+        labels = torch.arange(40)
+    if change in ("negative", "nan", "zero"):
+        weights[:] = {"negative": -1.0, "nan": float("nan"), "zero": 0.0}[change]
+    try:
+        loss(descriptors.to(device), labels.to(device), weights.to(device), 20, False, 0, 40)
+    except InputError as error:
+        return str(error)
+
+
+functions = {"loss": compare, "operator": compare_operator, "refuse": refuse}
+print(json.dumps([functions[name](*case) for name, *case in cases]))
 """
 CASES = [
-    (40, 20, False, 0, 40, "float32"),
-    (37, 5, True, 0, 37, "float32"),
-    (37, 20, False, 7, 22, "float32"),
-    (33, 70, False, 0, 33, "float32"),
-    (29, 2, True, 3, 29, "float16"),
-    (50, 20, False, 0, 50, "bfloat16"),
-    (40, 20, False, 17, 18, "float32"),
+    ("loss", 130, 70, 20, False, 0, 130, "float32", 9, True),
+    ("loss", 101, 64, 5, True, 0, 101, "float32", 7, False),
+    ("loss", 101, 24, 20, False, 17, 60, "float32", 7, True),
+    ("loss", 65, 10, 20, False, 64, 65, "float32", 3, False),
+    ("loss", 60, 130, 2, False, 0, 60, "float16", 5, False),
+    ("loss", 70, 33, 128, True, 3, 70, "float16", 12, True),
+    ("operator", 97, 24, 20, False, 0, 97, "float32", 8),
+    ("operator", 70, 8, 33, True, 20, 47, "float16", 6),
+    ("operator", 40, 8, 20, False, 0, 40, "float32", 1),
 ]
+# Triton's interpreter does not multiply these.
+GPU_CASES = [
+    ("loss", 500, 70, 20, False, 0, 500, "bfloat16", 9, True),
+    ("loss", 1000, 256, 20, False, 300, 1000, "bfloat16", 50, False),
+    ("loss", 1000, 256, 20, False, 0, 1000, "float32", 50, False),
+    ("operator", 400, 64, 20, True, 0, 400, "bfloat16", 8),
+]
+REFUSALS = {
+    "length": "unit length",
+    "lonely": "no query has a positive",
+    "negative": "not negative",
+    "nan": "finite",
+    "zero": "no query has a positive",
+}
 
 
-def run(device, interpret):
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
-    command = [sys.executable, "-c", SCRIPT, device, json.dumps(CASES)]
+def run(device, cases):
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    command = [sys.executable, "-c", SCRIPT, device, json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    for case, (histogram_error, gradient_error) in zip(CASES, json.loads(done.stdout), strict=True):
-        assert histogram_error < 3e-5, case
-        # High parts of 8 entries only: averaging over real descriptors' hundreds makes it less.
-        assert gradient_error < (5e-3 if case[-1] == "bfloat16" else 1e-3), case
+    return json.loads(done.stdout)
+
+
+def check(device, cases):
+    for case, found in zip(cases, run(device, cases), strict=True):
+        assert found["repeats"], case
+        assert found["loss"] < 3e-5, (case, found)
+        # What comes back is rounded to the descriptors' own precision.
+        assert found["gradient"] < (5e-3 if "bfloat16" in case else 1e-3), (case, found)
+
+
+def refusals(device):
+    for says, found in zip(
+        REFUSALS.values(), run(device, [("refuse", name) for name in REFUSALS]), strict=True
+    ):
+        assert says in found
+
+
+def need_a_gpu():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    return torch
 
 
 def test_kernels_in_the_interpreter():
-    run("cpu", interpret=True)
+    check("cpu", CASES)
+
+
+def test_refusals_in_the_interpreter():
+    refusals("cpu")
 
 
 def test_kernels_on_a_gpu():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-    run("cuda", interpret=False)
+    need_a_gpu()
+    check("cuda", CASES + GPU_CASES)
 
 
-def test_float32_scores_stay_exact_where_tf32_is_allowed():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
+def test_refusals_on_a_gpu():
+    need_a_gpu()
+    refusals("cuda")
+
+
+def test_memory_on_a_gpu_grows_with_the_batch_alone():
+    torch = need_a_gpu()
+    from listwise.losses import QuantizedAPLoss
+
+    def extra(size):
+        raw = torch.randn(size, 64, device="cuda", dtype=torch.bfloat16)
+        descriptors = torch.nn.functional.normalize(raw, dim=1).requires_grad_()
+        labels = torch.arange(size, device="cuda") // 4
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        QuantizedAPLoss()(descriptors, labels).backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    extra(64)
+    assert extra(65_536) < 1.2 * 2 * extra(32_768)
+
+
+def test_float32_products_stay_exact_where_tf32_is_allowed():
+    torch = need_a_gpu()
     from listwise.losses.histogram import products
 
     rows = torch.randn(256, 128, generator=torch.Generator().manual_seed(0)).cuda()

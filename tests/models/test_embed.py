@@ -1,3 +1,5 @@
+import multiprocessing
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,7 @@ def one_by_one(net, images, max_side=None):
 @pytest.mark.parametrize("max_side", [None, 60])
 def test_mixed_shapes_keep_their_order(net, images, workers, max_side, monkeypatch):
     monkeypatch.setitem(embed.BATCH_PIXELS, "cpu", 3 * 64 * 48)
+    monkeypatch.setattr(embed, "START_PIXELS", 1)
     found = embed_photos(net, images, max_side=max_side, workers=workers)
     assert found.kept == list(range(8))
     assert found.errors == []
@@ -104,3 +107,44 @@ def test_too_large_photos_are_one_line(net, images, monkeypatch):
     monkeypatch.setattr(RetrievalNet, "forward", forward)
     with pytest.raises(ValueError, match=r"of 64 × 48 at once do not fit.*--val-max-side"):
         embed_photos(net, images)
+
+
+@pytest.mark.parametrize("waiting", [1, 3, 100])
+def test_rows_are_fetched_in_any_portions(net, images, waiting, monkeypatch):
+    monkeypatch.setitem(embed.BATCH_PIXELS, "cpu", 2 * 64 * 48)
+    expected = one_by_one(net, images)
+    monkeypatch.setattr(embed, "WAITING", waiting)
+    found = embed_photos(net, images)
+    torch.testing.assert_close(found.descriptors, expected, rtol=0, atol=1e-5)
+    assert found.sizes == SIZES
+
+
+@pytest.mark.parametrize(("pixels", "started"), [(30_000, 2), (10**9, 1), (200, 2)])
+def test_no_more_workers_are_started_than_pay(net, images, monkeypatch, pixels, started):
+    # 8 photos, 60,288 pixels in all.
+    monkeypatch.setattr(embed, "START_PIXELS", pixels)
+    running = []
+    embed_photos(
+        net,
+        images,
+        workers=2,
+        on_progress=lambda count: running.append(len(multiprocessing.active_children())),
+    )
+    assert max(running) == started
+
+
+def test_describing_goes_on_under_one_autocast_for_a_part(net, images):
+    # Casts of the weights live as long as it does: one for all batches of a part, none after.
+    seen = []
+
+    def describe(photos):
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+        return torch.zeros(len(photos), 2)
+
+    parts = embed.embed_parts(
+        net, images, [range(4), range(4, 8)], describe=describe, autocast=torch.bfloat16
+    )
+    for _ in parts:
+        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_inference_mode_enabled()
+    assert set(seen) == {(True, True)}

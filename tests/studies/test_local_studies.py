@@ -4,13 +4,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from listwise.data import Images
 from listwise.data.catalog import Benchmark
+from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.local.features import Features
-from listwise.studies.local import describe_locally
+from listwise.local.rerank import MINIMUM
+from listwise.local.verification import Verified
+from listwise.models import RetrievalNet
+from listwise.studies import local as module
+from listwise.studies.local import (
+    describe_globally,
+    describe_locally,
+    first_pairs,
+    global_scores,
+    verified_row,
+)
+from listwise.studies.searched import scores, search_benchmark
 
 
 @dataclass
@@ -61,3 +74,54 @@ def test_an_unreadable_photo_stops_it_and_what_is_done_stays(tmp_path):
     extractor = Counting()
     describe_locally(small, extractor, tmp_path / "kept", workers=0)
     assert small.queries.paths[0] not in extractor.seen
+
+
+# Verification
+
+
+def sharing(inliers):
+    points = np.zeros((inliers, 2), np.float32)
+    return Verified(inliers, points, points, np.eye(3))
+
+
+def test_photos_that_share_the_geometry_come_first(monkeypatch):
+    monkeypatch.setattr(module, "TOP", 3)
+    table = np.array([[0.1, 0.9, 0.8, 0.7, 0.3], [-1.0, 1.0, 0.0, 0.5, 0.2]])
+    assert first_pairs(table) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 4)]
+    inliers = [[50, 0, MINIMUM - 1, MINIMUM, 60], [90, 20, 90, 21, MINIMUM]]
+    verified = {(q, i): sharing(inliers[q][i]) for q in range(2) for i in range(5)}
+    row = verified_row("x + SP", table, verified)
+    # What was verified for another list is not seen in this one.
+    assert set(row.verified) == set(first_pairs(table))
+    assert np.argsort(-row.scores[0]).tolist() == [3, 1, 2, 4, 0]
+    assert np.argsort(-row.scores[1]).tolist() == [3, 1, 4, 2, 0]
+
+
+# Global descriptors
+
+
+def test_descriptors_are_kept_and_taken_again(tmp_path):
+    small = small_benchmark(tmp_path / "small", 64)
+    torch.manual_seed(0)
+    model = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
+    done = []
+    kept = tmp_path / "kept"
+    describe_globally(small, model, kept, workers=0, on_progress=done.append)
+    assert sum(done) == 5
+    found = global_scores(small, kept)
+    assert found.shape == (1, 4)
+    np.testing.assert_allclose(found, scores(search_benchmark(model, small)), atol=1e-6)
+    before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    assert sorted(before) == ["database.parquet", "queries.parquet"]
+    describe_globally(small, model, kept, workers=0)
+    assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+    with pytest.raises(InputError, match="other photos than those of small"):
+        global_scores(small_benchmark(tmp_path / "large", 80), kept)
+    torch.manual_seed(1)
+    other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
+    with pytest.raises(InputError, match="another model"):
+        describe_globally(small, other, kept, workers=0)
+    describe_globally(small, other, tmp_path / "other", workers=0)
+    (tmp_path / "other" / "queries.parquet").replace(kept / "queries.parquet")
+    with pytest.raises(InputError, match="another model"):
+        global_scores(small, kept)

@@ -33,7 +33,7 @@ class SoftmaxLoss:
     def __call__(self, descriptors, labels, weights=None, *, queries=None) -> Tensor:
         start, stop = queries or (0, len(labels))
         weights = torch.ones_like(descriptors[:, 0]) if weights is None else weights
-        own = torch.eye(len(labels), dtype=torch.bool)
+        own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         scores = (4 * descriptors @ descriptors.T).masked_fill(own, -torch.inf)
         positive = (labels[:, None] == labels) & ~own
         mass = (scores.softmax(1) * positive).sum(1)

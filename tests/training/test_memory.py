@@ -91,8 +91,17 @@ def test_free_memory_decides(monkeypatch):
 def test_a_batch_that_fits_is_taken_whole():
     fit = Fit(images=100, useful=16, reason="there is room")
     assert fit.choose(100) == (100, "all 100 images in one pass: there is room")
-    assert fit.choose(101) == (16, "micro-batches of 16: there is room")
     assert dataclasses.replace(fit, images=5).choose(101)[0] == 5
+
+
+@pytest.mark.parametrize("batch", [101, 112, 113, 4096])
+def test_micro_batches_are_few_and_nearly_equal(batch):
+    micro_batch, choice = Fit(images=100, useful=16, reason="there is room").choose(batch)
+    assert choice == f"micro-batches of {micro_batch}: there is room"
+    assert micro_batch <= 16
+    sizes = [len(part) for part in torch.arange(batch).split(micro_batch)]
+    assert len(sizes) == -(-batch // 16)
+    assert sum(micro_batch - size for size in sizes) < len(sizes)
 
 
 def test_a_container_s_limit_counts(tmp_path):

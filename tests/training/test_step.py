@@ -276,6 +276,138 @@ def test_updates_inside_one_autocast_context_see_the_new_weights():
     torch.testing.assert_close(second, step(images, labels), rtol=1e-4, atol=0)
 
 
+def seasoned_net(dtype: torch.dtype) -> RetrievalNet:
+    """A small residual network whose batch norms do something."""
+    torch.manual_seed(0)
+    net = RetrievalNet("test_resnet", weights="random", projection=6).to(dtype)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    return net
+
+
+def coarse_bytes(count: int) -> torch.Tensor:
+    colours = torch.rand(count, 3, 3, 3, generator=torch.Generator().manual_seed(4))
+    return (nn.functional.interpolate(colours, (64, 64), mode="bilinear") * 255).byte()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 64])
+def test_folding_batch_norm_changes_no_gradient(micro_batch):
+    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    before = copy.deepcopy(net.state_dict())
+    _, expected = ordinary(net, QuantizedAPLoss(), images, labels)
+    step = MultistageStep(net, QuantizedAPLoss(), micro_batch, autocast=torch.bfloat16)
+    for _ in range(2):
+        net.zero_grad()
+        step(images, labels)
+        assert_equal_gradients(gradients(net), expected, 1e-10)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in step.forward().module.modules())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_half_precision_follows_the_optimizer():
+    net, images, labels = seasoned_net(torch.float32), coarse_bytes(8), torch.arange(8) // 2
+    step = MultistageStep(net, SoftmaxLoss(), 3, autocast=torch.bfloat16)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    values = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        values.append(float(step(images, labels)))
+        optimizer.step()
+    assert values[-1] < 0.9 * values[0]
+    with torch.no_grad():
+        plain = SoftmaxLoss()(net(images), labels)
+    assert step(images, labels) == pytest.approx(float(plain), rel=0.05)
+
+
+def test_a_new_layer_is_noticed():
+    net, images, labels = seasoned_net(torch.float64), coarse_bytes(6), torch.arange(6) // 2
+    step = MultistageStep(net, QuantizedAPLoss(), 4, autocast=torch.bfloat16)
+    step(images, labels)
+    net.projection = nn.Linear(net.projection.in_features, 4).double()
+    _, expected = ordinary(net, QuantizedAPLoss(), images, labels)
+    step(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-10)
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """Stands for what makes machine code of a graph; keeps the number of images of each."""
+    sizes: list[int] = []
+    compiled = torch.compile
+
+    def backend(graph, inputs, **options):
+        sizes.append(next(len(i) for i in inputs if i.dtype == torch.uint8))
+        return graph
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda net, **how: compiled(net, backend=backend, **how))
+    yield sizes
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_compiled_network_sees_one_size_only(compiler, autocast):
+    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    step = MultistageStep(net, QuantizedAPLoss(), 3, autocast=autocast, compile=True)
+    for count in (8, 7, 8):
+        _, expected = ordinary(net, QuantizedAPLoss(), images[:count], labels[:count] // 2)
+        step(images[:count], labels[:count] // 2)
+        assert_equal_gradients(gradients(net), expected, 1e-10)
+    assert compiler == [3, 3]  # without and with graph
+    assert step.fallback == ""
+
+
+def test_less_memory_makes_the_compiled_size_smaller(compiler):
+    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    crowded = Crowded(net, room=2)
+    step = MultistageStep(crowded, QuantizedAPLoss(), compile=True)
+    _, expected = ordinary(net, QuantizedAPLoss(), images, labels)
+    step(images, labels)
+    assert step.micro_batch == 2
+    assert_equal_gradients(gradients(net), expected, 1e-10)
+
+
+def test_without_a_compiler_the_step_goes_on(monkeypatch):
+    def backend(graph, inputs, **options):
+        raise RuntimeError("no compiler here")
+
+    compiled = torch.compile
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda net, **how: compiled(net, backend=backend, **how))
+    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    _, expected = ordinary(net, QuantizedAPLoss(), images, labels)
+    step = MultistageStep(net, QuantizedAPLoss(), 3, autocast=torch.bfloat16, compile=True)
+    step(images, labels)
+    assert_equal_gradients(gradients(net), expected, 1e-10)
+    assert "not compiled" in step.fallback
+    assert "no compiler here" in step.fallback
+    assert "\n" not in step.fallback
+
+
+@needs_cuda
+def test_compiled_on_a_gpu_it_learns_the_same():
+    torch._dynamo.reset()
+    net, images, labels = seasoned_net(torch.float32).cuda(), coarse_bytes(8), torch.arange(8) // 2
+    found = []
+    for compiled in (False, True):
+        net.zero_grad()
+        step = MultistageStep(net, SoftmaxLoss(), 3, autocast=torch.bfloat16, compile=compiled)
+        step(images, labels)
+        assert step.fallback == ""
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    assert (found[1] - found[0]).norm() < 0.2 * found[0].norm()
+
+
+def test_errors_that_are_not_the_compiler_s_are_raised(compiler):
+    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    step = MultistageStep(net, QuantizedAPLoss(), 3, compile=True)
+    with pytest.raises(InputError, match="images must be"):
+        step(images[:, :2], labels)
+
+
 def test_live_batch_norm_is_refused_by_name():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
     images, labels = make_batch(8, torch.float32)

@@ -15,12 +15,13 @@ from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
+from listwise.settings import make_config
 from listwise.training import Trainer, prepare, resume
 from listwise.training import trainer as trainer_module
 from listwise.training.memory import Fit
 from listwise.training.record import read_metrics
 from listwise.training.sampling import draw_batch
-from listwise.training.trainer import smallest_batch
+from listwise.training.trainer import smallest_batch, worth_compiling
 from listwise.training.view import View
 
 SETTINGS = {
@@ -361,3 +362,18 @@ def test_a_diverged_run_is_one_line(photos, tmp_path):
     with pytest.raises(InputError) as caught:
         train(photos, tmp_path / "run", learning_rate=1e30)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "compiled"),
+    [
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"updates": 60, "batch_size": 1024, "crops": {"size": 192}}, "cuda", False),
+        ({"updates": 1, "compile": "yes"}, "cpu", True),
+        ({"compile": "no"}, "cuda", False),
+    ],
+)
+def test_the_network_is_compiled_where_that_pays(given, device, compiled):
+    config = make_config(given, "the settings")
+    assert worth_compiling(config, torch.device(device)) is compiled

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from listwise.benchmarks.measure import DoesNotFit, available_memory, measure
 from listwise.errors import InputError
@@ -72,6 +73,16 @@ def _smooth_ap() -> Loss:
     return loss
 
 
+def three_products(descriptors: "Tensor", labels: "Tensor") -> "Tensor":
+    """The matrix products that no exact way around the loss avoids, and nothing else.
+
+    Scores once forward and once backward, and weights [B, B] with descriptors.
+    """
+    for _ in range(2):
+        scores = descriptors @ descriptors.T
+    return scores @ descriptors
+
+
 # pml: pytorch-metric-learning.
 METHODS: dict[str, Callable[[], Loss]] = {
     "listwise": _listwise,
@@ -81,6 +92,33 @@ METHODS: dict[str, Callable[[], Loss]] = {
 }
 # How the work grows with the batch, to know what would take too long.
 _GROWTH = {"SmoothAP (pml)": 3}
+# On a GPU: the loss or None for the products alone, and the precision of descriptors (tf32 is how
+# float32 is multiplied).
+GPU_METHODS: dict[str, tuple[Callable[[], Loss] | None, str]] = {
+    "listwise": (_listwise, "float32"),
+    "listwise, bfloat16": (_listwise, "bfloat16"),
+    "dense transcription": (_dense, "float32"),
+    "three products, float32": (None, "float32"),
+    "three products, tf32": (None, "tf32"),
+    "three products, bfloat16": (None, "bfloat16"),
+}
+_REPEATS = 20
+
+
+def methods_on(device: str) -> tuple[str, ...]:
+    """Names of what is measured on a device, "cpu" or "cuda"."""
+    return tuple(GPU_METHODS if device == "cuda" else METHODS)
+
+
+def example(batch: int, dim: int, device: str) -> tuple["Tensor", "Tensor"]:
+    """Unit descriptors [B, C] of classes of CLASS_SIZE images in a random order, and labels [B]."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(batch)
+    labels = torch.randperm(batch, generator=generator, device=device) // CLASS_SIZE
+    centers = torch.randn(batch // CLASS_SIZE, dim, generator=generator, device=device)
+    noise = torch.randn(batch, dim, generator=generator, device=device)
+    return torch.nn.functional.normalize(centers[labels] + 2 * noise, dim=1), labels
 
 
 def forward_and_backward(method: str, batch: int, dim: int, threads: int) -> Callable[[], object]:
@@ -88,11 +126,8 @@ def forward_and_backward(method: str, batch: int, dim: int, threads: int) -> Cal
     import torch
 
     torch.set_num_threads(threads)
-    generator = torch.Generator().manual_seed(batch)
-    labels = torch.arange(batch) // CLASS_SIZE
-    centers = torch.randn(int(labels[-1]) + 1, dim, generator=generator)
-    raw = centers[labels] + 2 * torch.randn(batch, dim, generator=generator)
-    descriptors = torch.nn.functional.normalize(raw, dim=1).requires_grad_()
+    descriptors, labels = example(batch, dim, "cpu")
+    descriptors.requires_grad_()
     loss = METHODS[method]()
 
     def call() -> None:
@@ -100,24 +135,42 @@ def forward_and_backward(method: str, batch: int, dim: int, threads: int) -> Cal
         loss(descriptors, labels).backward()  # type: ignore[no-untyped-call]
 
     # Libraries load on first use; that is not the loss's memory.
-    small = descriptors.detach()[: 2 * CLASS_SIZE].requires_grad_()
-    loss(small, labels[: 2 * CLASS_SIZE]).backward()  # type: ignore[no-untyped-call]
+    small, small_labels = example(2 * CLASS_SIZE, dim, "cpu")
+    loss(small.requires_grad_(), small_labels).backward()  # type: ignore[no-untyped-call]
     return call
 
 
 def run(
-    sizes: Sequence[int] = SIZES, dim: int = 2048, methods: Sequence[str] = tuple(METHODS)
+    sizes: Sequence[int] = SIZES,
+    dim: int = 2048,
+    methods: Sequence[str] | None = None,
+    device: str = "cpu",
 ) -> Iterator[Row]:
-    """Measure forward + backward of each method at each batch size, one process at a time."""
-    import torch
+    """Measure forward + backward of each method at each batch size, one at a time.
 
+    On the CPU each runs in a process of its own. On a GPU times are medians between two events,
+    and memory is what PyTorch held at most beyond the descriptors and labels.
+
+    Args:
+        sizes: batch sizes B.
+        dim: dimensions C of a descriptor.
+        methods: some of `methods_on(device)`; all by default.
+        device: "cpu" or "cuda".
+    """
     if any(size < 2 * CLASS_SIZE or size % CLASS_SIZE for size in sizes):
         raise InputError(f"batch sizes must be multiples of {CLASS_SIZE}, two classes at least")
+    measured = _run_on_gpu if device == "cuda" else _run_on_cpu
+    return measured(sorted(sizes), dim, methods_on(device) if methods is None else methods)
+
+
+def _run_on_cpu(sizes: Sequence[int], dim: int, methods: Sequence[str]) -> Iterator[Row]:
+    import torch
+
     limit = int(available_memory() * 0.9)
     for method in methods:
         last: tuple[int, float] | None = None
         gone: str | None = None
-        for size in sorted(sizes):
+        for size in sizes:
             if gone is None and last is not None:
                 expected = last[1] * (size / last[0]) ** _GROWTH.get(method, 2)
                 if expected > PATIENCE:
@@ -143,3 +196,67 @@ def run(
                     yield Row(method, size, found.seconds, found.extra_bytes, None)
                     continue
             yield Row(method, size, None, None, gone)
+
+
+def _run_on_gpu(sizes: Sequence[int], dim: int, methods: Sequence[str]) -> Iterator[Row]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError("this machine has no CUDA GPU: measure on the CPU")
+    for method in methods:
+        gone: str | None = None
+        for size in sizes:
+            if gone is None:
+                try:
+                    seconds, extra = _measure_on_gpu(method, size, dim)
+                except torch.cuda.OutOfMemoryError:
+                    total = torch.cuda.get_device_properties().total_memory
+                    gone = f"does not fit in {total / 1e9:.0f} GB"
+                else:
+                    yield Row(method, size, seconds, extra, None)
+                    continue
+            yield Row(method, size, None, None, gone)
+
+
+def _measure_on_gpu(method: str, size: int, dim: int) -> tuple[float, int]:
+    """Median seconds of a step, and the most memory it added, in bytes."""
+    import torch
+
+    make, precision = GPU_METHODS[method]
+    descriptors, labels = example(size, dim, "cuda")
+    if precision == "bfloat16":
+        descriptors = descriptors.bfloat16()
+    descriptors.requires_grad_(make is not None)
+    loss = three_products if make is None else make()
+    setting: Any = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+
+    def step() -> None:
+        descriptors.grad = None
+        value = loss(descriptors, labels)
+        if make is not None:
+            value.backward()  # type: ignore[no-untyped-call]
+
+    try:
+        for _ in range(3):
+            step()
+        descriptors.grad = None
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        times = [_seconds_on_gpu(step) for _ in range(_REPEATS)]
+        return median(times), torch.cuda.max_memory_allocated() - held
+    finally:
+        setting.fp32_precision = before
+
+
+def _seconds_on_gpu(call: Callable[[], None]) -> float:
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3

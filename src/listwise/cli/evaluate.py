@@ -105,7 +105,7 @@ def evaluate(
     if json:
         typer.echo(encoder.dumps({"benchmark": opened.name, "figures": rows}, ensure_ascii=False))
     else:
-        _print_table(console, opened.name, rows)
+        print_table(console, opened.name, rows)
     if report is not None:
         _write(report, opened, searched, rows, len(more) if more else 0, console)
         say(console, f"the report is in {report}", "bold")
@@ -140,9 +140,10 @@ def _names(model: Path, against: Path | None) -> dict[str, Path]:
     raise InputError("--against is the same model: give another")
 
 
-def _print_table(
+def print_table(
     console: "Console", benchmark: str, rows: dict[str, dict[str, dict[str, float]]]
 ) -> None:
+    """Print the figures of each row: name -> protocol -> metric -> value from 0 to 1."""
     from rich.table import Table
 
     table = Table(title=benchmark, title_justify="left")

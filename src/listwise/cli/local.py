@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from listwise.data.catalog import Benchmark
+    from listwise.local.codebook import Codebook
     from listwise.local.extract import Extractor
     from listwise.studies.local import LocalRow
 
@@ -57,6 +58,11 @@ EVALUATE = """Examples:
   listwise local evaluate roxford5k --codebook words.safetensors
 
   listwise local evaluate roxford5k --codebook words.safetensors --model runs/a/model
+
+  listwise local evaluate roxford5k --codebook words.safetensors --descriptors described
+
+Features, descriptors and the index are kept in a folder and used by the next run. Descriptors of
+--model lie in model-FINGERPRINT in it, which --descriptors takes, also from another machine.
 """
 TRAIN = """Examples:
 
@@ -68,7 +74,7 @@ TRAIN = """Examples:
 Delf = Annotated[
     Path | None, typer.Option(help="Deep features of this folder in place of HesAff-rSIFT.")
 ]
-Device = Annotated[str, typer.Option(help="For deep features: cpu, cuda, cuda:1 ...")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU if any.")]
 Workers = Annotated[int | None, typer.Option(min=0, help="Processes; from the cores by default.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -108,7 +114,7 @@ def extract(
             out,
             extractor,
             strict=strict,
-            workers=_processes(delf, workers),
+            workers=workers,
             on_progress=advance,
             on_note=lambda note: say(console, f"note: {note}", "yellow"),
         )
@@ -204,6 +210,7 @@ def codebook(
     per_word: Annotated[int, typer.Option(min=1, help="Features a word, at most.")] = 60,
     iterations: Annotated[int, typer.Option(min=1, help="Of k-means.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of the features drawn.")] = 0,
+    device: Device = "auto",
 ) -> None:
     """Learn the visual words of local features."""
     from rich.console import Console
@@ -227,6 +234,7 @@ def codebook(
             iterations,
             seed,
             on_iteration=lambda *_: advance(1),
+            device=device,
         )
     found.save(out)
     say(console, f"{len(found)} words of {found.info.extractor} in {out}", "bold")
@@ -240,6 +248,7 @@ def index(
     ] = None,
     codebook: Annotated[Path | None, typer.Option(help="For a new index; it keeps a copy.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove a photo, by its id.")] = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Make an ASMK* index of local features, add photos to it, or remove some."""
@@ -254,13 +263,13 @@ def index(
     console = Console(stderr=json, highlight=False)
     files = [FeatureFile.open(path) for path in features or []]
     if AsmkIndex.exists(index):
-        opened = AsmkIndex.open(index)
+        opened = AsmkIndex.open(index, device)
         if codebook is not None:
             opened.require(Codebook.load(codebook))
     elif codebook is None:
         raise InputError(f"there is no index at {index}: name a codebook with --codebook")
     else:
-        words = Codebook.load(codebook)
+        words = Codebook.load(codebook, device)
         for file in files:  # before the index is made: an empty one of wrong words is in the way
             words.require(file.header.extractor)
         opened = AsmkIndex.create(index, words)
@@ -319,7 +328,7 @@ def search(
     from listwise.local.storage import FeatureFile
 
     console = Console(stderr=json, highlight=False)
-    opened = AsmkIndex.open(index)
+    opened = AsmkIndex.open(index, device)
     extractor = _extractor(delf, count, device)
     opened.codebook.require(extractor.name)
     file = None if features is None else FeatureFile.open(features)
@@ -359,6 +368,10 @@ def evaluate(
     model: Annotated[
         list[Path] | None, typer.Option(help="Also this network's search, and verified.")
     ] = None,
+    descriptors: Annotated[
+        list[Path] | None,
+        typer.Option(help="The same, from a folder of descriptors that --model has kept."),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Verify the first 100 of each list.")
     ] = True,
@@ -373,7 +386,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from listwise.cli.evaluate import _print_table
+    from listwise.cli.evaluate import print_table
     from listwise.data.catalog import find_dataset
 
     judged = find_dataset(benchmark, data).benchmark()
@@ -387,18 +400,28 @@ def evaluate(
     from listwise.studies.searched import figures
 
     console = Console(stderr=json, highlight=False)
-    words = Codebook.load(codebook)
+    words = Codebook.load(codebook, device)
     extractor = _extractor(delf, count, device)
     words.require(extractor.name)
     place = folder or Path(f"local-{judged.name}-{'delf' if delf else 'hesaff'}")
     rows = _rows(
-        console, judged, words, extractor, place, delf, model or [], verify, device, workers
+        console,
+        judged,
+        f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*",
+        words,
+        extractor,
+        place,
+        model or [],
+        descriptors or [],
+        verify,
+        device,
+        workers,
     )
     found = {row.name: figures(evaluate_scores(judged, row.scores)) for row in rows}
     if json:
         typer.echo(encoder.dumps({"benchmark": judged.name, "figures": found}, ensure_ascii=False))
     else:
-        _print_table(console, judged.name, found)
+        print_table(console, judged.name, found)
     if report is not None:
         _write(report, judged, rows, console)
         say(console, f"the report is in {report}", "bold")
@@ -407,34 +430,43 @@ def evaluate(
 def _rows(
     console: "Console",
     benchmark: "Benchmark",
-    words: Any,
+    name: str,
+    words: "Codebook",
     extractor: "Extractor",
     folder: Path,
-    delf: Path | None,
     models: list[Path],
+    descriptors: list[Path],
     verify: bool,
     device: str,
     workers: int | None,
 ) -> "list[LocalRow]":
     from listwise.descriptors import load_model
+    from listwise.local.pairs import verify_pairs
     from listwise.studies.local import (
         LocalRow,
+        describe_globally,
         describe_locally,
+        first_pairs,
         global_scores,
         search_asmk,
         verified_row,
     )
+    from listwise.training.choices import Machine
+
+    def note(text: str) -> None:
+        say(console, f"note: {text}", "yellow")
 
     photos = len(benchmark.queries) + len(benchmark.database)
+    tables = {str(path): global_scores(benchmark, path) for path in descriptors}
     with _stoppable():
         with counting(console, "extracting", photos) as advance:
             queries, database = describe_locally(
                 benchmark,
                 extractor,
                 folder,
-                workers=_processes(delf, workers),
+                workers=workers,
                 on_progress=advance,
-                on_note=lambda note: say(console, f"note: {note}", "yellow"),
+                on_note=note,
             )
         with counting(console, "indexing and searching", photos) as advance:
             index, table = search_asmk(
@@ -442,19 +474,31 @@ def _rows(
             )
         size = index.info()["bytes_per_photo"] / 1000
         say(console, f"{len(index)} photos indexed, {size:.1f} kB each", "none")
-        name = f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*"
-        tables = {name: table}
+        tables = {name: table} | tables
         for path in models:
             network = load_model(path, device)
+            kept = folder / f"model-{network.fingerprint[:12]}"
             with counting(console, f"describing with {path}", photos) as advance:
-                tables[str(path)] = global_scores(benchmark, network, advance)
-        rows = []
-        for name, table in tables.items():
-            rows.append(LocalRow(name, table, {}))
-            if verify:
-                with counting(console, f"verifying {name}", len(queries)) as advance:
-                    rows.append(verified_row(f"{name} + SP", table, queries, database, advance))
-    return rows
+                describe_globally(
+                    benchmark,
+                    network,
+                    kept,
+                    workers=workers,
+                    on_progress=advance,
+                    on_note=note,
+                )
+            tables[str(path)] = global_scores(benchmark, kept)
+        if not verify:
+            return [LocalRow(name, table, {}) for name, table in tables.items()]
+        pairs = {pair for table in tables.values() for pair in first_pairs(table)}
+        with counting(console, "verifying", len(pairs)) as advance:
+            processes = Machine.this("cpu").cores if workers is None else workers
+            verified = verify_pairs(queries, database, pairs, processes, advance)
+    return [
+        row
+        for name, table in tables.items()
+        for row in (LocalRow(name, table, {}), verified_row(f"{name} + SP", table, verified))
+    ]
 
 
 def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: "Console") -> None:
@@ -509,15 +553,6 @@ def _extractor(delf: Path | None, count: int | None, device: str) -> "Extractor"
 
     settings = DelfSettings() if count is None else DelfSettings(count=count)
     return DelfExtractor(delf, settings, device)
-
-
-def _processes(delf: Path | None, workers: int | None) -> int | None:
-    """On a GPU one process makes deep features: several would share it."""
-    if delf is not None and workers is None:
-        import torch
-
-        return 0 if torch.cuda.is_available() else None
-    return workers
 
 
 @contextmanager

@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from listwise.data.images import ImageError, load_image
 from listwise.data.labelled import LabelledImages
@@ -19,6 +21,11 @@ from listwise.settings import CropSettings
 _GREY = np.array([0.299, 0.587, 0.114])
 _TO_YIQ = np.array([_GREY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
+
+_STRIP = 200  # rows of a crop that are sampled at a time
+
+Pixels = npt.NDArray[np.uint8]
+"""Colours [H, W, 3]."""
 
 
 def random_crop(
@@ -51,7 +58,7 @@ def random_crop(
     crop = _resample(image, (left, top, left + span_x, top + span_y), across, down, settings.size)
 
     if draws[5] < settings.flip:
-        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        crop = cv2.flip(crop, 1)
     crop = _jitter(
         crop,
         brightness=1.0 + spread[6] * settings.brightness,
@@ -68,7 +75,7 @@ def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
         scale = max_side / max(image.size)
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return _to_tensor(image)
+    return _to_tensor(np.asarray(image))
 
 
 class Crop(NamedTuple):
@@ -150,7 +157,7 @@ class CropDataset(Dataset[Crop]):
 def collate(crops: Sequence[Crop]) -> CropBatch:
     """Put crops together into a batch."""
     return CropBatch(
-        torch.stack([crop.image for crop in crops]),
+        default_collate([crop.image for crop in crops]),  # in a worker into shared memory at once
         torch.tensor([crop.label for crop in crops], dtype=torch.int64),
         tuple(error for crop in crops for error in crop.errors),
     )
@@ -159,43 +166,70 @@ def collate(crops: Sequence[Crop]) -> CropBatch:
 def _resample(
     image: Image.Image,
     bounds: tuple[float, float, float, float],
-    across: np.ndarray,
-    down: np.ndarray,
+    across: npt.NDArray[np.float64],
+    down: npt.NDArray[np.float64],
     size: int,
-) -> Image.Image:
+) -> Pixels:
     """The rectangle in the middle of `bounds` with edges `across` and `down`, size × size."""
     left, top, right, bottom = bounds
     right, bottom = min(right, image.width), min(bottom, image.height)
     if across[1] == 0.0 and across[0] > 0.0:
-        return image.resize(
-            (size, size), Image.Resampling.BICUBIC, (left, top, right, bottom), reducing_gap=3.0
+        box = (left, top, right, bottom)
+        return np.asarray(
+            image.resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=3.0)
         )
     # An affine transform does not average over the pixels it skips: reduce before, not after.
     reduction = math.sqrt(float(np.linalg.norm(across) * np.linalg.norm(down))) / size
     if reduction > 1.0:
+        box = (left, top, right, bottom)
         reduced = (
             max(1, round((right - left) / reduction)),
             max(1, round((bottom - top) / reduction)),
         )
-        image = image.resize(
-            reduced, Image.Resampling.BICUBIC, (left, top, right, bottom), reducing_gap=3.0
-        )
+        image = image.resize(reduced, Image.Resampling.BICUBIC, box, reducing_gap=3.0)
         shrink = np.array([reduced[0] / (right - left), reduced[1] / (bottom - top)])
         across, down = across * shrink, down * shrink
         left, top, right, bottom = 0.0, 0.0, float(reduced[0]), float(reduced[1])
-    corner = np.array([(left + right) / 2, (top + bottom) / 2]) - across / 2 - down / 2
-    (a, d), (b, e) = across / size, down / size
-    return image.transform(
-        (size, size),
-        Image.Transform.AFFINE,
-        (a, b, corner[0], d, e, corner[1]),
-        Image.Resampling.BICUBIC,
-    )
+    # With the neighbours of the outermost samples; OpenCV takes no photo of 32768 pixels or more.
+    x, y = max(0, math.floor(left) - 2), max(0, math.floor(top) - 2)
+    ends = min(image.width, math.ceil(right) + 2), min(image.height, math.ceil(bottom) + 2)
+    edges = np.column_stack([across, down])
+    middle = np.array([(left + right) / 2 - x, (top + bottom) / 2 - y])
+    # OpenCV counts from the middle of the first pixel, the rectangle from its corner.
+    start = middle - edges.sum(axis=1) * (0.5 - 0.5 / size) - 0.5
+    return _warp(np.asarray(image.crop((x, y, *ends))), edges / size, start, size)
+
+
+def _warp(
+    pixels: Pixels, steps: npt.NDArray[np.float64], start: npt.NDArray[np.float64], size: int
+) -> Pixels:
+    """Cubic samples at `start + steps @ (column, row)`: size × size.
+
+    OpenCV is quicker on floats than on whole numbers, if they are few enough for memory to be
+    used again instead of being asked for: hence the strips.
+    """
+    turned = np.empty((size, size, 3), dtype=np.uint8)
+    for row in range(0, size, _STRIP):
+        height = min(_STRIP, size - row)
+        first = start + steps[:, 1] * row
+        reach = first[1] + np.array([0.0, steps[1, 0] * size])[:, None] + [0, steps[1, 1] * height]
+        top = min(max(0, math.floor(reach.min()) - 2), len(pixels) - 1)
+        bottom = max(top + 1, math.ceil(reach.max()) + 3)
+        strip = cv2.warpAffine(
+            pixels[top:bottom].astype(np.float32),
+            np.column_stack([steps, first - (0, top)]),
+            (size, height),
+            flags=cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP,
+            borderMode=cv2.BORDER_REPLICATE,
+        )
+        # Rounds, and cuts off at 0 and 255.
+        cv2.add(strip, np.zeros(4), turned[row : row + height], dtype=cv2.CV_8U)
+    return turned
 
 
 def _jitter(
-    crop: Image.Image, brightness: float, contrast: float, saturation: float, hue: float
-) -> Image.Image:
+    crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
+) -> Pixels:
     """Change the colours, all at once: each change is affine, so their chain is one matrix."""
     if (brightness, contrast, saturation, hue) == (1.0, 1.0, 1.0, 0.0):
         return crop
@@ -203,11 +237,13 @@ def _jitter(
     cos, sin = math.cos(turn) * saturation, math.sin(turn) * saturation
     colour = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
     # Contrast spreads values around the mean grey, which turning and fading colours keep.
-    mean = float(_GREY @ np.asarray(crop.reduce(8)).reshape(-1, 3).mean(axis=0))
+    mean = float(_GREY @ cv2.mean(crop)[:3])
     offset = np.full((3, 1), (1.0 - contrast) * mean * brightness)
     matrix = np.hstack([colour * (contrast * brightness), offset])
-    return crop.convert("RGB", tuple(matrix.ravel().tolist()))
+    return np.asarray(cv2.transform(crop, matrix))
 
 
-def _to_tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+def _to_tensor(pixels: Pixels) -> Tensor:
+    planes = np.empty((3, *pixels.shape[:2]), dtype=np.uint8)
+    cv2.split(pixels, list(planes))
+    return torch.from_numpy(planes)

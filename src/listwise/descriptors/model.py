@@ -17,7 +17,7 @@ from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
 from listwise.descriptors.whitening import Whitening
 from listwise.models import RetrievalNet
-from listwise.models.embed import BATCH_PIXELS, embed_parts
+from listwise.models.embed import BATCH_PIXELS, embed_parts, inference_network
 from listwise.training.choices import Machine
 from listwise.training.loading import naming_lost_workers
 
@@ -93,7 +93,8 @@ class Model:
             max_side: long side that larger photos are reduced to.
             scales: sizes at which each photo is seen, as factors.
             power: of the mean over the scales (see `power_mean`).
-            precision: bfloat16 on a GPU that has it, else float32, by default.
+            precision: bfloat16 on a GPU that has it, else float32, by default. The two give
+                descriptors with a cosine of 0.999 or more between them (ResNet-50, photos).
             workers: processes that decode; from the cores by default.
             on_progress: called with the number of photos just done, unreadable ones too.
         """
@@ -111,17 +112,18 @@ class Model:
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> Generator[Described, None, None]:
         """`describe` part by part; a part's descriptors depend on its own photos alone."""
+        network, autocast = self._computing(settings.precision)
         with naming_lost_workers():
             for found in embed_parts(
                 self.net,
                 images,
                 parts,
                 describe=partial(
-                    describe_scales, self.net, scales=settings.scales, power=settings.power
+                    describe_scales, network, scales=settings.scales, power=settings.power
                 ),
                 max_side=settings.max_side,
                 workers=self._machine.workers() if workers is None else workers,
-                autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
+                autocast=autocast,
                 on_progress=on_progress,
             ):
                 rows = self._whitened(found.descriptors)
@@ -143,20 +145,30 @@ class Model:
             pixels = whole_image(photo, settings.max_side)
             shapes.setdefault(pixels.shape, []).append((position, pixels))
         device = self.device
-        half = settings.precision == "bfloat16"
+        network, autocast = self._computing(settings.precision)
         for (_, height, width), group in shapes.items():
             size = max(1, BATCH_PIXELS[device.type] // (height * width))
             for start in range(0, len(group), size):
                 positions, batch = zip(*group[start : start + size], strict=True)
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+                with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
                     found = describe_scales(
-                        self.net,
+                        network,
                         torch.stack(batch).to(device),
                         scales=settings.scales,
                         power=settings.power,
                     )
                 rows[list(positions)] = found.float().cpu()
         return self._whitened(rows)
+
+    def _computing(self, precision: Precision) -> tuple[RetrievalNet, torch.dtype | None]:
+        """The network to compute with, and the dtype for autocast if there is to be any."""
+        if precision == "float32":
+            return self.net, None
+        return self._half_network, torch.bfloat16
+
+    @cached_property
+    def _half_network(self) -> RetrievalNet:
+        return inference_network(self.net, torch.bfloat16)
 
     def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
         rows: npt.NDArray[np.float32] = descriptors.float().numpy()

@@ -120,8 +120,12 @@ class AsmkIndex:
         return cls(folder, codebook, manifest)
 
     @classmethod
-    def open(cls, folder: str | Path) -> "AsmkIndex":
+    def open(cls, folder: str | Path, device: str = "auto") -> "AsmkIndex":
         """Open an index; postings are mapped into memory and read as far as they are used.
+
+        Args:
+            folder: where it lies.
+            device: where words are looked up: cpu, cuda, cuda:1 ...; auto takes a GPU if any.
 
         Raises:
             InputError: there is no index, it is damaged, or its codebook is another's.
@@ -129,7 +133,7 @@ class AsmkIndex:
         folder = Path(folder)
         if not cls.exists(folder):
             raise InputError(f"there is no index at {folder}: listwise local index makes one")
-        codebook = Codebook.load(folder / CODEBOOK)
+        codebook = Codebook.load(folder / CODEBOOK, device)
         manifest, parts = _read(folder)
         index = cls(folder, codebook, manifest)
         index._parts = parts

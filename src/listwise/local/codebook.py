@@ -8,17 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from torch import Tensor
 
 from listwise import __version__
 from listwise.errors import InputError
 from listwise.files import publish
+from listwise.local.words import nearest_words, word_totals
+from listwise.training.choices import Machine
 
 FORMAT_VERSION: Final = 1
 WORDS: Final = 65_536
@@ -34,6 +37,7 @@ _CANDIDATES = 64
 _CANDIDATES_EACH = 32
 _CANDIDATES_LEARNING = 16  # a wrong word now and then does no harm to k-means
 _ROWS = 1 << 14  # descriptors looked up at a time
+_ROWS_GPU = 1 << 18
 _APART = 1 / 1024  # by which the two parts of a divided word differ
 
 Float32 = NDArray[np.float32]
@@ -57,10 +61,14 @@ class CodebookInfo(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """K visual words: float32 `centroids` [K, D]."""
+    """K visual words: float32 `centroids` [K, D].
+
+    Words are looked up on `device`: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+    """
 
     centroids: Float32
     info: CodebookInfo
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         rows = np.ascontiguousarray(self.centroids, dtype=np.float32)
@@ -99,15 +107,21 @@ class Codebook:
     def assign(self, descriptors: NDArray[np.floating], count: int = 1) -> Words:
         """The `count` nearest words of each descriptor, nearest first: [n, D] -> int32 [n, count].
 
-        Larger codebooks are searched by compact codes first: a word that is not the nearest comes
-        about once in ten thousand.
+        Without a GPU larger codebooks are searched by compact codes first: a word that is not the
+        nearest comes about once in ten thousand.
         """
         rows = checked(descriptors, self.dim)
         if not 1 <= count <= len(self):
             raise InputError(f"{count} words asked for of a codebook of {len(self)}")
+        if self._on_gpu is not None:
+            given = torch.from_numpy(rows).to(self._on_gpu.device)
+            words: Words = nearest_words(given, self._on_gpu, count).int().cpu().numpy()
+            return words
         found = np.empty((len(rows), count), np.int32)
         settings: Any = None
         if len(self) > _FEW:
+            import faiss
+
             settings = faiss.IndexRefineSearchParameters()
             settings.k_factor = max(_CANDIDATES / count, _CANDIDATES_EACH)
         for start in range(0, len(rows), _ROWS):
@@ -117,7 +131,17 @@ class Codebook:
         return found
 
     @cached_property
+    def _on_gpu(self) -> Tensor | None:
+        """The centroids where a GPU can use them, None without one."""
+        device = Machine.this(self.device).device
+        if not device.startswith("cuda"):
+            return None
+        return torch.from_numpy(self.centroids).to(device)
+
+    @cached_property
     def _index(self) -> Any:
+        import faiss
+
         index: Any = faiss.IndexFlatL2(self.dim)
         if len(self) > _FEW:
             codes = faiss.IndexPQFastScan(self.dim, self.dim // 2, 4)
@@ -143,8 +167,8 @@ class Codebook:
             raise InputError(f"cannot write {path}: {error}") from error
 
     @classmethod
-    def load(cls, path: str | Path) -> "Codebook":
-        """Read a codebook; nothing in the file is run.
+    def load(cls, path: str | Path, device: str = "auto") -> "Codebook":
+        """Read a codebook, whose words are then looked up on a device; nothing in it is run.
 
         Raises:
             InputError: there is no such file, or it is damaged.
@@ -165,7 +189,7 @@ class Codebook:
                 f"{path} was written by a newer Listwise ({info.listwise}): "
                 "pip install --upgrade listwise"
             )
-        codebook = cls(centroids, info)
+        codebook = cls(centroids, info, device)
         if codebook.fingerprint != fingerprint:
             raise InputError(f"{path} is damaged: learn it again, or copy it again")
         return codebook
@@ -198,10 +222,12 @@ def learn_codebook(
     iterations: int = ITERATIONS,
     seed: int = 0,
     on_iteration: Callable[[int], object] = lambda done: None,
+    device: str = "auto",
 ) -> Codebook:
     """Learn visual words by k-means, on a sample drawn in one pass over the batches.
 
-    While they move, a descriptor's nearest word is looked for among those of similar words only.
+    While they move, a descriptor's nearest word is looked for among those of similar words only;
+    among all of them on a GPU.
 
     Args:
         batches: local descriptors [n, D] of photos, of any number.
@@ -211,7 +237,9 @@ def learn_codebook(
         iterations: of k-means.
         seed: of the sample and of the words it begins with.
         on_iteration: told how many iterations are done.
+        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
     """
+    chosen = Machine.this(device).device
     if words < 1 or per_word < 1 or iterations < 1:
         raise InputError("a codebook needs one word, one descriptor a word and one iteration")
     generator = np.random.default_rng(seed)
@@ -223,10 +251,14 @@ def learn_codebook(
         )
     centroids = sample[generator.choice(len(sample), words, replace=False)]
     for done in range(iterations):
-        centroids = _iteration(sample, centroids, generator)
+        if chosen.startswith("cuda"):
+            totals = _totals_by_products(sample, centroids, chosen)
+        else:
+            totals = _totals_by_index(sample, centroids)
+        centroids = _moved(*totals, generator)
         on_iteration(done + 1)
     info = CodebookInfo(extractor=extractor, learned_from=len(sample), seed=seed)
-    return Codebook(centroids, info)
+    return Codebook(centroids, info, device)
 
 
 def _sample(
@@ -250,8 +282,14 @@ def _sample(
     return kept[: min(seen, size)]
 
 
-def _iteration(sample: Float32, centroids: Float32, generator: np.random.Generator) -> Float32:
-    """One step of k-means; words that nothing is assigned to take a part of another's."""
+_Totals = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Sums [K, D] and counts [K] of the descriptors that are nearest to each word."""
+
+
+def _totals_by_index(sample: Float32, centroids: Float32) -> _Totals:
+    """By an index of the words that compares with few of them."""
+    import faiss
+
     words, dim = centroids.shape
     index: Any = faiss.IndexFlatL2(dim)
     if words > _FEW:
@@ -272,6 +310,27 @@ def _iteration(sample: Float32, centroids: Float32, generator: np.random.Generat
         found, first = np.unique(nearest[order], return_index=True)
         sums[found] += np.add.reduceat(rows[order], first, axis=0, dtype=np.float64)
         counts += np.bincount(nearest, minlength=words)
+    return sums, counts
+
+
+def _totals_by_products(sample: Float32, centroids: Float32, device: str) -> _Totals:
+    """By comparing with all words, on a device of PyTorch's."""
+    words = torch.from_numpy(centroids).to(device)
+    sums = torch.zeros(words.shape, dtype=torch.float64, device=device)
+    counts = torch.zeros(len(words), dtype=torch.int64, device=device)
+    for start in range(0, len(sample), _ROWS_GPU):
+        rows = torch.from_numpy(sample[start : start + _ROWS_GPU]).to(device)
+        some, many = word_totals(rows, words)
+        sums += some
+        counts += many
+    return sums.cpu().numpy(), counts.cpu().numpy()
+
+
+def _moved(
+    sums: NDArray[np.float64], counts: NDArray[np.int64], generator: np.random.Generator
+) -> Float32:
+    """The means, as new words; those that nothing is nearest to take a part of another's."""
+    words, dim = sums.shape
     moved = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], 0.0)
     for word in np.flatnonzero(counts == 0):
         shares = np.maximum(counts - 1, 0)

@@ -1,7 +1,7 @@
 """Deep local features with attention (DELF): the locations of a photo that tell most."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from listwise.data import Box, image_size, load_image, whole_image
+from listwise.data import Box, Images, whole_image
 from listwise.local.delf_net import Delf, resized
+from listwise.local.delf_photos import Decoded, decode, photo_windows
 from listwise.local.delf_settings import DelfSettings
 from listwise.local.features import Features
 from listwise.models.embed import BATCH_PIXELS
 from listwise.training.choices import Machine
 
 SMALLEST = 64  # pixels of a level's short side: less is mostly border
-SIMILAR = 0.6  # cosine of descriptors that may be of the same thing
 DEFAULT = DelfSettings()
 
 
@@ -49,6 +49,29 @@ def attend(
     net: Delf, photos: Tensor, settings: DelfSettings = DEFAULT, autocast: torch.dtype | None = None
 ) -> list[Locations]:
     """The locations of most attention in photos of one shape: uint8 [B, 3, H, W]."""
+    places, features, kept = _attended(net, photos, settings, autocast)
+    return [
+        Locations(where[chosen], what[chosen])
+        for where, what, chosen in zip(places, features, kept, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def detect(
+    net: Delf, photos: Tensor, settings: DelfSettings = DEFAULT, autocast: torch.dtype | None = None
+) -> list[Features]:
+    """The features of most attention in photos of one shape: uint8 [B, 3, H, W]."""
+    places, features, kept = _attended(net, photos, settings, autocast)
+    descriptors = net.describe(features.flatten(0, 1)).view(*features.shape[:2], -1)
+    # One copy for all: each would wait for the GPU.
+    values = torch.cat([places, descriptors, kept[..., None]], dim=2).cpu().numpy()
+    return [_features(rows[rows[:, -1] > 0, :-1]) for rows in values]
+
+
+def _attended(
+    net: Delf, photos: Tensor, settings: DelfSettings, autocast: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Places [B, n, 3] and features [B, n, C] of most attention, and whether it is any [B, n]."""
     height, width = photos.shape[2:]
     scores, features, places = [], [], []
     for columns, rows in levels(width, height, settings):
@@ -59,40 +82,10 @@ def attend(
         zoom = torch.tensor([width / columns, height / rows], device=photos.device)
         places.append(_places(level.shape[2], level.shape[3], net.stride, zoom))
     everything, everywhere = torch.cat(features, dim=1), torch.cat(places)
-    return [
-        Locations(everywhere[kept], photo[kept])
-        for photo, kept in zip(
-            everything, _strongest(torch.cat(scores, dim=1), settings.count), strict=True
-        )
-    ]
-
-
-@torch.inference_mode()
-def detect(
-    net: Delf, photos: Tensor, settings: DelfSettings = DEFAULT, autocast: torch.dtype | None = None
-) -> list[Features]:
-    """The features of most attention in photos of one shape: uint8 [B, 3, H, W]."""
-    return [
-        _features(places, net.describe(features))
-        for places, features in attend(net, photos, settings, autocast)
-    ]
-
-
-def similar_pairs(
-    query: NDArray[np.float32], other: NDArray[np.float32], least: float = SIMILAR
-) -> NDArray[np.int64]:
-    """Pairs of unit descriptors that are each other's nearest and similar enough: [m, 2].
-
-    For `verify` in place of its ratio test, which would refuse most true pairs here: the second
-    nearest of a location is mostly its neighbour, which sees nearly the same.
-    """
-    if not len(query) or not len(other):
-        return np.zeros((0, 2), np.int64)
-    products = query @ other.T
-    nearest = products.argmax(axis=1)
-    rows = np.arange(len(query))
-    kept = (products.argmax(axis=0)[nearest] == rows) & (products[rows, nearest] >= least)
-    return np.stack([rows[kept], nearest[kept]], axis=1).astype(np.int64)
+    count = min(settings.count, everything.shape[1])
+    best, chosen = torch.cat(scores, dim=1).topk(count, dim=1)
+    picked = everything.gather(1, chosen[..., None].expand(-1, -1, everything.shape[2]))
+    return everywhere[chosen], picked, best > 0
 
 
 @dataclass(frozen=True)
@@ -141,41 +134,64 @@ class DelfExtractor:
         Raises:
             ImageError: the file cannot be read.
         """
-        photo = load_image(path, box, min_side=self.settings.max_side)
-        found = self.features(photo)
-        if box is not None:
-            return found.moved(max(0, round(box[0])), max(0, round(box[1])))
-        # Large JPEG files are decoded at a part of their size.
-        return found.scaled(image_size(path)[0] / photo.width)
+        photo = decode(path, box, self.settings.max_side)
+        return self._detect([photo], photo.pixels[None])[0]
 
     def features(self, photo: Image.Image) -> Features:
         """Features of an upright photo."""
-        return self.batch([photo])[0]
+        pixels = whole_image(photo.convert("RGB"), self.settings.max_side)
+        whole = Decoded(0, pixels, photo.width / pixels.shape[2], (0, 0), photo.size)
+        return self._detect([whole], pixels[None])[0]
 
-    def batch(self, photos: Sequence[Image.Image]) -> list[Features]:
-        """Features of upright photos, those of one shape at once."""
-        shapes: dict[torch.Size, list[tuple[int, Tensor]]] = {}
-        for position, photo in enumerate(photos):
-            pixels = whole_image(photo.convert("RGB"), self.settings.max_side)
-            shapes.setdefault(pixels.shape, []).append((position, pixels))
-        net = self.net
-        device = net.mean.device
+    @property
+    def together(self) -> bool:
+        """Whether `many` is faster than a process for each core: on a GPU."""
+        return Machine.this(self.device).device.startswith("cuda")
+
+    def many(
+        self, images: Images, indices: Sequence[int], workers: int | None = None
+    ) -> Generator[tuple[int, int, Features] | str, None, None]:
+        """Widths, heights and features of the photos at these positions, in order, or errors.
+
+        Args:
+            images: photos.
+            indices: positions of those wanted.
+            workers: processes that decode; from the cores by default.
+        """
+        count = Machine.this(self.device).workers() if workers is None else workers
+        for window, batches in photo_windows(
+            images, indices, self.settings.max_side, self._batch_size, count
+        ):
+            found: dict[int, tuple[int, int, Features] | str] = {}
+            for batch in batches:
+                found.update(batch.errors)
+                for photo, each in zip(
+                    batch.photos, self._detect(batch.photos, batch.pixels), strict=True
+                ):
+                    found[photo.position] = (*photo.size, each)
+            yield from (found.pop(index) for index in window)
+
+    def _batch_size(self, width: int, height: int) -> int:
+        """Photos of a size that are seen at once."""
+        return photos_at_once(width, height, self.settings, self.net.mean.device)
+
+    def _detect(self, photos: Sequence[Decoded], pixels: Tensor) -> list[Features]:
+        """Features of photos of one shape, `pixels` uint8 [B, 3, H, W], each in its whole photo."""
+        if not photos:
+            return []
+        device = self.net.mean.device
         half = Machine.this(str(device)).bfloat16 if self.bfloat16 is None else self.bfloat16
-        found: dict[int, Features] = {}
-        for (_, height, width), group in shapes.items():
-            columns, rows = levels(width, height, self.settings)[0]
-            size = max(1, BATCH_PIXELS[device.type] // (columns * rows))
-            for start in range(0, len(group), size):
-                positions, batch = zip(*group[start : start + size], strict=True)
-                features = detect(
-                    net,
-                    torch.stack(batch).to(device),
-                    self.settings,
-                    torch.bfloat16 if half else None,
-                )
-                for position, each in zip(positions, features, strict=True):
-                    found[position] = each.scaled(photos[position].width / width)
-        return [found[position] for position in range(len(photos))]
+        found = detect(self.net, pixels.to(device), self.settings, torch.bfloat16 if half else None)
+        return [
+            each.scaled(photo.zoom).moved(*photo.corner)
+            for photo, each in zip(photos, found, strict=True)
+        ]
+
+
+def photos_at_once(width: int, height: int, settings: DelfSettings, device: torch.device) -> int:
+    """Photos of a size that keep a device busy and fit into it."""
+    columns, rows = levels(width, height, settings)[0]
+    return max(1, BATCH_PIXELS[device.type] // (columns * rows))
 
 
 @lru_cache(maxsize=2)
@@ -199,19 +215,12 @@ def _places(rows: int, columns: int, stride: int, zoom: Tensor) -> Tensor:
     return torch.cat([points, (stride * zoom.prod().sqrt()).expand(len(grid), 1)], dim=1)
 
 
-def _strongest(scores: Tensor, count: int) -> list[Tensor]:
-    """Where the `count` highest scores of each row are, above 0, the highest first: [B, n]."""
-    best, chosen = scores.topk(min(count, scores.shape[1]), dim=1)
-    return [row[values > 0] for row, values in zip(chosen, best, strict=True)]
-
-
-def _features(places: Tensor, descriptors: Tensor) -> Features:
-    """Features at places (x, y, scale) [n, 3], upright and round."""
-    values = places.float().cpu().numpy()
-    shapes = np.broadcast_to(np.eye(2, dtype=np.float32), (len(values), 2, 2))
+def _features(rows: NDArray[np.float32]) -> Features:
+    """Features at places (x, y, scale) with descriptors, [n, 3 + D], upright and round."""
+    shapes = np.broadcast_to(np.eye(2, dtype=np.float32), (len(rows), 2, 2))
     return Features(
-        np.ascontiguousarray(values[:, :2]),
-        np.ascontiguousarray(values[:, 2]),
+        np.ascontiguousarray(rows[:, :2]),
+        np.ascontiguousarray(rows[:, 2]),
         np.ascontiguousarray(shapes),
-        descriptors.cpu().numpy(),
+        np.ascontiguousarray(rows[:, 3:]),
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,6 +138,18 @@ class Fitter:
     def _accuracy(self, model: nn.Module) -> float:
         """The share of held-out photos, cut square and else as they are, whose class is told."""
         model.eval()
+        right = sum(
+            (logits.argmax(dim=1) == labels).sum()
+            for logits, labels in (
+                self._logits(model, batch, self.settings.crops.size) for batch in self._held_out
+            )
+        )
+        model.train()
+        return float(right / len(self.photos.held_out))
+
+    @cached_property
+    def _held_out(self) -> list[CropBatch]:
+        """The held-out photos, which are the same every time: 1000 at most are decoded once."""
         rows = self.photos.held_out
         parts = np.array_split(rows, math.ceil(len(rows) / self.settings.batch_size))
         plain = CropSettings(
@@ -150,12 +163,7 @@ class Fitter:
             saturation=0,
             hue=0,
         )
-        right = 0
-        for batch in self._batches(plain, lambda number: parts[number], range(len(parts))):
-            logits, labels = self._logits(model, batch, plain.size)
-            right += int((logits.argmax(dim=1) == labels).sum())
-        model.train()
-        return right / len(rows)
+        return list(self._batches(plain, lambda number: parts[number], range(len(parts))))
 
     def _batches(
         self, crops: CropSettings, draw: Callable[[int], Indices], updates: range

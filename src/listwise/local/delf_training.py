@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from listwise import __version__
-from listwise.data import ImageError, LabelledImages, load_image, whole_image
+from listwise.data import LabelledImages
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.local.delf import DEFAULT, attend
+from listwise.local.delf import DEFAULT, attend, photos_at_once
 from listwise.local.delf_fit import DelfProgress, Fitter, Group, Step, hold_out_photos
 from listwise.local.delf_net import CONFIG_FILE, Delf, DelfConfig, resnet
+from listwise.local.delf_photos import photo_windows
 from listwise.local.delf_settings import DelfTraining
 from listwise.models import RetrievalNet
 from listwise.training.choices import Machine
@@ -185,17 +186,25 @@ def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
     """Unit features of the locations of most attention, photo by photo: [n, C]."""
     images, settings = fitter.photos.images, fitter.settings
     drawn = np.random.default_rng(settings.seed).permutation(fitter.photos.train)
-    rows = drawn[: settings.pca_photos]
-    for done, row in enumerate(rows, 1):
-        try:
-            photo = load_image(images.paths[row], images.box(row), DEFAULT.max_side)
-        except ImageError as error:
-            fitter.on_note(f"{error}; the PCA is learned without it")
-        else:
-            pixels = whole_image(photo, DEFAULT.max_side)[None].to(fitter.device)
-            (found,) = attend(delf, pixels, autocast=fitter.autocast)
-            yield F.normalize(found.features.float(), dim=1).cpu().numpy()
-        fitter.on_progress(DelfProgress("pca", done, len(rows)))
+    rows = drawn[: settings.pca_photos].tolist()
+    done = 0
+    for _, batches in photo_windows(
+        images,
+        rows,
+        DEFAULT.max_side,
+        lambda width, height: photos_at_once(width, height, DEFAULT, fitter.device),
+        fitter.workers,
+    ):
+        for batch in batches:
+            for error in batch.errors.values():
+                fitter.on_note(f"{error}; the PCA is learned without it")
+            done += len(batch.errors)
+            if batch.photos:
+                pixels = batch.pixels.to(fitter.device)
+                for found in attend(delf, pixels, autocast=fitter.autocast):
+                    yield F.normalize(found.features.float(), dim=1).cpu().numpy()
+                    done += 1
+                    fitter.on_progress(DelfProgress("pca", done, len(rows)))
 
 
 def _key(images: LabelledImages, settings: DelfTraining) -> str:

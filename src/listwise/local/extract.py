@@ -1,7 +1,6 @@
 """Photos to a file of local features, on all cores, so that an interrupted run can go on."""
 
 import multiprocessing
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -9,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import cv2
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -20,6 +19,7 @@ from listwise.errors import InputError
 from listwise.files import publish
 from listwise.local.features import COUNT, Features, photo_features
 from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo, is_feature_file
+from listwise.training.choices import Machine
 
 PART = 64  # photos in a part, which is what a kill can cost: some seconds
 
@@ -40,6 +40,24 @@ class Extractor(Protocol):
 
     def __call__(self, path: str, box: Box | None) -> Features:
         """Features of a photo or its box, placed in the upright whole photo."""
+
+
+Result = tuple[int, int, Features] | str
+"""A photo's width, height and features, or why it cannot be read."""
+
+
+@runtime_checkable
+class ManyExtractor(Extractor, Protocol):
+    """An extractor that may be faster with many photos at a time."""
+
+    @property
+    def together(self) -> bool:
+        """Whether it is, on this machine."""
+
+    def many(
+        self, images: Images, indices: Sequence[int], workers: int | None
+    ) -> Generator[Result, None, None]:
+        """What comes of the photos at these positions, in order."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,7 @@ def extract_features(
         out: the file, conventionally `.arrow`.
         extractor: makes the features.
         strict: stop at the first photo that cannot be read.
-        workers: processes, one for each core by default; 0 works in this one.
+        workers: processes, one for each core by default; 0 works in this one. On a GPU they decode.
         on_progress: called with the number of photos just done.
         on_note: called with a sentence when earlier work is used, or thrown away.
     """
@@ -127,11 +145,7 @@ def extract_features(
     return FeatureFile.open(out)
 
 
-_Result = tuple[int, int, Features] | str
-"""A photo's width, height and features, or why it cannot be read."""
-
-
-def _result(extractor: Extractor, path: str, box: Box | None) -> _Result:
+def _result(extractor: Extractor, path: str, box: Box | None) -> Result:
     try:
         return *image_size(path), extractor(path, box)
     except ImageError as error:
@@ -140,18 +154,22 @@ def _result(extractor: Extractor, path: str, box: Box | None) -> _Result:
 
 def _results(
     extractor: Extractor, images: Images, indices: Sequence[int], workers: int | None
-) -> Generator[_Result, None, None]:
+) -> Generator[Result, None, None]:
     """What comes of the photos at these positions, in order."""
+    if isinstance(extractor, ManyExtractor) and extractor.together:
+        with closing(extractor.many(images, indices, workers)) as results:
+            yield from results
+        return
     if workers == 0:
         for index in indices:
             yield _result(extractor, images.paths[index], images.box(index))
         return
     # Forked processes would inherit the locks of this one's threads.
-    count = min(workers or os.cpu_count() or 1, max(1, len(indices)))
+    count = min(workers or Machine.this("cpu").cores, max(1, len(indices)))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_one_thread)
     try:
-        ahead: deque[Future[_Result]] = deque()
+        ahead: deque[Future[Result]] = deque()
         for index in indices:
             ahead.append(pool.submit(_result, extractor, images.paths[index], images.box(index)))
             if len(ahead) > PART:

@@ -1,6 +1,5 @@
 """Re-ranking: photos that share the query's geometry come first."""
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from listwise.data import Box, ImageError
 from listwise.local.features import Features, hessian_affine, photo_features
 from listwise.local.verification import verify
 from listwise.search.index import Entry
+from listwise.training.choices import Machine
 
 TOP = 100
 MINIMUM = 7
@@ -70,7 +70,7 @@ class Reranker:
         self._limit = cache_bytes
         self._cache: OrderedDict[_Key, Features] = OrderedDict()
         self._lock = threading.Lock()
-        self._workers = workers or os.cpu_count() or 1
+        self._workers = workers or Machine.this("cpu").cores
 
     def rerank(
         self,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from listwise.local.asmk_index import AsmkIndex
 from listwise.local.features import Features
 from listwise.local.rerank import TOP, rerank_by_inliers
-from listwise.local.verification import Pairs, Verified, nearest_pairs, verify
+from listwise.local.verification import Verified, comparison
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +46,6 @@ def search_local(
     found = [LocalHit(hit.id, hit.score, compare(query, features(hit.id))) for hit in hits[:TOP]]
     order = rerank_by_inliers(range(len(hits)), inliers_of(found))
     return [(found[i] if i < len(found) else hits[i]) for i in order][:k]
-
-
-def comparison(extractor: str) -> Callable[[Features, Features], Verified]:
-    """How two photos' features of an extractor are compared.
-
-    Neighbouring deep features look alike, so that the nearest need not be much nearer than the
-    second; it must be near.
-    """
-    pairs: Callable[..., Pairs] = nearest_pairs
-    if extractor.startswith("delf-"):
-        from listwise.local.delf import similar_pairs
-
-        pairs = similar_pairs
-    return lambda one, two: verify(one, two, pairs(one.descriptors, two.descriptors))
 
 
 def inliers_of(hits: Sequence[LocalHit]) -> NDArray[np.int64]:

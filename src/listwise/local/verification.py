@@ -1,5 +1,6 @@
 """Spatial verification: how many local features of two photos agree on one transform."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from listwise.local.hessian import Float32
 Float64 = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 
+SIMILAR = 0.6  # cosine of deep features that may be of the same thing
 RATIO = 0.9  # of the distances to the nearest and the second nearest feature
 TOLERANCE = 0.02  # distance of an inlier from its place, in parts of each photo's extent
 GROWTH = 1.5  # a pair's scales may differ so much more than the transform says, or less
@@ -90,6 +92,27 @@ def nearest_pairs(query: Float32, other: Float32) -> Pairs:
     clear = gap < RATIO**2 * next_gap
     rows = rows[clear]
     return np.stack([rows, nearest[rows]], axis=1).astype(np.int64)
+
+
+def similar_pairs(query: Float32, other: Float32, least: float = SIMILAR) -> Pairs:
+    """Pairs of unit descriptors that are each other's nearest and similar enough: [m, 2].
+
+    For deep features, where the ratio test would refuse most true pairs: the second nearest of a
+    location is mostly its neighbour, which sees nearly the same.
+    """
+    if not len(query) or not len(other):
+        return np.zeros((0, 2), np.int64)
+    products = query @ other.T
+    nearest = products.argmax(axis=1)
+    rows = np.arange(len(query))
+    kept = (products.argmax(axis=0)[nearest] == rows) & (products[rows, nearest] >= least)
+    return np.stack([rows[kept], nearest[kept]], axis=1).astype(np.int64)
+
+
+def comparison(extractor: str) -> Callable[[Features, Features], Verified]:
+    """How two photos' features of an extractor are compared, by its name."""
+    pairs: Callable[..., Pairs] = similar_pairs if extractor.startswith("delf-") else nearest_pairs
+    return lambda one, two: verify(one, two, pairs(one.descriptors, two.descriptors))
 
 
 @dataclass(frozen=True, eq=False)

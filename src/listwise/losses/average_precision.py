@@ -12,9 +12,17 @@ from listwise.losses.checks import (
     check_bins,
     check_queries,
     check_scores,
+    check_shapes,
+    check_weight_shape,
     query_weights,
+    refuse_no_positives,
 )
-from listwise.losses.histogram import accumulation_dtype, label_histograms, score_histograms
+from listwise.losses.histogram import (
+    accumulation_dtype,
+    label_histograms,
+    on_gpu,
+    score_histograms,
+)
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
 Precision = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -81,11 +89,7 @@ class _ListwiseLoss(nn.Module):
         weights = query_weights(weights, size, dtype, labels.device)
         weights = torch.where(positives > 0, weights, 0)
         total = weights.sum()
-        if not total > 0:
-            raise InputError(
-                "no query has a positive: every class of this batch has a single image "
-                "(or a weight of zero); sample at least two images of some class"
-            )
+        refuse_no_positives(total.item())
         histograms = label_histograms(
             descriptors, labels, self.bins, self.include_self, (start, stop)
         )
@@ -117,6 +121,29 @@ class QuantizedAPLoss(_ListwiseLoss):
 
     def __init__(self, bins: int = 20, *, include_self: bool = False) -> None:
         super().__init__(quantized_precision, bins, include_self)
+
+    def forward(  # noqa: D102
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        *,
+        queries: tuple[int, int] | None = None,
+    ) -> Tensor:
+        check_shapes(descriptors, labels)
+        # A compiler sees the operator below, which runs the same kernels; and a gradient by the
+        # weights is nothing that the fused loss has.
+        learned = weights is not None and weights.requires_grad
+        if learned or torch.compiler.is_compiling() or not on_gpu(descriptors, self.bins):
+            return super().forward(descriptors, labels, weights, queries=queries)
+        from listwise.losses import gpu
+
+        start, stop = check_queries(queries, len(labels))
+        if weights is not None:
+            check_weight_shape(weights, len(labels))
+        return gpu.quantized_loss(
+            descriptors, labels, weights, self.bins, self.include_self, start, stop
+        )
 
 
 class TieAwareAPLoss(_ListwiseLoss):

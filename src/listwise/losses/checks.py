@@ -27,6 +27,15 @@ def check_labels(labels: Tensor) -> None:
 
 def check_batch(descriptors: Tensor, labels: Tensor) -> None:
     """Shapes, types, finiteness and unit length of a batch: [B, C] and [B]."""
+    check_shapes(descriptors, labels)
+    norms = torch.linalg.vector_norm(
+        descriptors.detach(), dim=1, dtype=accumulation_dtype(descriptors.dtype)
+    )
+    refuse_lengths((norms - 1).abs().max().item())
+
+
+def check_shapes(descriptors: Tensor, labels: Tensor) -> None:
+    """Shapes and types of a batch, [B, C] and [B], without a look at the numbers."""
     if not isinstance(descriptors, Tensor) or descriptors.dim() != 2:
         raise InputError(f"descriptors must be a tensor [B, C], not {_shape(descriptors)}")
     if not descriptors.is_floating_point():
@@ -43,10 +52,10 @@ def check_batch(descriptors: Tensor, labels: Tensor) -> None:
         )
     if len(descriptors) < 2:
         raise InputError("a batch needs at least two images: one asks, the others are ranked")
-    norms = torch.linalg.vector_norm(
-        descriptors.detach(), dim=1, dtype=accumulation_dtype(descriptors.dtype)
-    )
-    worst = (norms - 1).abs().max().item()
+
+
+def refuse_lengths(worst: float) -> None:
+    """Raise if the length of some descriptor is that far from 1."""
     if worst != worst or worst == float("inf"):
         raise InputError("descriptors hold NaN or infinite values: look at what produced them")
     if worst > UNIT_TOLERANCE:
@@ -86,10 +95,29 @@ def check_scores(scores: Tensor, relevance: Tensor) -> Tensor:
 
 def check_weights(weights: Tensor, size: int) -> None:
     """[B] finite numbers, none below zero."""
+    check_weight_shape(weights, size)
+    refuse_weights(bool((weights.isfinite() & (weights >= 0)).all()))
+
+
+def check_weight_shape(weights: Tensor, size: int) -> None:
+    """One weight an image, without a look at the numbers: [B]."""
     if not isinstance(weights, Tensor) or weights.shape != (size,):
         raise InputError(f"weights must be a tensor [{size}], one an image, not {_shape(weights)}")
-    if not bool((weights.isfinite() & (weights >= 0)).all()):
+
+
+def refuse_weights(sound: bool) -> None:
+    """Raise if some weight is not finite or below zero."""
+    if not sound:
         raise InputError("weights must be finite and not negative")
+
+
+def refuse_no_positives(total: float) -> None:
+    """Raise if the queries that have a positive weigh nothing together."""
+    if not total > 0:
+        raise InputError(
+            "no query has a positive: every class of this batch has a single image "
+            "(or a weight of zero); sample at least two images of some class"
+        )
 
 
 def check_queries(queries: tuple[int, int] | None, size: int) -> tuple[int, int]:

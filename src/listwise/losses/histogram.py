@@ -12,6 +12,7 @@ a table row of i and of j, so each pair of images is scored once, not twice, in 
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def _label_histograms(
     descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
 ) -> Tensor:
-    if _on_gpu(descriptors, bins):
+    if on_gpu(descriptors, bins):
         from listwise.losses import gpu
 
         return gpu.label_histograms(descriptors, labels, bins, include_self, start, stop)
@@ -103,14 +104,14 @@ def _label_histograms_backward(
     gradient: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
 ) -> Tensor:
     bins = gradient.shape[-1]
-    slopes = gradient.new_zeros(len(descriptors), 2 * (2 * bins - 1))
-    slopes[start:stop] = _slopes(gradient)
-    if _on_gpu(descriptors, bins):
+    if on_gpu(descriptors, bins):
         from listwise.losses import gpu
 
         return gpu.label_histograms_backward(
-            slopes, descriptors, labels, bins, include_self, start, stop
+            gap_slopes(gradient), descriptors, labels, include_self, start, stop
         )
+    slopes = gradient.new_zeros(len(descriptors), 2 * (2 * bins - 1))
+    slopes[start:stop] = _slopes(gradient)
     points = descriptors.to(gradient.dtype)
     slopes_by_column = slopes.T.contiguous()
     result = torch.zeros_like(points)
@@ -198,13 +199,18 @@ def _backward_to_scores(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
 _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_scores)
 
 
-def _on_gpu(descriptors: Tensor, bins: int) -> bool:
+def on_gpu(descriptors: Tensor, bins: int) -> bool:
     """Whether the kernels of `gpu.py` take this case."""
-    if not descriptors.is_cuda or importlib.util.find_spec("triton") is None:
+    if not descriptors.is_cuda or not _triton_is_installed():
         return False
     from listwise.losses import gpu
 
     return gpu.suits(descriptors, bins)
+
+
+@cache
+def _triton_is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
@@ -270,11 +276,29 @@ def _slots(position: Tensor, relevance: Tensor, bins: int) -> Tensor:
     return slot.add_(relevance, alpha=2 * bins - 1)
 
 
+def gap_slopes(gradient: Tensor) -> Tensor:
+    """Derivative of the loss by a score, for each gap between two bin centers it may lie in.
+
+    In a gap a rising score moves mass from the lower bin to the higher one. Bins beyond the ends
+    count nothing.
+
+    Args:
+        gradient: [2, Q, M], by the histograms of the relevant and of all images.
+
+    Returns:
+        [Q, 2, M + 1]: gaps for the irrelevant images, then for the relevant ones, from the one
+        before the first bin to the one behind the last.
+    """
+    bins = gradient.shape[-1]
+    relevant, every = gradient
+    by_bin = torch.stack((every, every + relevant), dim=1)
+    return -torch.nn.functional.pad(by_bin, (1, 1)).diff() * ((bins - 1) / 2)
+
+
 def _slopes(gradient: Tensor) -> Tensor:
     """Derivative of the loss by a score, for each slot the score may lie in.
 
-    Between two centers a rising score moves mass from the lower bin to the higher one. On a
-    center Eq. 8 adds up the slopes of both sides, with bins beyond the ends counting nothing.
+    On a center Eq. 8 adds up the slopes of both gaps beside it.
 
     Args:
         gradient: [2, Q, M], by the histograms of the relevant and of all images.
@@ -282,13 +306,10 @@ def _slopes(gradient: Tensor) -> Tensor:
     Returns:
         [Q, 2(2M − 1)]: slots for the irrelevant images, then for the relevant ones.
     """
-    bins = gradient.shape[-1]
-    relevant, every = gradient
-    by_bin = torch.stack((every, every + relevant), dim=1)
-    between = -torch.nn.functional.pad(by_bin, (1, 1)).diff() * ((bins - 1) / 2)
-    slots = by_bin.new_empty(len(by_bin), 2, 2 * bins - 1)
-    slots[..., 0::2] = between[..., :-1] + between[..., 1:]
-    slots[..., 1::2] = between[..., 1:-1]
+    gaps = gap_slopes(gradient)
+    slots = gaps.new_empty(len(gaps), 2, 2 * gradient.shape[-1] - 1)
+    slots[..., 0::2] = gaps[..., :-1] + gaps[..., 1:]
+    slots[..., 1::2] = gaps[..., 1:-1]
     return slots.flatten(1)
 
 

@@ -1,97 +1,407 @@
-"""The Triton kernels of `gpu.py`."""
+"""The Triton kernels of `gpu.py`.
+
+A score lies on an axis on which the distance of two bin centers is 1: the first at `center`, the
+last at −`center`, where `center` is (M − 1) / 2. Scores near zero, which most are, keep all their
+digits there.
+"""
 
 import triton
 import triton.language as tl
 
+# Sums of shares are kept as whole multiples of 2⁻²²: the order in which programs add them up
+# then changes nothing. A tile's sum, at most its width, is an int32.
+SHARE_UNIT = tl.constexpr(2.0**22)
+FAR = tl.constexpr(1e6)
+
 
 @triton.jit
-def _position(product, unit, BINS: tl.constexpr):
-    """Where a score lies on the axis of bins, 0 at b_1 = 1."""
-    position = (1.0 - product * unit) * ((BINS - 1) * 0.5)
-    return tl.minimum(tl.maximum(position, 0.0), BINS - 1.0)
+def prepare_kernel(
+    descriptors,
+    labels,
+    weights,
+    high,
+    low,
+    classes,
+    positives,
+    partial,
+    size,
+    dim,
+    padded,
+    scale,
+    SPLIT: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    INCLUDE_SELF: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Read some rows once: their length, their halves, and how many images share their label.
+
+    The class of an image is the number of the first image that has its label. Leaves in `partial`
+    [3, programs] how far the worst length is from 1, the weights of the queries that have a
+    positive, and the number of weights that cannot be one.
+    """
+    program = tl.program_id(0)
+    row = program * ROWS + tl.arange(0, ROWS)
+    real = row < size
+    line = row.to(tl.int64)[:, None]
+    square = tl.zeros((ROWS,), tl.float32)
+    for begin in range(0, padded, BLOCK):
+        column = begin + tl.arange(0, BLOCK)[None, :]
+        inside = real[:, None] & (column < dim)
+        value = tl.load(descriptors + line * dim + column, mask=inside, other=0.0).to(tl.float32)
+        square += tl.sum(value * value, axis=1)
+        if SPLIT:
+            inside = real[:, None] & (column < padded)
+            scaled = value * scale
+            first = scaled.to(tl.float16)
+            second = (scaled - first.to(tl.float32)).to(tl.float16)
+            tl.store(high + line * padded + column, first, mask=inside)
+            tl.store(low + line * padded + column, second, mask=inside)
+    off = tl.abs(tl.sqrt(square) - 1.0)
+    off = tl.where(real, tl.where(off < FAR, off, float("inf")), 0.0)  # NaN is not below anything
+    label = tl.load(labels + row, mask=real, other=0)[:, None]
+    count = tl.zeros((ROWS,), tl.int32)
+    kind = row
+    for begin in range(0, size, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < size
+        other = tl.load(labels + column, mask=inside, other=0)[None, :]
+        same = (other == label) & inside[None, :]
+        count += tl.sum(same.to(tl.int32), axis=1)
+        kind = tl.minimum(kind, tl.min(tl.where(same, column[None, :], size), axis=1))
+    tl.store(classes + row, kind, mask=real)
+    if not INCLUDE_SELF:
+        count -= 1
+    tl.store(positives + row, count, mask=real)
+    weight = tl.where(real, 1.0, 0.0)
+    if WEIGHTED:
+        weight = tl.load(weights + row, mask=real, other=0.0)
+    sound = (weight >= 0.0) & (weight < float("inf"))
+    programs = tl.num_programs(0)
+    tl.store(partial + program, tl.max(off, axis=0))
+    counted = tl.where(real & sound & (count > 0), weight, 0.0)
+    tl.store(partial + programs + program, tl.sum(counted, axis=0))
+    tl.store(partial + 2 * programs + program, tl.sum(tl.where(sound, 0.0, 1.0), axis=0))
+
+
+@triton.jit
+def verdict_kernel(partial, verdict, count, BLOCK: tl.constexpr):
+    """Join what the programs of `prepare_kernel` found: [3]."""
+    worst = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    unsound = tl.zeros((BLOCK,), tl.float32)
+    for begin in range(0, count, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        inside = place < count
+        worst = tl.maximum(worst, tl.load(partial + place, mask=inside, other=0.0))
+        total += tl.load(partial + count + place, mask=inside, other=0.0)
+        unsound += tl.load(partial + 2 * count + place, mask=inside, other=0.0)
+    tl.store(verdict, tl.max(worst, axis=0))
+    tl.store(verdict + 1, tl.sum(total, axis=0))
+    tl.store(verdict + 2, tl.sum(unsound, axis=0))
+
+
+@triton.jit
+def _scores(
+    high,
+    low,
+    rows,
+    columns,
+    dim,
+    unit,
+    BINS: tl.constexpr,
+    EXACT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Scores of some images with others on the axis of bins: [ROWS, COLUMNS].
+
+    Tensor cores cut off what does not fit when they add, always towards zero. Over a long row
+    that adds up, so exact scores leave them after each block and are added up here.
+    """
+    k = tl.arange(0, DEPTH)
+    left = rows.to(tl.int64)[:, None] * dim + k[None, :]
+    right = columns.to(tl.int64)[None, :] * dim + k[:, None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for begin in range(0, dim, DEPTH):
+        row_high = tl.load(high + left + begin)
+        column_high = tl.load(high + right + begin)
+        if EXACT:
+            row_low = tl.load(low + left + begin)
+            column_low = tl.load(low + right + begin)
+            part = tl.dot(row_low, column_high)
+            part = tl.dot(row_high, column_low, part)
+            part = tl.dot(row_high, column_high, part)
+            total += part
+        else:
+            total = tl.dot(row_high, column_high, total)
+    center: tl.constexpr = (BINS - 1) * 0.5
+    return tl.minimum(tl.maximum(total * (unit * center), -center), center)
+
+
+@triton.jit
+def _range(score):
+    """The lowest and the highest score of a tile; one that does not count is FAR."""
+    lowest = tl.min(tl.min(score, axis=1), axis=0)
+    highest = tl.max(tl.max(tl.where(score < FAR, score, -FAR), axis=1), axis=0)
+    return lowest, highest
+
+
+@triton.jit
+def _add_shares(
+    table, score, row, column, start, stop, mirrored, KIND: tl.constexpr, BINS: tl.constexpr
+):
+    """Add the shares of a tile's scores to the bins of its rows and, if mirrored, its columns.
+
+    Only the bins that some score touches are gone through: in most tiles these are few.
+    """
+    center: tl.constexpr = (BINS - 1) * 0.5
+    lowest, highest = _range(score)
+    first = tl.maximum(tl.floor(center - highest), 0.0).to(tl.int32)
+    last = tl.minimum(tl.ceil(center - lowest), BINS - 1.0).to(tl.int32)
+    row_asks = (row >= start) & (row < stop)
+    column_asks = (column >= start) & (column < stop)
+    row_place = table + ((row - start).to(tl.int64) * 2 + KIND) * BINS
+    column_place = table + ((column - start).to(tl.int64) * 2 + KIND) * BINS
+    for number in range(first, last + 1):
+        share = tl.maximum(1.0 - tl.abs(score - (center - number)), 0.0)
+        by_row = (tl.sum(share, axis=1) * SHARE_UNIT).to(tl.int32).to(tl.int64)
+        tl.atomic_add(row_place + number, by_row, mask=row_asks, sem="relaxed")
+        if mirrored:
+            by_column = (tl.sum(share, axis=0) * SHARE_UNIT).to(tl.int32).to(tl.int64)
+            tl.atomic_add(column_place + number, by_column, mask=column_asks, sem="relaxed")
 
 
 @triton.jit
 def histogram_kernel(
-    products,
-    labels,
-    relevant_table,
-    every_table,
-    first_row,
-    first_query,
-    first_column,
-    columns,
+    high,
+    low,
+    classes,
+    table,
+    size,
+    dim,
+    start,
+    stop,
     unit,
     BINS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
     INCLUDE_SELF: tl.constexpr,
+    EXACT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """Add one row of a tile to its query's two histograms; one program a row."""
-    line = tl.program_id(0)
-    row = first_row + line
-    label = tl.load(labels + row)
-    bin_numbers = tl.arange(0, SLOTS).to(tl.float32)[:, None]
-    # Each thread keeps the bins of its own columns; they are added up once, at the end.
-    every = tl.zeros((SLOTS, BLOCK), tl.float32)
-    relevant = tl.zeros((SLOTS,), tl.float32)
-    products += line.to(tl.int64) * columns
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        inside = column < columns
-        product = tl.load(products + column, mask=inside, other=0.0)
-        position = _position(product, unit, BINS)
-        counts = inside
+    """Add a tile of scores to the histograms of its rows and of its columns.
+
+    Tiles below the diagonal would hold the same scores again, and have no program that stays.
+    Programs that run together work in the same square of GROUP × GROUP tiles of COLUMNS.
+    """
+    ratio: tl.constexpr = COLUMNS // ROWS
+    program = tl.program_id(0)
+    square = program // (GROUP * GROUP * ratio)
+    inside = program % (GROUP * GROUP * ratio)
+    squares = tl.cdiv(size, GROUP * COLUMNS)
+    row_tile = (square // squares) * GROUP * ratio + inside % (GROUP * ratio)
+    column_tile = (square % squares) * GROUP + inside // (GROUP * ratio)
+    first_row = row_tile * ROWS
+    first_column = column_tile * COLUMNS
+    mirrored = row_tile // ratio < column_tile
+    wanted = (first_row < size) & (first_column < size) & (row_tile // ratio <= column_tile)
+    row_asks = (first_row < stop) & (first_row + ROWS > start)
+    column_asks = (first_column < stop) & (first_column + COLUMNS > start) & mirrored
+    if wanted & (row_asks | column_asks):
+        row = first_row + tl.arange(0, ROWS)
+        column = first_column + tl.arange(0, COLUMNS)
+        # Rows past the end stand for others, whose scores do not count.
+        score = _scores(
+            high,
+            low,
+            row % size,
+            column % size,
+            dim,
+            unit,
+            BINS,
+            EXACT,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+        )
+        counts = (row < size)[:, None] & (column < size)[None, :]
         if not INCLUDE_SELF:
-            counts = counts & (first_column + column != row)
-        # A score that does not count lies far from every bin.
-        position = tl.where(counts, position, -2.0)
-        share = tl.maximum(1.0 - tl.abs(position[None, :] - bin_numbers), 0.0)
-        every += share
-        same = tl.load(labels + first_column + column, mask=inside, other=0) == label
-        same = same & counts
-        if tl.max(same.to(tl.int32), axis=0) > 0:
-            relevant += tl.sum(tl.where(same[None, :], share, 0.0), axis=1)
-    slot = tl.arange(0, SLOTS)
-    real = slot < BINS
-    place = (row - first_query).to(tl.int64) * BINS + slot
-    before = tl.load(relevant_table + place, mask=real)
-    tl.store(relevant_table + place, before + relevant, mask=real)
-    before = tl.load(every_table + place, mask=real)
-    tl.store(every_table + place, before + tl.sum(every, axis=1), mask=real)
+            counts = counts & (row[:, None] != column[None, :])
+        score = tl.where(counts, score, FAR)
+        _add_shares(table, score, row, column, start, stop, mirrored, 1, BINS)
+        row_class = tl.load(classes + row % size)
+        column_class = tl.load(classes + column % size)
+        score = tl.where(row_class[:, None] == column_class[None, :], score, FAR)
+        _add_shares(table, score, row, column, start, stop, mirrored, 0, BINS)
+
+
+@triton.jit
+def precision_kernel(
+    table,
+    positives,
+    weights,
+    slopes,
+    partial,
+    size,
+    start,
+    queries,
+    WEIGHTED: tl.constexpr,
+    BINS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """AP_Q of some queries from their histograms, and its slopes.
+
+    With a query's weight w, writes w dAP/dscore, negated, into `slopes` [2(M + 1), B], gaps ordered
+    as by `histogram.gap_slopes`, and leaves in `partial` [2, programs] the sum of w (1 − AP) and
+    the largest slope.
+
+    Let R and A be the relevant and all images up to a bin, r those in it, P = R / A and N the
+    positives. AP = Σ P r / N, and neighbouring derivatives by the histograms differ by r R / A²
+    (all images) and P − P' + r / A (relevant ones), P' being that of the next bin.
+    """
+    program = tl.program_id(0)
+    line = program * ROWS + tl.arange(0, ROWS)
+    real = line < queries
+    number = tl.arange(0, SLOTS)[None, :]
+    inside = real[:, None] & (number < BINS)
+    place = table + line.to(tl.int64)[:, None] * (2 * BINS) + number
+    relevant = tl.load(place, mask=inside, other=0)
+    every = tl.load(place + BINS, mask=inside, other=0)
+    following = inside & (number + 1 < BINS)
+    next_relevant = tl.load(place + 1, mask=following, other=0)
+    next_every = tl.load(place + BINS + 1, mask=following, other=0)
+    relevant_sum = tl.cumsum(relevant, axis=1)
+    every_sum = tl.cumsum(every, axis=1)
+    # Whole numbers up to here; the unit of the sums cancels in ratios.
+    upto = tl.where(every_sum > 0, every_sum, 1).to(tl.float32)
+    precision = relevant_sum.to(tl.float32) / upto
+    next_sum = every_sum + next_every
+    next_upto = tl.where(next_sum > 0, next_sum, 1).to(tl.float32)
+    next_precision = (relevant_sum + next_relevant).to(tl.float32) / next_upto
+    next_precision = tl.where(following, next_precision, 0.0)
+    ratio = relevant.to(tl.float32) / upto
+    by_every = ratio * precision
+    by_relevant = tl.where(inside, precision - next_precision + ratio, 0.0)
+
+    row = start + line
+    count = tl.load(positives + row, mask=real, other=0)
+    weight = tl.where(count > 0, 1.0, 0.0)
+    if WEIGHTED:
+        weight *= tl.load(weights + row, mask=real, other=0.0)
+    share = weight / tl.maximum(count, 1).to(tl.float32)
+    gain = tl.sum(precision * relevant.to(tl.float32), axis=1) * (1.0 / SHARE_UNIT)
+    tl.store(partial + program, tl.sum(tl.where(real, weight - share * gain, 0.0), axis=0))
+
+    factor = (share * ((BINS - 1) * 0.5))[:, None]
+    below = factor * by_every
+    below_relevant = factor * (by_every - by_relevant)
+    # Before the first bin stands the derivative by that bin alone, negated.
+    before = -tl.sum(below, axis=1)
+    before_relevant = -tl.sum(below_relevant, axis=1)
+    target = slopes + row[:, None] + (number + 1).to(tl.int64) * size
+    tl.store(target, below, mask=inside)
+    tl.store(target + (BINS + 1) * size, below_relevant, mask=inside)
+    tl.store(slopes + row, before, mask=real)
+    tl.store(slopes + row + (BINS + 1) * size, before_relevant, mask=real)
+    peak = tl.maximum(tl.abs(below), tl.abs(below_relevant))
+    peaks = tl.maximum(tl.abs(before), tl.abs(before_relevant))
+    peak = tl.maximum(tl.max(peak, axis=1), peaks)
+    programs = tl.num_programs(0)
+    tl.store(partial + programs + program, tl.max(peak, axis=0))
+
+
+@triton.jit
+def outcome_kernel(partial, verdict, loss, peak, count, BLOCK: tl.constexpr):
+    """Join what the programs of `precision_kernel` found: the loss, and the largest slope.
+
+    The largest slope is that of the sum over queries, not yet divided by their weight.
+    """
+    total = tl.zeros((BLOCK,), tl.float32)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for begin in range(0, count, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        inside = place < count
+        total += tl.load(partial + place, mask=inside, other=0.0)
+        largest = tl.maximum(largest, tl.load(partial + count + place, mask=inside, other=0.0))
+    tl.store(loss, tl.sum(total, axis=0) / tl.load(verdict + 1))
+    tl.store(peak, tl.max(largest, axis=0))
+
+
+@triton.jit
+def _add_slopes(weight, score, slopes, row, column, size, BINS: tl.constexpr):
+    """Add the slopes of both images to each pair whose score is not FAR.
+
+    A score on a center has the slopes of the gaps on both sides.
+    """
+    center: tl.constexpr = (BINS - 1) * 0.5
+    lowest, highest = _range(score)
+    first = tl.maximum(tl.floor(center - highest), 0.0).to(tl.int32)
+    last = tl.minimum(tl.floor(center - lowest) + 1.0, BINS).to(tl.int32)
+    for number in range(first, last + 1):
+        mine = tl.load(slopes + number * size + row)
+        theirs = tl.load(slopes + number * size + column)
+        inside = tl.abs(score - (center + 0.5 - number)) <= 0.5
+        weight += tl.where(inside, mine[:, None] + theirs[None, :], 0.0)
+    return weight
 
 
 @triton.jit
 def weight_kernel(
-    products,
-    labels,
+    high,
+    low,
+    classes,
     slopes,
-    slopes_by_column,
-    scale,
+    peak,
     weights,
-    first_row,
-    first_column,
-    columns,
     size,
+    dim,
+    first_row,
+    last_row,
+    first_column,
+    last_column,
+    stride,
     unit,
+    target,
     BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
     INCLUDE_SELF: tl.constexpr,
+    EXACT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """Make (G + Gᵀ)_ij of part of a tile's row from its scores and both images' slopes."""
-    line = tl.program_id(0)
-    row = first_row + line
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    other = first_column + column
-    offset = line.to(tl.int64) * columns + column
-    position = _position(tl.load(products + offset, mask=inside, other=0.0), unit, BINS)
-    slot = (tl.floor(position) + tl.ceil(position)).to(tl.int32)
-    same = tl.load(labels + other, mask=inside, other=0) == tl.load(labels + row)
-    slot += tl.where(same, 2 * BINS - 1, 0)
-    mine = tl.load(slopes + row.to(tl.int64) * (2 * (2 * BINS - 1)) + slot)
-    theirs = tl.load(slopes_by_column + slot.to(tl.int64) * size + other, mask=inside, other=0.0)
-    weight = (mine + theirs) * tl.load(scale)
+    """Make (G + Gᵀ)_ij of a tile from its scores and both images' slopes.
+
+    The slopes are scaled so that the largest is `target`.
+    """
+    row_tiles = tl.cdiv(last_row - first_row, ROWS)
+    column_tiles = tl.cdiv(last_column - first_column, COLUMNS)
+    program = tl.program_id(0)
+    group = program // (GROUP * column_tiles)
+    within = program % (GROUP * column_tiles)
+    group_rows = tl.minimum(row_tiles - group * GROUP, GROUP)
+    line = (group * GROUP + within % group_rows) * ROWS + tl.arange(0, ROWS)
+    place = (within // group_rows) * COLUMNS + tl.arange(0, COLUMNS)
+    row = (first_row + line) % size
+    column = (first_column + place) % size
+    score = _scores(high, low, row, column, dim, unit, BINS, EXACT, ROWS, COLUMNS, DEPTH)
+    row_class = tl.load(classes + row)
+    column_class = tl.load(classes + column)
+    relevant = row_class[:, None] == column_class[None, :]
+    weight = tl.zeros((ROWS, COLUMNS), tl.float32)
+    weight = _add_slopes(weight, tl.where(relevant, FAR, score), slopes, row, column, size, BINS)
+    slopes += (BINS + 1) * size
+    weight = _add_slopes(weight, tl.where(relevant, score, FAR), slopes, row, column, size, BINS)
+    weight *= target / tl.maximum(tl.load(peak), 1e-30)
     if not INCLUDE_SELF:
-        weight = tl.where(other == row, 0.0, weight)
-    tl.store(weights + offset, weight.to(tl.float16), mask=inside)
+        weight = tl.where(row[:, None] == column[None, :], 0.0, weight)
+    inside = (line < last_row - first_row)[:, None] & (place < last_column - first_column)[None, :]
+    tl.store(
+        weights + line[:, None] * stride + place[None, :],
+        weight.to(weights.dtype.element_ty),
+        mask=inside,
+    )

@@ -1,5 +1,6 @@
 """Whole photos to descriptors, photos of one shape together."""
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,15 +8,20 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from listwise.data import ImageError, Images, load_image, whole_image
 from listwise.data.labelled import size_or_error
 from listwise.errors import InputError
+from listwise.models.folding import Twin
 from listwise.models.net import RetrievalNet
 
 # Pixels in a batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
+# Rows that may wait on a GPU to be fetched: fetching waits for all that was asked of the GPU.
+WAITING = 1024
+# Starting a worker takes about as long as decoding this many pixels.
+START_PIXELS = 2**22
 
 
 class Embedded(NamedTuple):
@@ -46,7 +52,7 @@ def embed_photos(
         net: the network; its mode is put back at the end.
         images: photos; each one's box is cut out first, if it has one.
         max_side: long side that larger photos are reduced to.
-        workers: processes that decode.
+        workers: processes that decode, at most; fewer for few or small photos.
         autocast: dtype in which the network runs.
         on_progress: called with the number of photos just done, unreadable ones too.
 
@@ -57,12 +63,25 @@ def embed_photos(
         net,
         images,
         [range(len(images))],
+        describe=inference_network(net, autocast),
         max_side=max_side,
         workers=workers,
         autocast=autocast,
         on_progress=on_progress,
     )
     return found
+
+
+def inference_network(net: RetrievalNet, autocast: torch.dtype | None) -> RetrievalNet:
+    """The network that computes what `net` does now, under autocast to that dtype, soonest."""
+    if autocast is None:
+        return net
+    side = net.config.image_size
+    with torch.inference_mode(False):
+        example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+        twin = Twin(net, example.to(next(net.parameters()).device), autocast).module.eval()
+    assert isinstance(twin, RetrievalNet)
+    return twin
 
 
 def embed_parts(
@@ -96,9 +115,10 @@ def embed_parts(
         DataLoader(
             _Photos(images, max_side),
             batch_sampler=plan,
-            num_workers=workers,
+            num_workers=min(workers, plan.worthwhile_workers()),
             collate_fn=_stack,
             worker_init_fn=ignore_interrupts,
+            pin_memory=device.type == "cuda",
             generator=torch.Generator(),
         )
     )
@@ -108,25 +128,17 @@ def embed_parts(
         for number in range(len(parts)):
             count, unread = plan.part(number)
             on_progress(len(unread))
-            errors = list(unread)
-            found: dict[int, tuple[Tensor, tuple[int, int]]] = {}
-            for _ in range(count):
-                batch = next(batches)
-                for group in batch.groups:
-                    with (
-                        torch.inference_mode(),
-                        torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
-                    ):
-                        rows = _descriptors(describe or net, group.photos, device)
-                    sized = zip(rows, group.sizes, strict=True)
-                    found.update(zip(group.indices, sized, strict=True))
-                errors += batch.errors
-                on_progress(len(batch.errors) + sum(len(group.indices) for group in batch.groups))
+            # Once for a part: autocast keeps its casts of the weights as long as it lasts.
+            with (
+                torch.inference_mode(),
+                torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
+            ):
+                found, errors = _embed(batches, count, describe or net, device, on_progress)
             kept = sorted(found)
             yield Embedded(
                 torch.stack([found[i][0] for i in kept]) if kept else torch.empty(0, net.dim),
                 kept,
-                errors,
+                [*unread, *errors],
                 [found[i][1] for i in kept],
             )
     finally:
@@ -141,17 +153,56 @@ def ignore_interrupts(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+Found = dict[int, tuple[Tensor, tuple[int, int]]]
+"""Descriptor [C] and size of each photo, by its position."""
+
+
+def _embed(
+    batches: Iterator["_Batch"],
+    count: int,
+    describe: Callable[[Tensor], Tensor],
+    device: torch.device,
+    on_progress: Callable[[int], object],
+) -> tuple[Found, list[str]]:
+    """The descriptors of as many batches, and the errors of photos that cannot be read."""
+    found: Found = {}
+    errors: list[str] = []
+    waiting: list[tuple[_Group, Tensor]] = []
+    for _ in range(count):
+        batch = next(batches)
+        for group in batch.groups:
+            waiting.append((group, _descriptors(describe, group.photos, device)))
+            if sum(len(rows) for _, rows in waiting) >= WAITING:
+                found.update(_fetch(waiting))
+                waiting.clear()
+        errors += batch.errors
+        on_progress(len(batch.errors) + sum(len(group.indices) for group in batch.groups))
+    found.update(_fetch(waiting))
+    return found, errors
+
+
 def _descriptors(
     describe: Callable[[Tensor], Tensor], photos: Tensor, device: torch.device
 ) -> Tensor:
+    """Descriptors [n, C] of photos, on the device, where they may not be ready yet."""
     try:
-        return describe(photos.to(device)).cpu()
+        return describe(photos.to(device, non_blocking=True))
     except torch.OutOfMemoryError as error:
         count, _, height, width = photos.shape
         raise InputError(
             f"{count} photos of {width} × {height} at once do not fit into the GPU's memory: "
             "reduce them to a smaller long side (max_side; when training, --val-max-side)"
         ) from error
+
+
+def _fetch(waiting: "list[tuple[_Group, Tensor]]") -> Found:
+    if not waiting:
+        return {}
+    indices = [index for group, _ in waiting for index in group.indices]
+    # Pinning memory makes lists of tuples.
+    sizes = [(width, height) for group, _ in waiting for width, height in group.sizes]
+    rows = torch.cat([rows for _, rows in waiting]).cpu()
+    return dict(zip(indices, zip(rows, sizes, strict=True), strict=True))
 
 
 class _Group(NamedTuple):
@@ -197,7 +248,7 @@ def _stack(decoded: list[_Decoded | str]) -> _Batch:
             shapes.setdefault(entry.photo.shape, []).append(entry)
     groups = [
         _Group(
-            torch.stack([entry.photo for entry in group]),
+            default_collate([entry.photo for entry in group]),  # into shared memory at once
             [entry.position for entry in group],
             [entry.size for entry in group],
         )
@@ -218,17 +269,28 @@ class _Plan:
         self.pixels = BATCH_PIXELS[device]
         self.known: dict[int, tuple[int, list[str]]] = {}
         self.batches: dict[int, list[list[int]]] = {}
+        self.mean_pixels = 0.0
 
     def _read(self, number: int) -> None:
         if number not in self.known:
             shapes, errors = _shapes(self.images, self.parts[number], self.max_side)
             self.batches[number] = _same_shape(shapes, self.pixels)
+            pixels = sum(width * height for width, height in shapes.values())
+            self.mean_pixels = pixels / max(1, len(shapes))
             self.known[number] = len(self.batches[number]), errors
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(len(self.parts)):
             self._read(number)
             yield from self.batches.pop(number)
+
+    def worthwhile_workers(self) -> int:
+        """As many as make starting them and decoding by them the quickest in sum."""
+        if not self.parts:
+            return 0
+        self._read(0)
+        pixels = self.mean_pixels * sum(len(part) for part in self.parts)
+        return math.ceil(math.sqrt(pixels / START_PIXELS))
 
     def part(self, number: int) -> tuple[int, list[str]]:
         """How many batches a part has, and the errors of what has no readable header."""

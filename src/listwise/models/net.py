@@ -82,7 +82,8 @@ class RetrievalNet(nn.Module):
         if self.config.normalize_pooled:
             vectors = F.normalize(vectors, dim=1)
         if self.projection is not None:
-            vectors = self.projection(vectors.to(self.mean.dtype))
+            with torch.autocast(vectors.device.type, enabled=False):
+                vectors = self.projection(vectors.to(self.mean.dtype))
         # Half precision has too few digits to tell neighbours apart.
         return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
 

@@ -1,6 +1,6 @@
 """Local descriptors on a benchmark (the first rows of Table 2), alone and after global search."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from listwise.data import Images, image_size
 from listwise.data.catalog import Benchmark
 from listwise.data.ground_truth import GroundTruth
 from listwise.data.oxford import OxfordGroundTruth
-from listwise.descriptors import Model
+from listwise.descriptors import DescriptorFile, Model, extract
 from listwise.errors import InputError
 from listwise.evaluation import (
     evaluate_oxford_ranks,
@@ -23,11 +23,11 @@ from listwise.evaluation.ranks import rank_scores
 from listwise.local.asmk_index import AsmkIndex
 from listwise.local.codebook import Codebook
 from listwise.local.extract import Extractor, extract_features
+from listwise.local.pairs import Pair
 from listwise.local.rerank import MINIMUM, TOP
-from listwise.local.search import comparison
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verified
-from listwise.studies.searched import Results, scores, search_benchmark
+from listwise.studies.searched import Results
 
 Scores = NDArray[np.floating]
 
@@ -38,7 +38,7 @@ class LocalRow:
 
     name: str
     scores: Scores
-    verified: dict[tuple[int, int], Verified]
+    verified: Mapping[Pair, Verified]
 
 
 def describe_locally(
@@ -100,7 +100,7 @@ def search_asmk(
     """An index of the database, in a folder, and the ASMK* scores of all queries: [Q, N]."""
     codebook.require(database.header.extractor)
     if AsmkIndex.exists(folder):
-        index = AsmkIndex.open(folder)
+        index = AsmkIndex.open(folder, codebook.device)
         index.require(codebook)
     else:
         index = AsmkIndex.create(folder, codebook)
@@ -121,40 +121,89 @@ def search_asmk(
     return index, table
 
 
-def verified_row(
-    name: str,
-    table: Scores,
-    queries: FeatureFile,
-    database: FeatureFile,
-    on_query: Callable[[int], object] = lambda count: None,
-) -> LocalRow:
+def first_pairs(table: Scores) -> list[Pair]:
+    """The first 100 images of each query's list, by scores [Q, N]."""
+    return [
+        (query, int(image))
+        for query, row in enumerate(table)
+        for image in np.argsort(-row, kind="stable")[:TOP]
+    ]
+
+
+def verified_row(name: str, table: Scores, verified: Mapping[Pair, Verified]) -> LocalRow:
     """Scores after the first 100 of each list were verified: inliers count before scores.
 
-    Shapes: scores [Q, N], below 1 each, before and after.
+    Shapes: scores [Q, N], from -1 to 1 each, before; `verified` has the `first_pairs` of them.
     """
-    database.require(queries.header.extractor)
-    compare = comparison(database.header.extractor)
     reranked = np.array(table, dtype=np.float64)
-    verified: dict[tuple[int, int], Verified] = {}
-    for number in range(len(queries)):
-        query = queries.read(number)
-        for image in np.argsort(-table[number], kind="stable")[:TOP]:
-            found = compare(query, database.read(int(image)))
-            verified[number, int(image)] = found
-            if found.inliers >= MINIMUM:
-                # Scores reach from -1 to 1, so that more inliers always come first.
-                reranked[number, image] += 2 * found.inliers
-        on_query(1)
-    return LocalRow(name, reranked, verified)
+    used = {pair: verified[pair] for pair in first_pairs(table)}
+    for pair, found in used.items():
+        if found.inliers >= MINIMUM:
+            # Scores reach from -1 to 1, so that more inliers always come first.
+            reranked[pair] += 2 * found.inliers
+    return LocalRow(name, reranked, used)
 
 
-def global_scores(
+def describe_globally(
     benchmark: Benchmark,
     model: Model,
+    folder: Path,
+    *,
+    workers: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-) -> Scores:
-    """Scores of a network's descriptors: [Q, N]."""
-    return scores(search_benchmark(model, benchmark, on_progress))
+    on_note: Callable[[str], object] = lambda note: None,
+) -> None:
+    """Put a network's descriptors of a benchmark into a folder, for `global_scores`.
+
+    Files that are there already are used if the same network made them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, images in _parts(benchmark, folder).items():
+        if path.exists():
+            DescriptorFile.open(path).require(model.fingerprint)
+            on_progress(len(images))
+            continue
+        extract(
+            model,
+            images,
+            path,
+            strict=True,
+            workers=workers,
+            on_progress=on_progress,
+            on_note=on_note,
+        )
+
+
+def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
+    """Scores of the descriptors that `describe_globally` put into a folder: [Q, N].
+
+    Raises:
+        InputError: they are of other photos, or of two networks.
+    """
+    files = []
+    for path, images in _parts(benchmark, folder).items():
+        file = DescriptorFile.open(path)
+        if file.ids != images.ids or any(
+            image_size(photo, images.box(row)) != tuple(file.sizes[row].tolist())
+            for row, photo in enumerate(images.paths)
+        ):
+            raise InputError(
+                f"{path} holds descriptors of other photos than those of {benchmark.name}, or of "
+                "these at another size: extract them again"
+            )
+        files.append(file)
+    queries, database = files
+    queries.require(database.model)
+    if queries.settings != database.settings:
+        raise InputError(f"the descriptors in {folder} were made in two ways: extract them again")
+    return queries.read() @ database.read().T
+
+
+def _parts(benchmark: Benchmark, folder: Path) -> dict[Path, Images]:
+    return {
+        folder / "queries.parquet": benchmark.queries,
+        folder / "database.parquet": benchmark.database,
+    }
 
 
 def evaluate_scores(benchmark: Benchmark, table: Scores) -> Results:

@@ -1,42 +1,142 @@
 """A forward pass that can be done again and give the same descriptors."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from listwise.errors import InputError
+from listwise.models.folding import Twin
+
+# Random numbers of the compiler's own would differ between the two stages.
+COMPILER_OPTIONS: dict[str, Any] = {"fallback_random": True}
 
 
 class Forward:
     """Images to descriptors through a network, repeatable with the same random numbers.
 
+    In half precision the network's `Twin` computes in its place; the gradients are the network's
+    own after `give_gradients`.
+
     Args:
         net: images [b, 3, H, W] to descriptors [b, C], with at least one parameter.
         autocast: dtype for autocast; the caller's autocast, if any, when None.
+        compile: compile the network for each size of images, and fill up smaller batches, so that
+            there is one size only.
+
+    Attributes:
+        net: the network whose gradients are asked for.
+        compile: whether the next forward is compiled.
+        fallback: why it is not, if it was asked for and could not be done.
     """
 
-    def __init__(self, net: nn.Module, autocast: torch.dtype | None) -> None:
+    def __init__(self, net: nn.Module, autocast: torch.dtype | None, compile: bool = False) -> None:
         self.net = net
         self.device = next(net.parameters()).device
         inherited = torch.is_autocast_enabled(self.device.type)
         self.autocast = autocast or (
             torch.get_autocast_dtype(self.device.type) if inherited else None
         )
+        self.compile = compile
+        self.fallback = ""
+        self._twin: Twin | None = None
+        self._compiled: Callable[[Tensor], Tensor] | None = None
+        self._sizes: dict[torch.Size, int] = {}
+
+    @property
+    def module(self) -> nn.Module:
+        """The network that computes."""
+        return self.net if self._twin is None else self._twin.module
 
     def __call__(self, images: Tensor) -> Tensor:
         """Descriptors [b, C] of images [b, 3, H, W], which may lie on another device."""
+        if not self.compile:
+            return self.uncompiled(images)
+        count = len(images)
+        size = self._sizes[images.shape[1:]] = max(count, self._sizes.get(images.shape[1:], 0))
+        if size > count:
+            images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
+        images = self._near(images)
+        if self._compiled is None:
+            self._compiled = torch.compile(self.module, dynamic=False, options=COMPILER_OPTIONS)
+        with self._best_kernels():
+            return self._run(self._compiled, images)[:count]
+
+    def uncompiled(self, images: Tensor) -> Tensor:
+        """Descriptors as by a call, but never compiled: [b, 3, H, W] -> [b, C]."""
+        images = self._near(images)  # before the module is asked for: it may be made here
+        return self._run(self.module, images)
+
+    def _near(self, images: Tensor) -> Tensor:
+        images = images.to(self.device, non_blocking=True)
+        if self.autocast is None:
+            return images
+        if self._twin is None:
+            self._twin = Twin(self.net, images[:1], self.autocast)
+        return images.contiguous(memory_format=torch.channels_last)
+
+    def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         # Autocast keeps its casts of the weights: casts made without graph would cut the weights
         # off from their gradients, and casts made before an update are of the old weights.
         torch.clear_autocast_cache()
         with torch.autocast(
             self.device.type, dtype=self.autocast, enabled=self.autocast is not None
         ):
-            descriptors: Tensor = self.net(images.to(self.device, non_blocking=True))
+            descriptors = module(images)
         if descriptors.ndim != 2 or len(descriptors) != len(images):
             raise InputError(
                 f"the network made {list(descriptors.shape)} of {len(images)} images; "
                 "it must return one descriptor for each image: [B, C]"
             )
         return descriptors
+
+    @contextmanager
+    def _best_kernels(self) -> Iterator[None]:
+        """Meanwhile cuDNN tries its kernels on every new size, which pays where compiling does."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or self.compile
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def refresh(self) -> None:
+        """Take over the network's weights as they are now, and start from empty gradients."""
+        if self._twin is not None and not self._twin.fits():
+            self._twin = self._compiled = None
+        if self._twin is not None:
+            self._twin.refresh()
+
+    def backward(self, descriptors: Tensor, gradient: Tensor) -> None:
+        """Carry a gradient [b, C] back through the graph of descriptors [b, C]."""
+        with self._best_kernels():
+            torch.autograd.backward(descriptors, gradient)
+        if self._twin is not None:
+            self._twin.collect()
+
+    def give_gradients(self) -> None:
+        """See that what `backward` found since `refresh` is in `.grad` of the network."""
+        if self._twin is not None:
+            self._twin.give_back()
+
+    def forget_sizes(self) -> None:
+        """Fill up no batch to the sizes so far: they were too large."""
+        self._sizes.clear()
+
+    def gives_up_compiling(self, error: Exception) -> bool:
+        """Whether an error is the compiler's; if so, go on without it."""
+        if not self.compile:
+            return False
+        from torch._dynamo.exc import TorchDynamoException  # slow to import
+
+        if not isinstance(error, TorchDynamoException):
+            return False
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split())
+        self.fallback = f"the network is not compiled, so it runs slower: {reason}"
+        self.compile, self._compiled = False, None
+        return True
 
     def again(self, images: Tensor, random_state: list[Tensor]) -> Tensor:
         """Descriptors of the same images, drawn with the random state of the first time."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import cv2
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -53,7 +54,7 @@ def load_batches(
         batch_sampler=_Chunks(draw, updates),
         num_workers=workers,
         collate_fn=collate,
-        worker_init_fn=ignore_interrupts,
+        worker_init_fn=_settle,
         prefetch_factor=4 if workers else None,
         # Drawing the workers' seeds must not move the generator that dropout uses.
         generator=torch.Generator(),
@@ -61,6 +62,12 @@ def load_batches(
     stopped = threading.Event()
     batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
     return _ahead(batches, stopped) if workers else batches
+
+
+def _settle(worker: int) -> None:
+    """A worker is one of many: it has a core, not the machine, and leaves Ctrl-C to others."""
+    ignore_interrupts(worker)
+    cv2.setNumThreads(0)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """How many images' graphs fit into memory at once."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ class Fit:
         """The micro-batch for a batch, with a sentence; all of it if it fits: that saves a pass."""
         if batch <= self.images:
             return batch, f"all {batch} images in one pass: {self.reason}"
-        micro_batch = min(self.images, self.useful)
+        # As few parts as can be, and equal ones: a compiled network fills the last one up.
+        parts = math.ceil(batch / min(self.images, self.useful))
+        micro_batch = math.ceil(batch / parts)
         return micro_batch, f"micro-batches of {micro_batch}: {self.reason}"
 
 
@@ -64,19 +67,20 @@ def images_that_fit(forward: Forward, images: Tensor) -> Fit:
 
 def saved_bytes(forward: Forward, images: Tensor) -> int:
     """Bytes that the graph of some images [b, 3, H, W] keeps, without parameters and buffers."""
-    lasting = (*forward.net.parameters(), *forward.net.buffers())
-    known = {tensor.untyped_storage().data_ptr() for tensor in lasting}
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            saved[storage.data_ptr()] = storage.nbytes()
+        saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     # The graph must live until the count is done, or an address could be used twice.
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        descriptors = forward(images.clone())  # a view would count the storage of the whole batch
+        descriptors = forward.uncompiled(
+            images.clone()
+        )  # a view would count the storage of the whole batch
+    for lasting in (*forward.module.parameters(), *forward.module.buffers()):
+        saved.pop(lasting.untyped_storage().data_ptr(), None)
     total = sum(saved.values())
     del descriptors
     return total

@@ -78,7 +78,11 @@ class MultistageStep:
             batch in one pass if it can, and halves the micro-batch when CUDA memory runs out.
         weighting: labels [B] of the whole batch to weights [B] of the queries.
         autocast: dtype in which the network runs, such as torch.bfloat16; the loss is computed
-            outside autocast.
+            outside autocast. Weights are cast, and frozen batch norm is folded into the
+            convolutions before it, once a step; gradients are those of the network as it is.
+        compile: compile the network, which takes a minute or two at the first call and whenever
+            there are more images in a micro-batch, or larger ones, than before. Where the
+            compiler fails the step goes on without it.
 
     Attributes:
         micro_batch: the number in use; "auto" becomes a number at the first call.
@@ -103,6 +107,7 @@ class MultistageStep:
         *,
         weighting: Callable[[Tensor], Tensor] | None = None,
         autocast: torch.dtype | None = None,
+        compile: bool = False,
     ) -> None:
         if micro_batch != "auto" and (not isinstance(micro_batch, int) or micro_batch < 1):
             raise InputError(f'micro_batch must be "auto" or at least 1, not {micro_batch!r}')
@@ -115,10 +120,12 @@ class MultistageStep:
         self.loss = loss
         self.weighting = weighting
         self.autocast = autocast
+        self.compile = compile
         self.micro_batch: int | Literal["auto"] = micro_batch
         self.choice = "" if micro_batch == "auto" else f"micro-batches of {micro_batch}, as asked"
         self.counts = Counts()
         self._asked: int | Literal["auto"] = micro_batch
+        self._forward: Forward | None = None
         self._fit: Fit | None = None
         self._fit_shape: torch.Size | None = None
 
@@ -134,7 +141,7 @@ class MultistageStep:
             The loss of the whole batch, a scalar without graph.
         """
         parameters = _trainable(self.net, self.loss)
-        forward = Forward(self.net, self.autocast)
+        forward = self.forward()
         with torch.autocast(forward.device.type, enabled=False):
             with failing_together(forward.device):
                 _check(self.net, images, labels)
@@ -144,20 +151,37 @@ class MultistageStep:
                 random_state = forward.random_state()
                 try:
                     with _added_to_what_was_there(parameters):
+                        forward.refresh()
                         value = self._backpropagate(forward, images, labels, parts, micro_batch)
+                        forward.give_gradients()
                         sum_gradients(parameters)
                     break
                 except torch.OutOfMemoryError as error:
-                    smaller = self._choose_smaller(micro_batch, error)
+                    micro_batch = self._choose_smaller(micro_batch, error)
+                    forward.forget_sizes()
+                except Exception as error:
+                    if not forward.gives_up_compiling(error):
+                        raise
                 # Not in the handler, where the error still holds the tensors of the attempt.
                 torch.cuda.empty_cache()
                 forward.set_random_state(random_state)
-                micro_batch = smaller
         batch = sum(parts)
         self.counts.forwards += batch if micro_batch >= max(parts) else 2 * batch
         self.counts.backwards += batch
         self.counts.updates += 1
         return value
+
+    @property
+    def fallback(self) -> str:
+        """Why the network is not compiled though asked for; empty if it is, or was not."""
+        return "" if self._forward is None else self._forward.fallback
+
+    def forward(self) -> Forward:
+        """How images become descriptors here; kept while device and autocast stay the same."""
+        new, old = Forward(self.net, self.autocast, self.compile), self._forward
+        if old is None or (old.device, old.autocast) != (new.device, new.autocast):
+            self._forward = old = new
+        return old
 
     def _backpropagate(
         self,
@@ -199,14 +223,14 @@ class MultistageStep:
         gradients = torch.split(gradient[start:stop], micro_batch)
         with failing_together(device):
             if one_pass:
-                torch.autograd.backward(pieces[0], gradients[0])
+                forward.backward(pieces[0], gradients[0])
                 return value
             drifts = []
             for crop, piece, state, gradient in zip(
                 crops, pieces, random_states, gradients, strict=True
             ):
                 again = forward.again(crop, state)
-                torch.autograd.backward(again, gradient)
+                forward.backward(again, gradient)
                 drifts.append(forward.drift(piece, again))
             _check_drift(drifts)
         return value
@@ -232,8 +256,9 @@ class MultistageStep:
             raise torch.OutOfMemoryError(f"{advice} autocast=torch.bfloat16 ({error})") from error
         smaller = micro_batch // 2
         self._fit = Fit(smaller, smaller, f"{micro_batch} ran out of memory")
-        self.micro_batch, self.choice = self._fit.choose(micro_batch)
-        return self.micro_batch
+        self.choice = f"micro-batches of {smaller}: {self._fit.reason}"
+        self.micro_batch = smaller
+        return smaller
 
 
 def _trainable(net: nn.Module, loss: Loss) -> list[nn.Parameter]:

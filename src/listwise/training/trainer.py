@@ -24,7 +24,7 @@ from listwise.losses import class_balanced_weights
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.pooling import GeM
-from listwise.settings import read_settings
+from listwise.settings import TrainConfig, read_settings
 from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.distributed import failing_together, world
 from listwise.training.loading import load_batches, naming_lost_workers
@@ -42,6 +42,8 @@ from listwise.training.view import UpdateReport, ValidationReport, View
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
 PICTURED_QUERIES = 5
+# Compiling takes a minute or two, and saves about as much in this many pixels on a large GPU.
+COMPILED_PIXELS = 5e10
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ class Trainer:
             self.progress.micro_batch or config.micro_batch,
             weighting=class_balanced_weights if weighted else None,
             autocast=self._autocast,
+            compile=worth_compiling(config, self.device),
         )
         step.counts = counts
         return step
@@ -289,6 +292,8 @@ class Trainer:
         self.net.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.step(self._near(batch.images), batch.labels).item()
+        if self.step.fallback:
+            self._say_once(self.step.fallback, self.step.fallback)
         if self.progress.micro_batch is None:
             self._say_once(self.step.choice.partition(": ")[2], self.step.choice)
             if self.device.type == "cpu":
@@ -403,6 +408,14 @@ class Trainer:
         if key not in self._said:
             self._said.add(key)
             self.view.say(line)
+
+
+def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
+    """Whether to compile the network: if asked, or if that will have been quicker at the end."""
+    if config.compile != "auto":
+        return config.compile == "yes"
+    pixels = config.updates * config.images_per_update * config.crops.size**2
+    return device.type == "cuda" and pixels >= COMPILED_PIXELS
 
 
 def smallest_batch(

@@ -1,0 +1,180 @@
+"""Decoding and augmenting training crops: what a core does, and what all of them bring together."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from listwise.errors import InputError
+from listwise.settings import CropSettings
+
+if TYPE_CHECKING:
+    from listwise.data import Images
+
+DISTINCT = 16  # photos that are drawn; the others are copies, which are as hard to decode
+BATCHES = 4  # timed, after one that starts the workers
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of the way: photos a second, and milliseconds of a core for each if it has one."""
+
+    step: str
+    workers: int
+    per_second: float | None
+    core_ms: float | None
+    skipped: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """The row as plain data."""
+        return asdict(self)
+
+
+def make_photos(folder: Path, count: int, width: int, height: int) -> list[str]:
+    """Write JPEG photos with the detail of real ones: 300 kB at a megapixel, more or less."""
+    import cv2
+
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = []
+    for seed in range(min(count, DISTINCT)):
+        generator = np.random.default_rng(seed)
+        # Detail at every scale, as photographs have it, and a sensor's noise.
+        pixels = generator.normal(0, 4.5, (height, width, 3))
+        for cell in (2, 4, 8, 16, 32, 64, 128, 256):
+            shape = max(2, height // cell), max(2, width // cell), 3
+            coarse = generator.normal(0, 4 * cell**0.4, shape)
+            pixels += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+        clipped = np.clip(128 + pixels, 0, 255).astype(np.uint8)
+        _, encoded = cv2.imencode(".jpg", clipped, [cv2.IMWRITE_JPEG_QUALITY, 91])
+        contents.append(encoded.tobytes())
+    paths = [folder / f"{i:06d}.jpg" for i in range(count)]
+    for i, path in enumerate(paths):
+        path.write_bytes(contents[i % len(contents)])
+    return [str(path) for path in paths]
+
+
+def run(
+    photos: int = 256,
+    size: int = 800,
+    workers: Sequence[int] | None = None,
+    folder: str | Path | None = None,
+    device: str = "cpu",
+) -> Iterator[Row]:
+    """Measure the input side of training.
+
+    Args:
+        photos: JPEG photos to make, of a megapixel if crops are of 800.
+        size: side of the crops.
+        workers: numbers of processes to decode with; one, and one for each core by default.
+        folder: real photos to take instead.
+        device: a GPU to compare its decoder with, if it is one.
+    """
+    from listwise.data import Images, read_images
+
+    if photos < 1:
+        raise InputError("there must be a photo to decode: give 1 or more")
+    every = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
+        if folder is None:
+            paths = make_photos(Path(scratch), photos, round(1.44 * size), round(1.08 * size))
+            images = Images(tuple(paths), tuple(paths), None)
+        else:
+            images = read_images(folder)
+        yield from _steps(images, CropSettings(size=size))
+        for number in dict.fromkeys(workers or (1, every)):
+            yield _loaded(images, CropSettings(size=size), number)
+        if device.startswith("cuda"):
+            yield from _gpu(images, device)
+
+
+def _steps(images: "Images", settings: CropSettings) -> Iterator[Row]:
+    """What one core needs for each step of a crop."""
+    import cv2
+
+    from listwise.data import load_image, random_crop
+
+    still = settings.model_copy(
+        update={"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+    )
+    threads = cv2.getNumThreads()
+    cv2.setNumThreads(0)
+    try:
+        paths = images.paths[:DISTINCT]
+        decoded = [load_image(path, None, settings.min_side) for path in paths]
+
+        def crops(how: CropSettings) -> Callable[[int], object]:
+            return lambda i: random_crop(decoded[i], how, np.random.default_rng(i))
+
+        decode = _core_ms(lambda i: load_image(paths[i], None, settings.min_side), len(paths))
+        plain = _core_ms(crops(still), len(paths))
+        colour = max(0.0, _core_ms(crops(settings), len(paths)) - plain)
+    finally:
+        cv2.setNumThreads(threads)
+    for step, milliseconds in (("decode", decode), ("crop", plain), ("colour", colour)):
+        yield Row(step, 1, None, milliseconds)
+
+
+def _core_ms(step: Callable[[int], object], count: int) -> float:
+    """Milliseconds of a core that a step takes, the least of three rounds."""
+    rounds = []
+    for _ in range(3):
+        start = time.thread_time()
+        for i in range(count):
+            step(i)
+        rounds.append(time.thread_time() - start)
+    return 1e3 * min(rounds) / count
+
+
+def _loaded(images: "Images", settings: CropSettings, workers: int) -> Row:
+    """Crops a second as the trainer gets them."""
+    from listwise.data import CropDataset, LabelledImages
+    from listwise.training.loading import load_batches
+
+    labels = np.zeros(len(images), dtype=np.int64)
+    labelled = LabelledImages(images.paths, images.ids, images.boxes, labels, ("all",), None)
+    batch = max(16, 64 * workers)
+    batches = load_batches(
+        CropDataset(labelled, settings, seed=0),
+        lambda update: np.arange(update * batch, (update + 1) * batch) % len(images),
+        range(1 + BATCHES),
+        workers,
+    )
+    with closing(batches):
+        next(batches)
+        start = time.perf_counter()
+        crops = sum(len(found.images) for found in batches)
+        seconds = time.perf_counter() - start
+    return Row(
+        "decode and augment", workers, crops / seconds, 1e3 * seconds * max(1, workers) / crops
+    )
+
+
+def _gpu(images: "Images", device: str) -> Iterator[Row]:
+    """Whole photos a second by the GPU's decoder, in batches; nothing is cut out yet."""
+    step = "decode on the GPU (nvJPEG)"
+    try:
+        import torch
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        contents = [
+            torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+            for path in images.paths[:64]
+        ]
+        for _ in range(2):  # the first time sets it up
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            for _ in range(BATCHES):
+                decode_jpeg(contents, mode=ImageReadMode.RGB, device=device)
+            torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - start
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        yield Row(step, 0, None, None, reason)
+        return
+    yield Row(step, 0, BATCHES * len(contents) / seconds, None)

@@ -1,0 +1,426 @@
+"""A whole training step at the paper's setting: images a second, and how far the limit is."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from listwise.models import RetrievalNet
+    from listwise.training import MultistageStep
+    from listwise.training.forward import Forward
+
+ITERATIONS = 200  # of the paper's run
+CLASS_SIZE = 4
+CHECKED = 16  # images of the batch on which gradients are compared
+FOLD_SIDE = 128  # their side in float64
+FOLD_TOLERANCE = 1e-8
+# Descriptors of a batch are computed twice and backpropagated once, at twice a forward's work.
+PASSES = 4
+
+SINGLE = "float32, one image at a time"
+AUTOCAST = "bfloat16 autocast"
+FOLDED = "folded, bfloat16"
+COMPILED = "folded, bfloat16, compiled"
+METHODS = (SINGLE, AUTOCAST, FOLDED, COMPILED)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this machine reaches on plain work, and what an image costs, at the least.
+
+    Attributes:
+        flops: operations a second of a large bfloat16 matrix product.
+        bandwidth: bytes a second of a large copy, read and written.
+        image_flops: operations of a forward of one image.
+        image_bytes: bytes that its convolutions read and write, in bfloat16.
+        images: images a second of a step whose every convolution ran at one of the two limits.
+    """
+
+    flops: float
+    bandwidth: float
+    image_flops: float
+    image_bytes: float
+    images: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to do the step, or why it was skipped; rates are images a second.
+
+    Attributes:
+        method: one of `METHODS`.
+        measured: images of the step that was timed.
+        forward: rate of the forward alone.
+        both: rate of forward and backward.
+        step: rate of the whole step, with loss and Adam's update.
+        ratio: that rate over the first row's.
+        minutes: 200 steps of the whole batch at that rate.
+        peak_bytes: most memory held on the GPU.
+        tflops: operations a second that the step came to, in 10^12.
+        gigabytes: bytes a second that it moved at the least, in 10^9.
+        of_limit: share of `Limits.images`.
+        gradient_error: relative distance to the gradient of plain float32 backpropagation.
+        first_seconds: seconds until the first forward and backward were done.
+        skipped: why there is none of these.
+    """
+
+    method: str
+    measured: int = 0
+    forward: float = 0.0
+    both: float = 0.0
+    step: float = 0.0
+    ratio: float = 0.0
+    minutes: float = 0.0
+    peak_bytes: int = 0
+    tflops: float = 0.0
+    gigabytes: float = 0.0
+    of_limit: float = 0.0
+    gradient_error: float = 0.0
+    first_seconds: float = 0.0
+    skipped: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """The row as plain data."""
+        return asdict(self)
+
+
+def run(
+    device: str = "auto",
+    backbone: str = "resnet101",
+    size: int = 800,
+    batch: int = 4096,
+    micro_batch: int = 128,
+    updates: int = 1,
+    quick: bool = False,
+) -> Iterator[Row]:
+    """Measure the step in each way; crops come from memory.
+
+    Args:
+        device: "auto" takes a GPU if there is one.
+        backbone: a timm model; its weights are random, brought to the scale of trained ones.
+        size: side of the crops.
+        batch: images of a step; the slower ways are timed on a part of it.
+        micro_batch: images whose graph is held at once.
+        updates: steps to time, after those that warm up.
+        quick: time a quarter of the batch at most.
+    """
+    import torch
+
+    if batch < 2 * CHECKED or batch % CLASS_SIZE:
+        raise InputError(f"a batch must be a multiple of {CLASS_SIZE}, {2 * CHECKED} at the least")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device(device)
+    gpu = place.type == "cuda"
+    if quick:
+        batch = max(2 * CHECKED, batch // 4 // CLASS_SIZE * CLASS_SIZE)
+    with exact_float32():
+        net = make_net(backbone, size, place)
+        images, labels = make_batch(batch, size, pinned=gpu)
+        limits = measure_limits(net, size, place)
+        few, few_labels = images[:CHECKED].to(place), labels[:CHECKED].to(place)
+        wrong = fold_error(net, few[..., :FOLD_SIDE, :FOLD_SIDE], few_labels)
+        if not wrong < FOLD_TOLERANCE:
+            raise RuntimeError(f"the folded gradient is {wrong:.0e} from the plain one in float64")
+        plain = plain_gradient(net, few, few_labels)
+        single: float | None = None
+        for method in METHODS:
+            if method == COMPILED and not gpu:
+                yield Row(method, skipped="compiled on a GPU only")
+                continue
+            count = {SINGLE: min(batch, 64), COMPILED: batch}.get(method, min(batch, 512))
+            step = make_step(method, net, micro_batch)
+            row = measure_step(step, method, images[:count], labels[:count], updates, limits, plain)
+            single = single or row.step
+            yield _with(row, ratio=row.step / single, minutes=ITERATIONS * batch / row.step / 60)
+            del step
+
+
+def measure_step(
+    step: "MultistageStep",
+    method: str,
+    images: "Tensor",
+    labels: "Tensor",
+    updates: int,
+    limits: Limits,
+    plain: "Tensor",
+) -> Row:
+    """Time a step and its two kinds of passes; images [B, 3, H, W] and labels [B] in memory."""
+    import torch
+
+    gpu = step.forward().device.type == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    assert isinstance(step.micro_batch, int)
+    passes(step.forward(), images, step.micro_batch, 1, backward=False)
+    passes(step.forward(), images, step.micro_batch, 1, backward=True)
+    first = time.perf_counter() - started
+    repeats = max(1, min(8, len(images) // step.micro_batch))
+    forward = passes(step.forward(), images, step.micro_batch, repeats, backward=False)
+    both = passes(step.forward(), images, step.micro_batch, repeats, backward=True)
+    error = gradient_error(step, images[:CHECKED], labels[:CHECKED], plain)
+    rate = whole_steps(step, images, labels, updates)
+    return Row(
+        method,
+        measured=len(images),
+        forward=forward,
+        both=both,
+        step=rate,
+        peak_bytes=torch.cuda.max_memory_allocated() if gpu else 0,
+        tflops=PASSES * limits.image_flops * rate / 1e12,
+        gigabytes=PASSES * limits.image_bytes * rate / 1e9,
+        of_limit=rate / limits.images,
+        gradient_error=error,
+        first_seconds=first,
+    )
+
+
+def passes(
+    forward: "Forward", images: "Tensor", micro_batch: int, repeats: int, *, backward: bool
+) -> float:
+    """Images a second through the network, a few micro-batches of [B, 3, H, W] in turn."""
+    import torch
+
+    crops = torch.split(images[: repeats * micro_batch].to(forward.device), micro_batch)
+    forward.refresh()
+    started = _now(forward.device)
+    count = 0
+    with torch.set_grad_enabled(backward):
+        for crop in crops:
+            descriptors = forward(crop)
+            if backward:
+                forward.backward(descriptors, descriptors.detach())
+            count += len(crop)
+    seconds = _now(forward.device) - started
+    forward.give_gradients()
+    forward.net.zero_grad()
+    return count / seconds
+
+
+def whole_steps(step: "MultistageStep", images: "Tensor", labels: "Tensor", updates: int) -> float:
+    """Images a second of steps with Adam's updates; images [B, 3, H, W] on the host."""
+    import torch
+
+    device = step.forward().device
+    state = {name: value.clone() for name, value in step.net.state_dict().items()}
+    optimizer = torch.optim.Adam(step.net.parameters(), lr=1e-6)
+    small = min(len(images), 2 * int(step.micro_batch))
+    for timed in (False, True):
+        count = len(images) if timed else small
+        started = _now(device)
+        for _ in range(updates if timed else 1):
+            optimizer.zero_grad(set_to_none=True)
+            step(images[:count].to(device, non_blocking=True), labels[:count])
+            optimizer.step()
+        seconds = _now(device) - started
+    step.net.load_state_dict(state)
+    step.net.zero_grad()
+    return updates * len(images) / seconds
+
+
+def make_step(method: str, net: "RetrievalNet", micro_batch: int) -> "MultistageStep":
+    """The step that a method stands for."""
+    import torch
+
+    from listwise.losses import QuantizedAPLoss
+    from listwise.training import MultistageStep
+
+    if method == SINGLE:
+        return MultistageStep(net, QuantizedAPLoss(), 1)
+    if method == AUTOCAST:
+        return MultistageStep(under_autocast(net), QuantizedAPLoss(), micro_batch)
+    return MultistageStep(
+        net,
+        QuantizedAPLoss(),
+        micro_batch,
+        autocast=torch.bfloat16,
+        compile=method == COMPILED,
+    )
+
+
+def under_autocast(net: "nn.Module") -> "nn.Module":
+    """The network as one runs it in bfloat16 without further ado, channels last."""
+    import torch
+
+    class UnderAutocast(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, images: "Tensor") -> "Tensor":
+            images = images.contiguous(memory_format=torch.channels_last)
+            with torch.autocast(images.device.type, torch.bfloat16):
+                descriptors: Tensor = self.net(images)
+            return descriptors
+
+    return UnderAutocast()
+
+
+def make_net(backbone: str, size: int, device: "torch.device") -> "RetrievalNet":
+    """A network with random weights whose batch norms have seen images, as trained ones have."""
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from listwise.models import RetrievalNet
+
+    torch.manual_seed(0)
+    net = RetrievalNet(backbone, weights="random").to(device)
+    for norm in [module for module in net.modules() if isinstance(module, _BatchNorm)]:
+        if not norm.weight.any():
+            # The last of a fresh residual branch: on zeros a GPU is faster than on numbers, and
+            # with large ones the gradient of a random network is mostly rounding.
+            torch.nn.init.uniform_(norm.weight, 0.05, 0.1)
+        torch.nn.init.normal_(norm.bias, -0.1, 0.1)
+        norm.momentum = None  # the plain mean
+        norm.reset_running_stats()
+        norm.train()
+    with torch.no_grad():
+        net(make_batch(2 * CHECKED, min(size, 256))[0][:CHECKED].to(device))
+    return net.train()
+
+
+def make_batch(batch: int, size: int, pinned: bool = False) -> tuple["Tensor", "Tensor"]:
+    """Crops uint8 [B, 3, size, size] of coarse patterns, alike within a class, and labels [B]."""
+    import torch
+    import torch.nn.functional as F
+
+    generator = torch.Generator().manual_seed(0)
+    kinds = min(batch, 64)  # the same again with other noise: drawing takes longer than the step
+    labels = torch.arange(batch) // CLASS_SIZE
+    classes = torch.rand(kinds // CLASS_SIZE, 3, 6, 6, generator=generator)
+    coarse = classes[labels[:kinds]] + 0.2 * torch.rand(kinds, 3, 6, 6, generator=generator)
+    smooth = F.interpolate(coarse, (size, size), mode="bilinear")
+    smooth += 0.1 * torch.randn(1, 3, size, size, generator=generator)
+    patterns = (smooth.clamp(0, 1) * 255).to(torch.uint8)
+    if pinned:
+        patterns = patterns.cuda()  # gigabytes are moved more quickly from there
+    images = torch.empty(batch, 3, size, size, dtype=torch.uint8, pin_memory=pinned)
+    for first in range(0, batch, kinds):
+        part = images[first : first + kinds]
+        # Each time moved a little further, so that no two images are equal.
+        part.copy_(patterns[: len(part)].roll(7 * (first // kinds), dims=2))
+    return images, labels
+
+
+def plain_gradient(net: "RetrievalNet", images: "Tensor", labels: "Tensor") -> "Tensor":
+    """The gradient by one backward of the whole batch, all parameters in one vector."""
+    import torch
+
+    from listwise.losses import QuantizedAPLoss
+
+    net.zero_grad()
+    torch.autograd.backward(QuantizedAPLoss()(net(images), labels))
+    return _gradient(net)
+
+
+def gradient_error(
+    step: "MultistageStep", images: "Tensor", labels: "Tensor", plain: "Tensor"
+) -> float:
+    """Relative distance of a step's gradient on a small batch to the plain one."""
+    step.net.zero_grad()
+    step(images, labels)
+    return float((_gradient(step.net) - plain).norm() / plain.norm())
+
+
+def fold_error(net: "RetrievalNet", images: "Tensor", labels: "Tensor") -> float:
+    """Relative distance of the folded step's gradient to the plain one, both in float64."""
+    import copy
+
+    wide = copy.deepcopy(net).double()
+    plain = plain_gradient(wide, images, labels)
+    return gradient_error(make_step(FOLDED, wide, CHECKED // 2), images, labels, plain)
+
+
+def _gradient(net: "nn.Module") -> "Tensor":
+    import torch
+
+    gradient = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    net.zero_grad()
+    return gradient
+
+
+def measure_limits(net: "RetrievalNet", size: int, device: "torch.device") -> Limits:
+    """Measure the machine on plain work, and count what the network's convolutions do."""
+    import torch
+
+    gpu = device.type == "cuda"
+    side = 8192 if gpu else 256
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    flops = 2 * side**3 / seconds_of(lambda: a @ b, device)
+    source = torch.empty(2**31 if gpu else 2**24, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    bandwidth = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
+    costs = convolution_costs(net, size)
+    seconds = sum(PASSES * max(work / flops, moved / bandwidth) for work, moved in costs)
+    return Limits(
+        flops,
+        bandwidth,
+        sum(work for work, _ in costs),
+        sum(moved for _, moved in costs),
+        1 / seconds,
+    )
+
+
+def convolution_costs(net: "RetrievalNet", size: int) -> list[tuple[float, float]]:
+    """Operations and bytes, in and out in bfloat16, of each convolution for one image."""
+    import copy
+
+    import torch
+
+    costs: list[tuple[float, float]] = []
+
+    def note(module: Any, inputs: tuple["Tensor", ...], output: "Tensor") -> None:
+        weights = module.weight[0].numel()
+        costs.append((2.0 * output.numel() * weights, 2.0 * (inputs[0].numel() + output.numel())))
+
+    still = copy.deepcopy(net).to("meta")  # shapes only
+    for module in still.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        still(torch.empty(1, 3, size, size, device="meta"))
+    return costs
+
+
+def seconds_of(call: Callable[[], object], device: "torch.device", repeats: int = 10) -> float:
+    """The mean of a few runs, after two that warm up."""
+    for _ in range(2):
+        call()
+    started = _now(device)
+    for _ in range(repeats):
+        call()
+    return (_now(device) - started) / repeats
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Meanwhile float32 convolutions are not rounded to TF32."""
+    import torch
+
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _now(device: "torch.device") -> float:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _with(row: Row, **changes: float) -> Row:
+    return Row(**{**asdict(row), **changes})

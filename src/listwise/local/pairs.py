@@ -1,0 +1,93 @@
+"""Spatial verification of many pairs of photos, on all cores.
+
+Worker processes import this module, so that it imports little.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from listwise.errors import InputError
+from listwise.local.storage import FeatureFile
+from listwise.local.verification import Verified, comparison
+
+Pair = tuple[int, int]
+"""A query and an image of the database, by their positions."""
+
+_PAIRS = 32  # verified by a worker at a time
+
+
+def verify_pairs(
+    queries: FeatureFile,
+    database: FeatureFile,
+    pairs: Iterable[Pair],
+    workers: int = 0,
+    on_pair: Callable[[int], object] = lambda count: None,
+) -> dict[Pair, Verified]:
+    """What queries and images share, each pair looked at once, on all cores.
+
+    Args:
+        queries: features of the queries.
+        database: features of the images, by the same extractor.
+        pairs: of a query and an image, some of them perhaps twice.
+        workers: processes; 0 works in this one.
+        on_pair: called with the number of pairs just done.
+    """
+    database.require(queries.header.extractor)
+    wanted = sorted(set(pairs))
+    parts = [wanted[start : start + _PAIRS] for start in range(0, len(wanted), _PAIRS)]
+    found: dict[Pair, Verified] = {}
+
+    def keep(part: list[Pair], verified: list[Verified]) -> None:
+        found.update(zip(part, verified, strict=True))
+        on_pair(len(part))
+
+    if workers == 0 or len(parts) < 2:
+        for part in parts:
+            keep(part, _verify(queries, database, part))
+        return found
+    count = min(workers, len(parts))
+    # Forked processes would inherit the locks of this one's threads.
+    with ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_open_files,
+        initargs=(queries.path, database.path),
+    ) as pool:
+        tasks = [pool.submit(_verify_opened, part) for part in parts]
+        try:
+            for part, task in zip(parts, tasks, strict=True):
+                keep(part, task.result())
+        except BrokenProcessPool as error:
+            raise InputError(
+                "a process that verifies was ended by the system, mostly for lack of memory: "
+                "use fewer --workers"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return found
+
+
+def _verify(queries: FeatureFile, database: FeatureFile, pairs: list[Pair]) -> list[Verified]:
+    compare = comparison(database.header.extractor)
+    read = lru_cache(maxsize=1)(queries.read)
+    return [compare(read(query), database.read(image)) for query, image in pairs]
+
+
+_opened: list[FeatureFile] = []
+"""Of a worker process: features of queries and database."""
+
+
+def _open_files(*paths: Path) -> None:
+    threadpool_limits(1)  # a worker has one core
+    _opened.extend(FeatureFile.open(path) for path in paths)
+
+
+def _verify_opened(pairs: list[Pair]) -> list[Verified]:
+    queries, database = _opened
+    return _verify(queries, database, pairs)

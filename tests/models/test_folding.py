@@ -1,0 +1,283 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.layers import BatchNormAct2d
+from torch import nn
+
+from listwise.models import RetrievalNet
+from listwise.models.folding import Fold, Twin, folded, folds_hold, survey
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trained(net: nn.Module) -> nn.Module:
+    """The network with batch norms that do something, as after training."""
+    torch.manual_seed(1)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            if module.affine:
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, std=0.2)
+    return net.eval()
+
+
+def make_net(backbone: str, dtype: torch.dtype = torch.float64, **options) -> RetrievalNet:
+    torch.manual_seed(0)
+    net = RetrievalNet(backbone, weights="random", **options).to(dtype)
+    trained(net)
+    return net.train()
+
+
+def photos(count: int, side: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    return (F.interpolate(coarse, (side, side), mode="bilinear") * 255).to(torch.uint8)
+
+
+def through_twin(twin: Twin, parts, cotangents) -> None:
+    """Forward and backward of some micro-batches, and what they came to given back."""
+    twin.refresh()
+    for images, cotangent in zip(parts, cotangents, strict=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            descriptors = twin.module(images.contiguous(memory_format=torch.channels_last))
+        torch.autograd.backward(descriptors, cotangent.to(descriptors.dtype))
+        twin.collect()
+    twin.give_back()
+
+
+def gradients(net):
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def compare(net, images, tolerance, micro_batch=2):
+    """Gradients of the network itself and of its twin, by a random direction."""
+    twin = Twin(net, images[:1], torch.bfloat16)
+    direction = torch.randn(len(images), net.dim, generator=torch.Generator().manual_seed(2))
+    net.zero_grad()
+    plain = net(images)
+    torch.autograd.backward(plain, direction.to(plain.dtype))
+    expected = gradients(net)
+    net.zero_grad()
+    through_twin(twin, images.split(micro_batch), direction.split(micro_batch))
+    actual = gradients(net)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.norm() > 0, name
+        assert actual[name].dtype == gradient.dtype
+    flat = torch.cat([g.flatten() for g in expected.values()])
+    found = torch.cat([actual[name].flatten() for name in expected])
+    assert (found - flat).norm() <= tolerance * flat.norm()
+    return twin
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bias=st.booleans(),
+    affine=st.booleans(),
+    groups=st.sampled_from([1, 2]),
+    stride=st.sampled_from([1, 2]),
+    padding=st.sampled_from([0, 1]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_one_convolution_does_what_the_two_do(bias, affine, groups, stride, padding, seed):
+    torch.manual_seed(seed)
+    conv = nn.Conv2d(4, 6, 3, stride, padding, groups=groups, bias=bias).double()
+    norm = trained(nn.BatchNorm2d(6, eps=0.01, affine=affine).double())
+    images = torch.randn(2, 4, 7, 7, dtype=torch.float64)
+    weight, shift = folded(conv, norm)
+    actual = F.conv2d(images, weight, shift, stride, padding, groups=groups)
+    torch.testing.assert_close(actual, norm(conv(images)), rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_through_the_fold_are_the_formulas():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 5, 3).double(), trained(nn.BatchNorm2d(5).double())
+    weight, bias = folded(conv, norm)
+    by_weight, by_bias = torch.randn_like(weight), torch.randn_like(bias)
+    torch.autograd.backward([weight, bias], [by_weight, by_bias])
+    deviation = (norm.running_var + norm.eps).sqrt()
+    scale = norm.weight.detach() / deviation
+    with torch.no_grad():
+        along = (by_weight * conv.weight).sum((1, 2, 3))
+        gamma = (along + by_bias * (conv.bias - norm.running_mean)) / deviation
+    torch.testing.assert_close(conv.weight.grad, by_weight * scale[:, None, None, None])
+    torch.testing.assert_close(conv.bias.grad, by_bias * scale)
+    torch.testing.assert_close(norm.weight.grad, gamma)
+    torch.testing.assert_close(norm.bias.grad, by_bias)
+
+
+BACKBONES = ["test_resnet", "resnet18", "tf_efficientnet_lite0"]
+
+
+@pytest.mark.parametrize("projection", [None, 5])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_gradient_is_the_unfolded_network_s(backbone, projection):
+    net = make_net(backbone, projection=projection)
+    twin = compare(net, photos(3), 1e-10)
+    norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(twin.folds) == len(norms) > 0
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in twin.module.modules())
+
+
+def test_all_of_a_deep_one_is_folded():
+    net = RetrievalNet("resnet101", weights="random")
+    twin = Twin(net, photos(1, 32), torch.bfloat16)
+    assert len(twin.folds) == 104
+    assert {p.dtype for p in twin.module.backbone.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
+def test_half_precision_is_as_near_as_under_autocast(backbone):
+    net, images = make_net(backbone, torch.float32), photos(3)
+    direction = torch.randn(3, net.dim, generator=torch.Generator().manual_seed(2))
+    found = []
+    for autocast in (False, True):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            descriptors = net(images)
+        torch.autograd.backward(descriptors, direction)
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    exact, usual = found
+    net.zero_grad()
+    through_twin(Twin(net, images[:1], torch.bfloat16), [images], [direction])
+    ours = torch.cat([p.grad.flatten() for p in net.parameters()])
+    assert 0 < (ours - exact).norm() < 1.3 * (usual - exact).norm() < 0.5 * exact.norm()
+
+
+def test_what_autocast_would_cast_is_cast_and_the_rest_shared():
+    net = make_net("test_vit", torch.float32, projection=5)
+    twin = compare(net, photos(2, 160), 0.1)
+    assert twin.folds == []
+    assert twin.module.backbone.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
+    assert twin.module.pooling.p is net.pooling.p
+    assert twin.module.projection.weight is net.projection.weight
+    assert twin.module.backbone.norm.weight is net.backbone.norm.weight
+    assert all(p.dtype == torch.float32 for p in net.parameters())
+
+
+class Example(nn.Module):
+    """A convolution and a batch norm, which meet in some way; fresh, it changes nothing."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.norm = nn.BatchNorm2d(3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, images):
+        x = self.conv(images)
+        if self.way == "changed between":
+            return self.norm(self.act(x)).mean((2, 3))
+        if self.way == "seen by others":
+            return (self.norm(x) + x.exp()).mean((2, 3))
+        if self.way == "norm called twice":
+            return self.norm(x).relu().mean((2, 3)) + self.norm(images).mean((2, 3))
+        if self.way == "conv called twice":
+            return self.norm(self.conv(x.relu())).mean((2, 3))
+        return self.act(self.norm(x)).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    "way", ["changed between", "seen by others", "norm called twice", "conv called twice"]
+)
+def test_what_cannot_be_folded_is_left(way):
+    torch.manual_seed(0)
+    net, images = Example(way).eval(), torch.rand(2, 3, 5, 5)
+    twin = Twin(net, images, torch.bfloat16)
+    assert twin.folds == []
+    trained(net)
+    twin.refresh()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(twin.module(images), net(images))
+
+
+def test_a_plain_pair_is_folded():
+    net, images = Example("plain").eval(), torch.rand(2, 3, 5, 5)
+    assert survey(net, images).folds == [Fold("conv", "norm")]
+    assert folds_hold(net, [Fold("conv", "norm")], images)
+    assert not folds_hold(Example("seen by others").eval(), [Fold("conv", "norm")], images)
+
+
+def test_the_network_s_own_weights_decide_at_each_refresh():
+    net, images = make_net("test_resnet"), photos(2)
+    twin = Twin(net, images[:1], torch.bfloat16)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(0.7)
+        net.backbone.bn1.running_mean.add_(0.1)
+        before = twin.module(images)
+        twin.refresh()
+        expected = net(images)
+        torch.testing.assert_close(twin.module(images), expected, rtol=1e-9, atol=0)
+    assert not torch.allclose(before, expected, rtol=1e-3)
+
+
+def test_modes_are_followed():
+    net = make_net("test_vit")
+    twin = Twin(net, photos(1, 160), torch.bfloat16)
+    for training in (True, False, True):
+        net.train(training)
+        twin.refresh()
+        assert all(block.training is training for block in twin.module.backbone.blocks)
+
+
+def test_activations_of_a_norm_stay():
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), BatchNormAct2d(4, drop_layer=lambda: nn.Dropout(0.9)), nn.Flatten()
+    )
+    trained(net)
+    twin = Twin(net, torch.rand(1, 3, 5, 5), torch.bfloat16)
+    assert twin.folds == [Fold("0", "1")]
+    assert (twin.module(torch.rand(2, 3, 5, 5).bfloat16()) >= 0).all()
+    assert not twin.module[1].drop.training
+    net[1].drop.train()
+    twin.refresh()
+    assert twin.module[1].drop.training
+
+
+def test_frozen_parameters_stay_without_gradient():
+    net, images = make_net("test_resnet"), photos(2)
+    net.backbone.conv1.requires_grad_(False)
+    net.backbone.bn1.requires_grad_(False)
+    net.backbone.layer1.requires_grad_(False)
+    net.backbone.layer1[0].bn2.weight.requires_grad_(True)
+    compare(net, images, 1e-10)
+    assert net.backbone.conv1[0].weight.grad is None
+    assert net.backbone.layer1[0].conv2.weight.grad is None
+    assert net.backbone.layer1[0].bn2.weight.grad.norm() > 0
+
+
+def test_sums_keep_digits_that_half_precision_loses():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    twin = Twin(net, torch.rand(1, 3, 5, 5), torch.bfloat16)
+    twin.refresh()
+    weight = twin.module[0].weight
+    assert weight.dtype == torch.bfloat16
+    for value in (1.0, *[2.0**-10] * 512):
+        weight.grad = torch.full_like(weight, value)
+        twin.collect()
+    twin.give_back()
+    torch.testing.assert_close(net[0].weight.grad, torch.full_like(net[0].weight, 1.5))
+
+
+def test_other_parts_are_noticed():
+    net, images = make_net("test_resnet"), photos(1)
+    twin = Twin(net, images, torch.bfloat16)
+    assert twin.fits()
+    net.load_state_dict(copy.deepcopy(net.state_dict()))
+    assert twin.fits()
+    net.backbone.conv1 = copy.deepcopy(net.backbone.conv1)
+    assert not twin.fits()
