@@ -1,8 +1,14 @@
 import os
+import resource
 import stat
 import threading
 
-from listwise.files import publish, write_text
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from listwise.files import publish, write_tensors, write_text
 
 
 def test_publish_replaces_the_old_file_and_leaves_no_partial_one(tmp_path):
@@ -43,3 +49,26 @@ def test_a_reader_never_sees_a_part_of_a_text_file(tmp_path):
         seen.add(path.read_text())
     writer.join()
     assert seen <= texts
+
+
+def test_tensors_of_either_kind_come_back(tmp_path):
+    shared = torch.arange(12.0).view(3, 4)
+    write_tensors(tmp_path / "new" / "a", {"x": shared, "turned": shared.T}, {"of": "torch"})
+    write_tensors(tmp_path / "b", {"x": np.arange(3), "y": np.eye(2, dtype=np.float32)})
+    found = load_file(tmp_path / "new" / "a")
+    assert torch.equal(found["turned"], shared.T)
+    assert load_file(tmp_path / "b")["x"].tolist() == [0, 1, 2]
+
+
+def test_a_full_disk_leaves_the_old_tensors(tmp_path):
+    path = tmp_path / "state"
+    write_tensors(path, {"x": torch.zeros(4)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"cannot write {path}"):
+            write_tensors(path, {"x": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load_file(path)["x"].tolist() == [0, 0, 0, 0]
+    assert os.listdir(tmp_path) == ["state"]

@@ -1,7 +1,9 @@
 """Files that are always whole."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def publish(partial: Path, final: Path) -> None:
@@ -23,3 +25,43 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.tmp")
     partial.write_text(text, encoding="utf-8")
     publish(partial, path)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file that is at every moment the old one or the new one.
+
+    Args:
+        path: of the file; its folder is made if there is none.
+        tensors: all of PyTorch, on any device, or all of NumPy.
+        metadata: texts to go with them.
+
+    Raises:
+        OSError: it cannot be written; the message says what and why.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors import numpy as of_numpy
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        if all(isinstance(value, np.ndarray) for value in tensors.values()):
+            of_numpy.save_file(dict(tensors), partial, metadata)
+        else:
+            import torch
+            from safetensors import torch as of_torch
+
+            # A copy each: safetensors takes neither shared memory nor gaps between the values.
+            plain = {
+                key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                for key, value in tensors.items()
+            }
+            of_torch.save_file(plain, partial, metadata)
+        publish(partial, path)
+    except SafetensorError as error:
+        # It has no error of its own for a full disk, and leaves the system's as text.
+        raise OSError(f"cannot write {path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)

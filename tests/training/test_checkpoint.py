@@ -1,3 +1,5 @@
+import resource
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -74,17 +76,17 @@ def test_a_state_of_another_network_is_refused(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     net, optimizer = make(0)
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, net, optimizer, Progress(update=1))
     train(net, optimizer, 1)
 
-    def fill_disk(tensors, partial, metadata):
-        partial.write_bytes(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("listwise.training.checkpoint.save_file", fill_disk)
-    with pytest.raises(OSError, match="No space"):
-        save_checkpoint(path, net, optimizer, Progress(update=2))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot write"):
+            save_checkpoint(path, net, optimizer, Progress(update=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_checkpoint(path, net, optimizer).update == 1

@@ -122,8 +122,8 @@ def available_memory() -> int:
     return free_bytes(torch.device("cpu"))
 
 
-def machine() -> str:
-    """This machine in a few words."""
+def machine(device: str = "cpu") -> str:
+    """This machine in a few words, with its GPU if that is the device or "auto" finds one."""
     import torch
 
     processor = platform.processor() or platform.machine()
@@ -133,6 +133,8 @@ def machine() -> str:
             if line.startswith("model name"):
                 processor = line.split(":", 1)[1].strip()
                 break
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        processor = f"{torch.cuda.get_device_name()}; {processor}"
     return (
         f"{processor}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, Python {platform.python_version()}"

@@ -1,7 +1,8 @@
 """`listwise benchmark`: the measured comparisons."""
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,13 +12,27 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Measure this machine: time and memory beside the alternatives.",
-    epilog="Example:  listwise benchmark loss --sizes 256,1024,4096",
+    epilog="Examples:\n\nlistwise benchmark\n\nlistwise benchmark loss --sizes 256,1024,4096",
 )
 
+Device = Annotated[str, typer.Option(help="cpu, cuda ...; auto takes a GPU if there is one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")]
 
-@app.callback()
-def _group() -> None:
-    pass
+
+@app.callback(invoke_without_command=True)
+def everything(context: typer.Context, device: Device = "auto", json: Json = False) -> None:
+    """Measure this machine: loss, training step, input and extraction in one table."""
+    if context.invoked_subcommand is not None:
+        return
+    from listwise.benchmarks import summary
+
+    _show(
+        summary.run(device),
+        "From photos to a training step",
+        [("", "<"), ("", "<"), ("", ">"), ("", ">")],
+        lambda line: [line.benchmark, line.what, line.figure, line.beside],
+        json,
+    )
 
 
 @app.command(
@@ -28,9 +43,13 @@ def loss(
         str, typer.Option(help="Batch sizes, with commas.")
     ] = "256,512,1024,2048,4096,8192,16384",
     dim: Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)] = 2048,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of the columns, with semicolons; all by default.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
 ) -> None:
-    """Forward + backward of the AP loss, its dense transcription, FastAP and SmoothAP."""
+    """Forward + backward of the AP loss beside its dense transcription and others."""
     import json as encoder
 
     from rich.console import Console
@@ -38,31 +57,183 @@ def loss(
 
     from listwise.benchmarks import loss as benchmark
     from listwise.benchmarks.measure import machine
+    from listwise.errors import InputError
+    from listwise.training.choices import Machine
 
     batches = _whole_numbers(sizes)
+    device = "cuda" if Machine.this(device).device.startswith("cuda") else "cpu"
+    known = benchmark.methods_on(device)
+    columns = known if methods is None else tuple(map(str.strip, methods.split(";")))
+    if not set(columns) <= set(known):
+        raise InputError(f"--methods takes some of {'; '.join(known)}, not {methods!r}")
+    measured = benchmark.run(batches, dim, columns, device)
     if json:
-        for row in benchmark.run(batches, dim):
+        for row in measured:
             typer.echo(encoder.dumps(row.as_json()))
         return
     console = Console()
     rows: dict[tuple[str, int], benchmark.Row] = {}
     with console.status("measuring") as status:
-        for row in benchmark.run(batches, dim):
+        for row in measured:
             rows[row.method, row.batch] = row
             status.update(f"measured {row.method} at B = {row.batch}")
-    table = Table(title=f"Forward + backward, C = {dim}, M = 20\n{machine()}")
+    table = Table(title=f"Forward + backward, C = {dim}, M = 20\n{machine(device)}")
     table.add_column("B", justify="right")
-    for method in benchmark.METHODS:
+    for method in columns:
         table.add_column(method, justify="right")
     for batch in batches:
-        table.add_row(str(batch), *(_cell(rows[method, batch]) for method in benchmark.METHODS))
+        table.add_row(str(batch), *(_cell(rows[method, batch]) for method in columns))
     console.print(table)
 
 
 def _cell(row: "Row") -> str:
+    from listwise.benchmarks.summary import milliseconds
+
     if row.seconds is None or row.extra_bytes is None:
         return str(row.skipped)
-    return f"{row.seconds:.2f} s  {row.extra_bytes / 1e6:,.0f} MB"
+    return f"{milliseconds(row.seconds)}  {row.extra_bytes / 1e6:,.0f} MB"
+
+
+@app.command(
+    epilog="Example:  listwise benchmark step --backbone resnet50 --size 224 --batch 1024",
+)
+def step(
+    backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet101",
+    size: Annotated[int, typer.Option(help="Side of the crops.", min=32)] = 800,
+    batch: Annotated[int, typer.Option(help="Images of a step.", min=32)] = 4096,
+    micro_batch: Annotated[
+        int, typer.Option(help="Images whose graph is in memory at once.", min=1)
+    ] = 128,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """A training step: one image at a time, in batches, folded, compiled."""
+    from listwise.benchmarks import step as benchmark
+
+    _show(
+        benchmark.run(device, backbone, size, batch, micro_batch),
+        f"Step of {batch} images, {backbone}, {size} × {size}",
+        [
+            ("", "<"),
+            ("forward /s", ">"),
+            ("with backward /s", ">"),
+            ("step /s", ">"),
+            ("ratio", ">"),
+            ("200 steps", ">"),
+            ("GPU memory", ">"),
+            ("of the limit", ">"),
+            ("gradient off by", ">"),
+        ],
+        lambda row: (
+            [row.method, row.skipped]
+            if row.skipped
+            else [
+                row.method,
+                f"{row.forward:,.0f}",
+                f"{row.both:,.0f}",
+                f"{row.step:,.1f}",
+                f"{row.ratio:.1f} ×",
+                f"{row.minutes:,.1f} min",
+                f"{row.peak_bytes / 1e9:.0f} GB",
+                f"{100 * row.of_limit:.0f} %",
+                f"{row.gradient_error:.1g}",
+            ]
+        ),
+        json,
+    )
+
+
+@app.command("input", epilog="Example:  listwise benchmark input --photos 64 --size 224")
+def input_side(
+    photos: Annotated[int, typer.Option(help="JPEG photos to make.", min=1)] = 256,
+    size: Annotated[int, typer.Option(help="Side of the crops.", min=32)] = 800,
+    folder: Annotated[
+        Path | None, typer.Option(help="Real photos to take instead.", exists=True)
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Photos decoded and augmented a second, by one core, by all, and by a GPU."""
+    from listwise.benchmarks import input as benchmark
+    from listwise.training.choices import Machine
+
+    _show(
+        benchmark.run(photos, size, folder=folder, device=Machine.this(device).device),
+        f"Crops of {size} × {size}",
+        [("", "<"), ("workers", ">"), ("photos/s", ">"), ("ms of a core", ">")],
+        lambda row: [
+            row.step,
+            str(row.workers or ""),
+            row.skipped or ("" if row.per_second is None else f"{row.per_second:,.0f}"),
+            "" if row.core_ms is None else f"{row.core_ms:.2f}",
+        ],
+        json,
+    )
+
+
+@app.command(epilog="Example:  listwise benchmark extraction --photos 64 --backbone resnet50")
+def extraction(
+    photos: Annotated[int, typer.Option(help="JPEG photos to make.", min=1)] = 512,
+    backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet101",
+    width: Annotated[int, typer.Option(help="Of the photos.", min=32)] = 1024,
+    height: Annotated[int, typer.Option(help="Of the photos.", min=32)] = 768,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """JPEG files to descriptors, beside one photo at a time in float32."""
+    from listwise.benchmarks import extraction as benchmark
+
+    _show(
+        benchmark.run(device, photos, backbone, width, height),
+        f"Photos of {width} × {height} through {backbone}",
+        [
+            ("", "<"),
+            ("", "<"),
+            ("photos", ">"),
+            ("photos/s", ">"),
+            ("ratio", ">"),
+            ("least cosine", ">"),
+        ],
+        lambda row: [
+            row.method,
+            row.precision,
+            f"{row.photos:,}",
+            f"{row.per_second:,.1f}",
+            f"{row.times_the_loop:.1f} ×",
+            f"{row.cosine:.5f}",
+        ],
+        json,
+    )
+
+
+def _show(
+    rows: Iterator[Any],
+    title: str,
+    columns: Sequence[tuple[str, str]],
+    cells: Callable[[Any], list[str]],
+    json: bool,
+) -> None:
+    """Print rows as they come in JSON, or all of them as a table with the machine below."""
+    import json as encoder
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from listwise.benchmarks.measure import machine
+
+    console = Console(stderr=json)
+    table = Table(title=title)
+    for name, side in columns:
+        table.add_column(name, justify="right" if side == ">" else "left", no_wrap=True)
+    with console.status("measuring") as status:
+        for row in rows:
+            table.add_row(*cells(row))
+            status.update(f"measured {' '.join(cells(row)[:2])}")
+            if json:
+                typer.echo(encoder.dumps(row.as_json()))
+    if not json:
+        console.print(table)
+        console.print(machine("auto"))
 
 
 @app.command(

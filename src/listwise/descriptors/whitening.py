@@ -1,7 +1,6 @@
 """Whitening: a mean and a projection, learned once, applied to every descriptor of a model."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.files import publish
+from listwise.files import write_tensors
 
 FORMAT_VERSION: Final = 1
 WHITENING_FILE: Final = "whitening.safetensors"
@@ -162,15 +160,8 @@ class Whitening:
     def save(self, folder: str | Path, network: str) -> None:
         """Write `whitening.safetensors` into the folder of the model of this fingerprint."""
         path = Path(folder) / WHITENING_FILE
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         metadata = {"whitening": self.info.model_dump_json(), "network": network}
-        try:
-            save_file({"mean": self.mean, "projection": self.projection}, partial, metadata)
-            publish(partial, path)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
+        write_tensors(path, {"mean": self.mean, "projection": self.projection}, metadata)
 
     @classmethod
     def load(cls, folder: str | Path, network: str) -> "Whitening | None":

@@ -1,7 +1,6 @@
 """The visual words of local descriptors: learned by k-means, and found again fast."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from listwise import __version__
 from listwise.errors import InputError
-from listwise.files import publish
+from listwise.files import write_tensors
 from listwise.local.words import nearest_words, word_totals
 from listwise.training.choices import Machine
 
@@ -153,18 +151,8 @@ class Codebook:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, which says where the codebook comes from."""
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         metadata = {"codebook": self.info.model_dump_json(), "fingerprint": self.fingerprint}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                save_file({"centroids": self.centroids}, partial, metadata)
-                publish(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"cannot write {path}: {error}") from error
+        write_tensors(Path(path), {"centroids": self.centroids}, metadata)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> "Codebook":

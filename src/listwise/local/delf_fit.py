@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from listwise.data import CropBatch, CropDataset, CropSettings, LabelledImages
 from listwise.errors import InputError
-from listwise.local.delf_net import read_state, resized, write_state
+from listwise.files import write_tensors
+from listwise.local.delf_net import read_state, resized
 from listwise.local.delf_settings import DelfTraining
 from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.loading import load_batches, naming_lost_workers
@@ -126,7 +127,7 @@ class Fitter:
                 # A checkpoint has one place for the figure that chooses, whatever it measures.
                 if progress.best_map is None or accuracy > progress.best_map:
                     progress.best_map, progress.best_update = accuracy, progress.update
-                    write_state(model, best)
+                    write_tensors(best, model.state_dict())
                 save_checkpoint(checkpoint, model, optimizer, progress)
             self.on_progress(
                 DelfProgress(step.name, progress.update, step.updates, loss.item(), accuracy)

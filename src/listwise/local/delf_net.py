@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Final, Self
 
@@ -10,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.files import publish, write_text
+from listwise.files import write_tensors, write_text
 from listwise.models.backbone import check_backbone, create_backbone, feature_map
 from listwise.models.weights import fit_state
 
@@ -119,7 +118,7 @@ class Delf(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json`, each of them atomically, the config last."""
         folder = Path(folder)
-        write_state(self, folder / WEIGHTS_FILE)
+        write_tensors(folder / WEIGHTS_FILE, self.state_dict())
         write_text(folder / CONFIG_FILE, self.config.model_dump_json(indent=2) + "\n")
 
     @classmethod
@@ -145,24 +144,8 @@ def resized(photos: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
 
 
-def write_state(module: nn.Module, path: Path) -> None:
-    """Write a module's tensors to a file that is at every moment the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A copy each: safetensors takes neither shared memory nor gaps between the values.
-    tensors = {
-        key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for key, value in module.state_dict().items()
-    }
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(tensors, partial)
-        publish(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read what `write_state` wrote."""
+    """Read the tensors of a module."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from listwise.files import publish
+from listwise.files import write_tensors
 from listwise.local.asmk import Aggregated, Bits, hamming, run_positions
 
 _BLOCK = 1 << 16  # postings compared at a time, which stay in the processor's cache
@@ -132,13 +131,7 @@ def write_postings(postings: Postings, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = path.with_name(f"{path.name}.tmp")
-    arrays = {field.name: getattr(postings, field.name) for field in fields(postings)}
-    try:
-        save_file(arrays, partial)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    publish(partial, path)
+    write_tensors(path, {field.name: getattr(postings, field.name) for field in fields(postings)})
 
 
 def map_postings(path: Path) -> Postings:

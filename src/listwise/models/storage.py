@@ -10,11 +10,11 @@ from typing import Final
 import torch
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.files import publish
+from listwise.files import publish, write_tensors
 
 FORMAT_VERSION: Final = 1
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -47,17 +47,9 @@ def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) 
         raise InputError(
             f"{folder} is a file, and a network is saved as a folder: give another name"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    # A copy each: safetensors takes neither shared memory nor gaps between the values.
-    tensors = {
-        key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for key, value in state.items()
-    }
-    partial = folder / f"{WEIGHTS_FILE}.{os.getpid()}.tmp"
+    write_tensors(folder / WEIGHTS_FILE, state)
+    partial = folder / f"{CONFIG_FILE}.{os.getpid()}.tmp"
     try:
-        save_file(tensors, partial)
-        publish(partial, folder / WEIGHTS_FILE)
-        partial = folder / f"{CONFIG_FILE}.{os.getpid()}.tmp"
         partial.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
         publish(partial, folder / CONFIG_FILE)
     finally:

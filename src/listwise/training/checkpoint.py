@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.files import publish
+from listwise.files import write_tensors
 
 
 @dataclass
@@ -42,11 +41,7 @@ def save_checkpoint(
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    # safetensors takes neither shared memory nor gaps between the values.
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    partial = path.with_suffix(".tmp")
-    save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})
-    publish(partial, path)
+    write_tensors(path, tensors, {"progress": json.dumps(asdict(progress))})
 
 
 def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:

@@ -1,0 +1,35 @@
+import pytest
+
+from listwise.benchmarks import summary
+
+TINY = {
+    "loss": {"sizes": (32,), "dim": 4, "methods": ("listwise",)},
+    "step": {"backbone": "test_resnet", "size": 64, "batch": 32, "micro_batch": 8},
+    "input": {"photos": 2, "size": 32, "workers": (1,)},
+    "extraction": {"photos": 2, "backbone": "test_resnet", "width": 64, "height": 48, "workers": 0},
+}
+
+
+def test_one_table_of_all():
+    lines = list(summary.run("cpu", TINY))
+    assert {line.benchmark for line in lines} == {"loss", "step", "input", "extraction"}
+    assert [line.benchmark for line in lines] == sorted(
+        (line.benchmark for line in lines), key=list(TINY).index
+    )
+    for line in lines:
+        assert line.what
+        assert line.figure or line.beside
+    (loss,) = (line for line in lines if line.benchmark == "loss")
+    assert loss.what == "listwise, B = 32"
+    assert loss.figure.endswith("s")
+    assert loss.beside.endswith("MB")
+    rates = [line.figure for line in lines if line.benchmark in ("step", "extraction")]
+    assert all(rate.endswith(("/s", "only")) for rate in rates)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00152, "1.52 ms"), (0.0142, "14.2 ms"), (0.999, "999 ms"), (3, "3.00 s")],
+)
+def test_times_for_people(seconds, text):
+    assert summary.milliseconds(seconds) == text

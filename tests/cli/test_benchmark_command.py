@@ -1,0 +1,36 @@
+import json
+
+import pytest
+
+LOSS = "loss --sizes 32 --dim 4 --methods listwise --device cpu"
+STEP = "step --backbone test_resnet --size 64 --batch 32 --micro-batch 8 --device cpu"
+EXTRACTION = "extraction --photos 2 --backbone test_resnet --width 64 --height 48 --device cpu"
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (LOSS, {"listwise"}),
+        (STEP, {"folded, bfloat16", "bfloat16 autocast"}),
+        (EXTRACTION, {"one at a time", "listwise extract"}),
+    ],
+)
+def test_rows_for_programs(listwise, command, names):
+    code, out, _ = listwise("benchmark", *command.split(), "--json")
+    assert code == 0
+    assert names <= {json.loads(line)["method"] for line in out.splitlines()}
+
+
+def test_a_table_for_people(listwise):
+    code, out, _ = listwise("benchmark", "input", "--photos", 2, "--size", 32, "--device", "cpu")
+    assert code == 0
+    assert "Crops of 32 × 32" in out
+    assert "torch" in out
+
+
+def test_a_method_that_there_is_not(listwise):
+    code, _, err = listwise(
+        "benchmark", "loss", "--sizes", 32, "--methods", "no", "--device", "cpu"
+    )
+    assert code == 2
+    assert err.startswith("listwise: --methods takes some of listwise; dense transcription")
