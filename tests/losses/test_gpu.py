@@ -24,7 +24,7 @@ if device == "cpu":
     # Several tiles, squares of tiles and strips even of a small batch.
     tiling = gpu.Tiling(32, 64, 64, 1, 4, 1)
     gpu.HISTOGRAM_TILING = gpu.WEIGHT_TILING = {True: tiling, False: tiling}
-    gpu.STRIP_ROWS, gpu.STRIP_COLUMNS = 48, 80
+    gpu.STRIP_ROWS, gpu.STRIP_COLUMNS = 32, 64
 
 
 def loss(descriptors, labels, weights, bins, include_self, start, stop):
@@ -65,8 +65,9 @@ def compare(size, dim, bins, include_self, start, stop, dtype, classes, weighted
         expected = module(exact, labels, weights, queries=(start, stop))
     expected.backward()
     results = []
-    for _ in range(2):
-        there = descriptors.to(device, copy=True).requires_grad_()
+    for offset in range(2):  # the second time from an odd address on
+        there = descriptors.new_empty(offset + descriptors.numel(), device=device)[offset:]
+        there = there.view(size, dim).copy_(descriptors).requires_grad_()
         far = labels.to(device).repeat_interleave(2)[::2]
         heavy = None if weights is None else weights.to(device)
         value = loss(there, far, heavy, bins, include_self, start, stop)
@@ -166,8 +167,9 @@ def check(device, cases):
     for case, found in zip(cases, run(device, cases), strict=True):
         assert found["repeats"], case
         assert found["loss"] < 3e-5, (case, found)
-        # What comes back is rounded to the descriptors' own precision.
-        assert found["gradient"] < (5e-3 if "bfloat16" in case else 1e-3), (case, found)
+        # Half precision comes back rounded, and tensor cores round its scores at bin centers.
+        fast = device == "cuda" and "float32" not in case
+        assert found["gradient"] < (1e-2 if fast else 1e-3), (case, found)
 
 
 def refusals(device):

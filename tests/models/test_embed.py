@@ -1,4 +1,7 @@
 import multiprocessing
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -148,3 +151,91 @@ def test_describing_goes_on_under_one_autocast_for_a_part(net, images):
         assert not torch.is_autocast_enabled("cpu")
         assert not torch.is_inference_mode_enabled()
     assert set(seen) == {(True, True)}
+
+
+# Decoded by the network's GPU; here the CPU decodes in its place, by the same functions.
+
+
+@pytest.fixture
+def there(monkeypatch):
+    pytest.importorskip("torchvision")
+    monkeypatch.setattr(embed, "gpu_decodes", lambda device: True)
+
+
+@pytest.mark.parametrize("pixels", [3 * 64 * 48, 2**20])
+def test_photos_decoded_there_keep_their_order(net, images, there, monkeypatch, pixels):
+    monkeypatch.setitem(embed.BATCH_PIXELS, "cpu", pixels)
+    boxes = ((10.0, 5.0, 50.0, 45.0), *[None] * 7)
+    boxed = Images(images.paths, images.ids, boxes)
+    seen = []
+    found = embed_photos(net, boxed, workers=2, on_progress=seen.append)
+    assert found.kept == list(range(8))
+    assert found.sizes == [(40, 40), *SIZES[1:]]
+    assert sum(seen) == 8
+    assert not multiprocessing.active_children()
+    torch.testing.assert_close(found.descriptors, one_by_one(net, boxed), rtol=0, atol=1e-5)
+
+
+def test_parts_decoded_there_are_what_they_are_alone(net, images, there):
+    parts = [range(3), range(3, 4), range(4, 8)]
+    whole = one_by_one(net, images)
+    for part, found in zip(parts, embed.embed_parts(net, images, parts), strict=True):
+        assert found.kept == list(part)
+        torch.testing.assert_close(found.descriptors, whole[found.kept], rtol=0, atol=1e-5)
+
+
+def test_broken_photos_decoded_there_are_left_out_and_reported(net, images, there, tmp_path):
+    jpeg = tmp_path / "cut.jpg"
+    Image.open(images.paths[0]).save(jpeg, quality=95)
+    jpeg.write_bytes(jpeg.read_bytes()[:-200])
+    paths = (str(jpeg), str(tmp_path / "missing.jpg"), *images.paths[2:])
+    broken = Images(paths, paths, None)
+    found = embed_photos(net, broken)
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setattr(embed, "gpu_decodes", lambda device: False)
+        expected = embed_photos(net, broken)
+    assert found.errors == expected.errors
+    assert len(found.errors) == 2
+    assert found.kept == expected.kept == list(range(2, 8))
+    torch.testing.assert_close(found.descriptors, expected.descriptors, rtol=0, atol=1e-5)
+
+
+def test_large_photos_are_reduced_there(tmp_path):
+    # By Triton's interpreter, which must be chosen before Triton is imported.
+    pytest.importorskip("triton")
+    pytest.importorskip("torchvision")
+    script = """
+import sys
+import numpy as np
+import torch
+from PIL import Image
+from listwise.data import Images, gpu_resample
+from listwise.models import RetrievalNet, embed
+
+torch.set_num_threads(1)
+gpu_resample.ROWS = gpu_resample.COLUMNS = 64
+embed.CHUNK_PIXELS = 6000
+generator = np.random.default_rng(0)
+paths = []
+for i, size in enumerate([(90, 60), (48, 40), (90, 60), (60, 90), (91, 60)]):
+    cells = generator.integers(0, 255, (5, 5, 3)).astype(np.uint8)
+    paths.append(f"{sys.argv[1]}/{i}.png")
+    Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC).save(paths[-1])
+images = Images(tuple(paths), tuple(paths), None)
+torch.manual_seed(0)
+net = RetrievalNet("test_resnet.r160_in1k", weights="random")
+expected = embed.embed_photos(net, images, max_side=48)
+embed.gpu_decodes = lambda device: True
+found = embed.embed_photos(net, images, max_side=48)
+assert found.kept == expected.kept == list(range(5))
+assert found.sizes == expected.sizes
+print((found.descriptors * expected.descriptors).sum(1).min().item())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0.999

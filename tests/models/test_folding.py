@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from listwise.models import RetrievalNet
+from listwise.models import RetrievalNet, folding
 from listwise.models.folding import Fold, Twin, folded, folds_hold, survey
 
 
@@ -96,7 +96,7 @@ def test_one_convolution_does_what_the_two_do(bias, affine, groups, stride, padd
     conv = nn.Conv2d(4, 6, 3, stride, padding, groups=groups, bias=bias).double()
     norm = trained(nn.BatchNorm2d(6, eps=0.01, affine=affine).double())
     images = torch.randn(2, 4, 7, 7, dtype=torch.float64)
-    weight, shift = folded(conv, norm)
+    (weight,), (shift,) = folded([(conv, norm)])
     actual = F.conv2d(images, weight, shift, stride, padding, groups=groups)
     torch.testing.assert_close(actual, norm(conv(images)), rtol=1e-10, atol=1e-12)
 
@@ -104,7 +104,7 @@ def test_one_convolution_does_what_the_two_do(bias, affine, groups, stride, padd
 def test_gradients_through_the_fold_are_the_formulas():
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(3, 5, 3).double(), trained(nn.BatchNorm2d(5).double())
-    weight, bias = folded(conv, norm)
+    (weight,), (bias,) = folded([(conv, norm)])
     by_weight, by_bias = torch.randn_like(weight), torch.randn_like(bias)
     torch.autograd.backward([weight, bias], [by_weight, by_bias])
     deviation = (norm.running_var + norm.eps).sqrt()
@@ -204,6 +204,47 @@ def test_what_cannot_be_folded_is_left(way):
         torch.testing.assert_close(twin.module(images), net(images))
 
 
+def test_many_are_folded_at_once():
+    torch.manual_seed(0)
+    pairs = []
+    for out, eps, bias, affine in ((6, 0.01, True, True), (3, 1e-5, False, False)):
+        conv = nn.Conv2d(4, out, 3, bias=bias).double()
+        pairs.append((conv, trained(nn.BatchNorm2d(out, eps=eps, affine=affine).double())))
+    images = torch.randn(2, 4, 7, 7, dtype=torch.float64)
+    for (conv, norm), weight, bias in zip(pairs, *folded(pairs), strict=True):
+        torch.testing.assert_close(F.conv2d(images, weight, bias), norm(conv(images)))
+
+
+@pytest.mark.parametrize("channels", [4, 8])
+@pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0", "test_vit"])
+def test_channels_of_zeros_beside_the_colours_change_nothing(backbone, channels, monkeypatch):
+    monkeypatch.setattr(folding, "CHANNELS", channels)
+    net, images = make_net(backbone), photos(3, 160 if backbone == "test_vit" else 64)
+    twin = compare(net, images, 1e-10)
+    convs = [m for m in twin.module.modules() if isinstance(m, nn.Conv2d)]
+    assert convs[0].in_channels == convs[0].weight.shape[1] == channels
+    assert convs[0].weight[:, 3:].eq(0).all()
+    assert convs[0].weight.is_contiguous(memory_format=torch.channels_last)
+    seen = []
+    convs[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        twin.module(images.contiguous(memory_format=torch.channels_last))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_layer_kept_out_of_autocast_is_left():
+    class Careful(Example):
+        def forward(self, images):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(images)
+
+    net, images = trained(Careful("plain")), torch.rand(2, 3, 5, 5)
+    twin = Twin(net, images, torch.bfloat16)
+    assert twin.folds == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(twin.module(images), net(images))
+
+
 def test_a_plain_pair_is_folded():
     net, images = Example("plain").eval(), torch.rand(2, 3, 5, 5)
     assert survey(net, images).folds == [Fold("conv", "norm")]
@@ -258,6 +299,17 @@ def test_frozen_parameters_stay_without_gradient():
     assert net.backbone.conv1[0].weight.grad is None
     assert net.backbone.layer1[0].conv2.weight.grad is None
     assert net.backbone.layer1[0].bn2.weight.grad.norm() > 0
+
+
+def test_frozen_layers_of_the_twin_are_frozen():
+    net = make_net("test_resnet")
+    net.backbone.layer1.requires_grad_(False)
+    twin = Twin(net, photos(1), torch.bfloat16)
+    assert not any(p.requires_grad for p in twin.module.backbone.layer1.parameters())
+    assert all(p.requires_grad for p in twin.module.backbone.layer2.parameters())
+    net.backbone.layer1.requires_grad_(True)
+    twin.refresh()
+    assert all(p.requires_grad for p in twin.module.backbone.layer1.parameters())
 
 
 def test_sums_keep_digits_that_half_precision_loses():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from listwise.training import memory
 from listwise.training.forward import Forward
-from listwise.training.memory import Fit, free_bytes, images_that_fit, readable, saved_bytes
+from listwise.training.memory import Fit, free_bytes, images_that_fit, readable, saved
 from listwise.training.step import MultistageStep
 
 
@@ -57,12 +57,12 @@ class Scale(nn.Module):
         return images
 
 
-def test_saved_bytes_are_what_the_graph_keeps():
+def test_what_is_saved_is_what_the_graph_keeps():
     images = torch.rand(20, 3, 4, 4)
     forward = Forward(Scale(), autocast=None)
     image = 3 * 4 * 4 * 4
-    assert saved_bytes(forward, images[:1]) == 2 * image
-    assert saved_bytes(forward, images[:5]) == 10 * image
+    assert saved(forward, images[:1]) == (2 * image, 3 * 4 * 4)
+    assert saved(forward, images[:5]) == (10 * image, 5 * 3 * 4 * 4)
 
 
 def test_casts_of_the_weights_are_not_counted_per_image():
@@ -74,7 +74,7 @@ def test_casts_of_the_weights_are_not_counted_per_image():
 
 def test_free_memory_decides(monkeypatch):
     forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
-    one, two = saved_bytes(forward, images[:1]), saved_bytes(forward, images[:2])
+    one, two = saved(forward, images[:1]).bytes, saved(forward, images[:2]).bytes
     weights = 3 * sum(p.nbytes for p in forward.net.parameters())
     fixed = weights + 2 * one - two
     for expected in (1, 7, 1000):
@@ -86,6 +86,22 @@ def test_free_memory_decides(monkeypatch):
     assert images_that_fit(forward, images).images == 1
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**15)
     assert images_that_fit(forward, images).images == 10**9 // (two - one)
+
+
+def test_a_gpu_s_memory_is_not_filled_for_nothing(monkeypatch):
+    forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**12)
+    monkeypatch.setattr(forward, "device", torch.device("cuda"))
+    monkeypatch.setattr(forward, "_near", lambda images: images)
+    monkeypatch.setattr(forward, "_generators", list)
+    fit = images_that_fit(forward, images)
+    assert fit.images > 10**4
+    assert fit.choose(4 * fit.images)[0] <= 256
+    assert dataclasses.replace(fit, images=1000).choose(4096)[0] == 256
+    assert dataclasses.replace(fit, images=100).choose(4096)[0] == 100
+    largest = 8 * 8 * 8  # elements of an image after the first convolution
+    monkeypatch.setattr(memory, "CUDA_ELEMENTS", 128 * largest)
+    assert images_that_fit(forward, images).choose(4 * fit.images)[0] == 128
 
 
 def test_a_batch_that_fits_is_taken_whole():

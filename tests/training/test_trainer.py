@@ -132,8 +132,8 @@ def test_the_kept_network_has_the_validation_map_it_says(photos, tmp_path):
 
 def test_training_learns(photos, tmp_path):
     view = Witness()
-    given = {"updates": 24, "validate_every": 24, "batch_size": 24, "micro_batch": "auto"}
-    result = train(photos, tmp_path / "run", view, **given)
+    given = {"updates": 30, "validate_every": 6, "batch_size": 24, "micro_batch": "auto"}
+    result = train(photos, tmp_path / "run", view, **given, learning_rate=1e-2)
     assert np.mean(view.losses[-3:]) < 0.6 * np.mean(view.losses[:3])
     assert result.best_map > result.first_map + 0.05
     (choice,) = view.lines
@@ -262,7 +262,7 @@ def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
 
 
 def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
-    given = {"checkpoint_every": 100, "validate_every": 1, "updates": 10}
+    given = {"checkpoint_every": 100, "validate_every": 1, "updates": 10, "learning_rate": 1e-2}
     trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path, Witness(stop_at=9))
     with pytest.raises(KeyboardInterrupt):
         trainer.fit()

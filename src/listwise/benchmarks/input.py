@@ -73,7 +73,7 @@ def run(
         size: side of the crops.
         workers: numbers of processes to decode with; one, and one for each core by default.
         folder: real photos to take instead.
-        device: a GPU to compare its decoder with, if it is one.
+        device: a GPU that decodes and crops in their place, if it is one.
     """
     from listwise.data import Images, read_images
 
@@ -90,7 +90,7 @@ def run(
         for number in dict.fromkeys(workers or (1, every)):
             yield _loaded(images, CropSettings(size=size), number)
         if device.startswith("cuda"):
-            yield from _gpu(images, device)
+            yield from _gpu(images, CropSettings(size=size), device, every)
 
 
 def _steps(images: "Images", settings: CropSettings) -> Iterator[Row]:
@@ -131,8 +131,10 @@ def _core_ms(step: Callable[[int], object], count: int) -> float:
     return 1e3 * min(rounds) / count
 
 
-def _loaded(images: "Images", settings: CropSettings, workers: int) -> Row:
+def _loaded(images: "Images", settings: CropSettings, workers: int, device: str = "cpu") -> Row:
     """Crops a second as the trainer gets them."""
+    import torch
+
     from listwise.data import CropDataset, LabelledImages
     from listwise.training.loading import load_batches
 
@@ -144,19 +146,22 @@ def _loaded(images: "Images", settings: CropSettings, workers: int) -> Row:
         lambda update: np.arange(update * batch, (update + 1) * batch) % len(images),
         range(1 + BATCHES),
         workers,
+        device=torch.device(device),
     )
     with closing(batches):
         next(batches)
         start = time.perf_counter()
         crops = sum(len(found.images) for found in batches)
         seconds = time.perf_counter() - start
+    if device != "cpu":
+        return Row("decode and augment on the GPU", 0, crops / seconds, None)
     return Row(
         "decode and augment", workers, crops / seconds, 1e3 * seconds * max(1, workers) / crops
     )
 
 
-def _gpu(images: "Images", device: str) -> Iterator[Row]:
-    """Whole photos a second by the GPU's decoder, in batches; nothing is cut out yet."""
+def _gpu(images: "Images", settings: CropSettings, device: str, cores: int) -> Iterator[Row]:
+    """Whole photos a second by the GPU's decoder, in batches, and crops of them."""
     step = "decode on the GPU (nvJPEG)"
     try:
         import torch
@@ -178,3 +183,4 @@ def _gpu(images: "Images", device: str) -> Iterator[Row]:
         yield Row(step, 0, None, None, reason)
         return
     yield Row(step, 0, BATCHES * len(contents) / seconds, None)
+    yield _loaded(images, settings, cores, device)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import cv2
@@ -17,9 +18,10 @@ from listwise.data.labelled import LabelledImages
 from listwise.errors import InputError
 from listwise.settings import CropSettings
 
-# Weights of red, green and blue in grey (ITU-R 601), and the two axes of colour around it (YIQ).
-_GREY = np.array([0.299, 0.587, 0.114])
-_TO_YIQ = np.array([_GREY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+GREY = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in grey (ITU-R 601)."""
+# Grey, and the two axes of colour around it.
+_TO_YIQ = np.array([GREY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 
 _STRIP = 200  # rows of a crop that are sampled at a time
@@ -28,16 +30,40 @@ Pixels = npt.NDArray[np.uint8]
 """Colours [H, W, 3]."""
 
 
-def random_crop(
-    image: Image.Image, settings: CropSettings, generator: np.random.Generator
-) -> Tensor:
-    """Draw a crop of an RGB photo: uint8 [3, S, S].
+class Colours(NamedTuple):
+    """How colours change: three factors, and a turn of the hues in full turns."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+
+
+@dataclass(frozen=True)
+class CropPlan:
+    """Where in a photo a crop lies, in its pixels, and what else is done to it.
+
+    The crop is the rectangle in the middle of `bounds` (left, top, right and bottom) with the
+    edges `across` and `down`.
+    """
+
+    bounds: tuple[float, float, float, float]
+    across: tuple[float, float]
+    down: tuple[float, float]
+    flip: bool
+    colours: Colours
+
+
+def draw_crop(
+    width: int, height: int, settings: CropSettings, generator: np.random.Generator
+) -> CropPlan:
+    """Draw a crop of a photo of that size.
 
     The generator always gives the same number of draws, so that one setting can change without
     changing what the others do.
     """
-    draws = generator.random(10)
-    spread = 2.0 * draws - 1.0
+    draws: list[float] = generator.random(10).tolist()
+    spread = [2.0 * draw - 1.0 for draw in draws]
     angle = math.radians(spread[0] * settings.rotation)
     ratio = settings.max_ratio ** spread[1]
     area = settings.min_area + (settings.max_area - settings.min_area) * draws[2]
@@ -45,28 +71,37 @@ def random_crop(
     # A rectangle of width √ratio and height 1/√ratio, turned, spans this much; then as large as
     # the photo allows, then reduced to the drawn area.
     cos, sin = math.cos(angle), math.sin(angle)
-    width, height = math.sqrt(ratio), 1.0 / math.sqrt(ratio)
-    span_x = width * abs(cos) + height * abs(sin)
-    span_y = width * abs(sin) + height * abs(cos)
-    scale = min(image.width / span_x, image.height / span_y) * math.sqrt(area)
-    span_x = min(span_x * scale, image.width)  # rounding must not put it outside
-    span_y = min(span_y * scale, image.height)
-    left = draws[3] * (image.width - span_x)
-    top = draws[4] * (image.height - span_y)
-    across = np.array([cos, sin]) * width * scale
-    down = np.array([-sin, cos]) * height * scale
-    crop = _resample(image, (left, top, left + span_x, top + span_y), across, down, settings.size)
-
-    if draws[5] < settings.flip:
-        crop = cv2.flip(crop, 1)
-    crop = _jitter(
-        crop,
-        brightness=1.0 + spread[6] * settings.brightness,
-        contrast=1.0 + spread[7] * settings.contrast,
-        saturation=1.0 + spread[8] * settings.saturation,
-        hue=spread[9] * settings.hue,
+    wide, tall = math.sqrt(ratio), 1.0 / math.sqrt(ratio)
+    span_x = wide * abs(cos) + tall * abs(sin)
+    span_y = wide * abs(sin) + tall * abs(cos)
+    scale = min(width / span_x, height / span_y) * math.sqrt(area)
+    span_x = min(span_x * scale, width)  # rounding must not put it outside
+    span_y = min(span_y * scale, height)
+    left, top = draws[3] * (width - span_x), draws[4] * (height - span_y)
+    return CropPlan(
+        bounds=(left, top, min(left + span_x, width), min(top + span_y, height)),
+        across=(cos * wide * scale, sin * wide * scale),
+        down=(-sin * tall * scale, cos * tall * scale),
+        flip=draws[5] < settings.flip,
+        colours=Colours(
+            1.0 + spread[6] * settings.brightness,
+            1.0 + spread[7] * settings.contrast,
+            1.0 + spread[8] * settings.saturation,
+            spread[9] * settings.hue,
+        ),
     )
-    return _to_tensor(crop)
+
+
+def random_crop(
+    image: Image.Image, settings: CropSettings, generator: np.random.Generator
+) -> Tensor:
+    """Draw a crop of an RGB photo, and make it: uint8 [3, S, S]."""
+    plan = draw_crop(image.width, image.height, settings, generator)
+    across, down = np.array(plan.across), np.array(plan.down)
+    crop = _resample(image, plan.bounds, across, down, settings.size)
+    if plan.flip:
+        crop = cv2.flip(crop, 1)
+    return _to_tensor(_jitter(crop, *plan.colours))
 
 
 def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
@@ -126,9 +161,9 @@ class CropDataset(Dataset[Crop]):
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, int]) -> Crop:
-        iteration, index = key
+        _, index = key
         label = int(self.images.labels[index])
-        generator = np.random.default_rng([self.seed, iteration, index])
+        generator = self.generator(key)
         errors: list[str] = []
         for candidate in self._same_class_from(index, label):
             try:
@@ -145,6 +180,10 @@ class CropDataset(Dataset[Crop]):
             f"no image of the class {self.images.class_names[label]!r} can be decoded; "
             f"the first: {errors[0]}"
         )
+
+    def generator(self, key: tuple[int, int]) -> np.random.Generator:
+        """What the crop of a key is drawn with."""
+        return np.random.default_rng([self.seed, *key])
 
     def _same_class_from(self, index: int, label: int) -> list[int]:
         """The images of a class in their order, from `index` on and round to before it."""
@@ -172,7 +211,6 @@ def _resample(
 ) -> Pixels:
     """The rectangle in the middle of `bounds` with edges `across` and `down`, size × size."""
     left, top, right, bottom = bounds
-    right, bottom = min(right, image.width), min(bottom, image.height)
     if across[1] == 0.0 and across[0] > 0.0:
         box = (left, top, right, bottom)
         return np.asarray(
@@ -231,16 +269,22 @@ def _jitter(
     crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Pixels:
     """Change the colours, all at once: each change is affine, so their chain is one matrix."""
-    if (brightness, contrast, saturation, hue) == (1.0, 1.0, 1.0, 0.0):
+    colours = Colours(brightness, contrast, saturation, hue)
+    if colours == (1.0, 1.0, 1.0, 0.0):
         return crop
+    matrix, share = colour_change(colours)
+    offset = np.full((3, 1), share * float(GREY @ cv2.mean(crop)[:3]))
+    return np.asarray(cv2.transform(crop, np.hstack([matrix, offset])))
+
+
+def colour_change(colours: Colours) -> tuple[npt.NDArray[np.float64], float]:
+    """The matrix [3, 3] that colours are multiplied with, and the share of the mean grey added."""
+    brightness, contrast, saturation, hue = colours
     turn = 2.0 * math.pi * hue
     cos, sin = math.cos(turn) * saturation, math.sin(turn) * saturation
-    colour = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
+    matrix = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
     # Contrast spreads values around the mean grey, which turning and fading colours keep.
-    mean = float(_GREY @ cv2.mean(crop)[:3])
-    offset = np.full((3, 1), (1.0 - contrast) * mean * brightness)
-    matrix = np.hstack([colour * (contrast * brightness), offset])
-    return np.asarray(cv2.transform(crop, matrix))
+    return matrix * (contrast * brightness), (1.0 - contrast) * brightness
 
 
 def _to_tensor(pixels: Pixels) -> Tensor:

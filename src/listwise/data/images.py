@@ -66,13 +66,13 @@ def load_image(path: Source, box: Box | None = None, min_side: int | None = None
     Raises:
         ImageError: the file is missing, broken, no image, or has more than `MAX_PIXELS` pixels.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         if min_side is not None and box is None:
             image.draft(None, (min_side, min_side))
         image.load()
         upright = _to_rgb(image)
         # Pillow turns TIFF files while it loads them.
-        turn = None if image.format == "TIFF" else _TURNS.get(_orientation(image))
+        turn = None if image.format == "TIFF" else _TURNS.get(exif_orientation(image))
         if turn is not None:
             upright = upright.transpose(turn)
         return upright if box is None else cut_out(upright, box, path)
@@ -84,7 +84,7 @@ def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
     Raises:
         ImageError: the box is empty or outside; `path` names the photo.
     """
-    left, top, right, bottom = _clip(path, box, photo.size)
+    left, top, right, bottom = clip_box(path, box, photo.size)
     # `crop` would warn of large boxes, which MAX_PIXELS has already allowed.
     return photo.transform(
         (right - left, bottom - top),
@@ -100,17 +100,17 @@ def image_size(path: Source, box: Box | None = None) -> tuple[int, int]:
     Raises:
         ImageError: as `load_image`, except for damage behind the header.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         width, height = image.size
         # Asked for the EXIF data of a PNG that has none in its header, Pillow decodes it all.
         known = image.format != "PNG" or "exif" in image.info
-        orientation = _orientation(image) if known else 1
+        orientation = exif_orientation(image) if known else 1
         if image.format == "TIFF":  # versions of Pillow differ in whether `size` is turned yet
             width, height = _tiff_tag(image, 256, width), _tiff_tag(image, 257, height)
         if orientation >= 5:
             width, height = height, width
         if box is not None:
-            left, top, right, bottom = _clip(path, box, (width, height))
+            left, top, right, bottom = clip_box(path, box, (width, height))
             width, height = right - left, bottom - top
         return width, height
 
@@ -146,7 +146,7 @@ def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(path: Source) -> Iterator[ImageFile.ImageFile]:
+def opened(path: Source) -> Iterator[ImageFile.ImageFile]:
     """The image with its header read and its size checked; every failure is an `ImageError`."""
     try:
         with open(path, "rb") if isinstance(path, str | Path) else nullcontext(path) as file:
@@ -193,7 +193,7 @@ def _identify(path: Source, file: BinaryIO) -> ImageFile.ImageFile:
     raise ImageError(path, "not a JPEG, PNG, WebP, TIFF or GIF image")
 
 
-def _orientation(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; unreadable EXIF data do not make a photo unusable."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -235,7 +235,7 @@ def _tiff_tag(image: Image.Image, tag: int, default: int) -> int:
     return int(value[0] if isinstance(value, tuple) else value)
 
 
-def _clip(path: Source, box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def clip_box(path: Source, box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """The box in whole pixels of an image of that size, never empty."""
     width, height = size
     if all(math.isfinite(edge) for edge in box):

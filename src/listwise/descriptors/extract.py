@@ -50,7 +50,8 @@ def extract(
         power: of the mean over the scales.
         precision: bfloat16 on a GPU that has it, else float32, by default.
         strict: stop at the first photo that cannot be read.
-        workers: processes that decode; from the cores by default.
+        workers: processes that decode, or threads that read files where the GPU decodes; from
+            the cores by default.
         on_progress: called with the number of photos just done.
         on_note: called with a sentence when earlier work is used, or thrown away.
     """

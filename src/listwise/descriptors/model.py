@@ -95,7 +95,8 @@ class Model:
             power: of the mean over the scales (see `power_mean`).
             precision: bfloat16 on a GPU that has it, else float32, by default. The two give
                 descriptors with a cosine of 0.999 or more between them (ResNet-50, photos).
-            workers: processes that decode; from the cores by default.
+            workers: processes that decode, or threads that read files where the GPU decodes; from
+                the cores by default.
             on_progress: called with the number of photos just done, unreadable ones too.
         """
         settings = self.settings(max_side, scales, power, precision)
@@ -136,8 +137,9 @@ class Model:
     ) -> npt.NDArray[np.float32]:
         """Whitened descriptors of upright RGB photos that are in memory: [n, D].
 
-        They are those that `describe` gives of the photos' files. The network must be in
-        evaluation mode, as `load_model` leaves it.
+        They are those that `describe` gives of the photos' files, but for a cosine of 0.995 or
+        more where the GPU decodes these. The network must be in evaluation mode, as `load_model`
+        leaves it.
         """
         rows = torch.empty(len(photos), self.net.dim)
         shapes: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}

@@ -6,7 +6,8 @@ The work is that of `histogram.py` and, for the loss of the paper, of `precision
   the histograms of its rows and of its columns before it leaves the registers. A small kernel
   turns the histograms of a query into its average precision and the slopes of the loss.
 - *backward*: tiles of scores are made again, strip by strip; a strip of weights (G + Gᵀ), which
-  takes some ten megabytes at any size of the batch, meets the descriptors in one product by cuBLAS.
+  takes some thirty megabytes at any size of the batch, meets the descriptors in one product by
+  cuBLAS.
 
 **Precision.** Slopes jump at bin centers, so a score that is off by little can get quite another
 slope. A float32 descriptor is therefore split into two float16 parts, high and low, and a score is
@@ -14,11 +15,15 @@ the sum of three exact products of parts: as good as float32, at a third of the 
 Half-precision descriptors take one product: that is the fast mode. The product of weights with
 descriptors has no jumps and runs in half precision for both, summed in float32.
 
-Results are the same from run to run: histograms are added up as whole numbers.
+Results are the same from run to run: histograms and losses are added up as whole numbers.
+
+**Host.** A step is six launches up to 4096 images: three kernels forward; the weights, the product
+and its scaling backward. What they need beside tensors is worked out once for a shape, see `_Plan`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,19 +35,14 @@ from listwise.losses.histogram import blocks
 from listwise.losses.kernels import (
     SHARE_UNIT,
     histogram_kernel,
-    outcome_kernel,
     precision_kernel,
     prepare_kernel,
-    verdict_kernel,
     weight_kernel,
 )
+from listwise.losses.launches import Launch, mailbox
 
-# Weights in memory at a time.
+# Weights in memory at a time, and the longest row of them.
 STRIP_ROWS, STRIP_COLUMNS = 2048, 8192
-# Entries of unit rows are small: this moves them and their low parts into float16's range.
-DESCRIPTOR_SCALE = 1024.0
-# Largest slope after scaling; up to four are added, and float16 ends at 65504.
-SLOPE_PEAK = 8192.0
 MAX_BINS = 128
 PREPARE_ROWS, PREPARE_BLOCK = 8, 1024
 PRECISION_ROWS = 32
@@ -52,7 +52,8 @@ PRECISION_ROWS = 32
 class Tiling:
     """Shape of a tile of scores, and how a GPU's multiprocessor works on it.
 
-    `rows` divides `columns`; `depth` is how much of the descriptors is read at a time.
+    `depth` is how much of the descriptors is read at a time; histograms need `rows` that divide
+    `columns`.
     """
 
     rows: int
@@ -62,26 +63,28 @@ class Tiling:
     warps: int
     stages: int
 
-    def options(self) -> dict[str, int]:
-        """Arguments of a launch."""
+    def constants(self) -> dict[str, int]:
+        """What a kernel must know at compile time."""
         return {
             "ROWS": self.rows,
             "COLUMNS": self.columns,
             "DEPTH": self.depth,
             "GROUP": self.group,
-            "num_warps": self.warps,
-            "num_stages": self.stages,
         }
+
+    def options(self) -> dict[str, int]:
+        """What Triton must know."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
 
 # By whether scores are made of split descriptors.
 HISTOGRAM_TILING = {
     True: Tiling(128, 128, 64, 8, 8, 3),
-    False: Tiling(128, 128, 64, 8, 8, 4),
+    False: Tiling(64, 128, 64, 8, 4, 3),
 }
 WEIGHT_TILING = {
-    True: Tiling(128, 128, 64, 8, 8, 3),
-    False: Tiling(128, 128, 64, 8, 8, 4),
+    True: Tiling(128, 64, 64, 8, 4, 2),
+    False: Tiling(128, 64, 64, 8, 4, 3),
 }
 # Descriptors are filled up with zeros to a multiple of this, which every depth divides.
 ALIGNMENT = 64
@@ -113,79 +116,53 @@ def quantized_loss(
         stop: end of the queries.
     """
     if weights is not None:
-        weights = weights.detach().to(descriptors.device, torch.float32).contiguous()
+        weights = weights.to(descriptors.device, torch.float32)
+    plan = _plan_for(descriptors, labels, weights is not None, bins, include_self, start, stop)
     with _device_of(descriptors):
-        loss: Tensor = _QuantizedLoss.apply(
-            descriptors, labels.contiguous(), weights, bins, include_self, start, stop
-        )
+        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, plan)
     return loss
 
 
 class _QuantizedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        bins: int,
-        include_self: bool,
-        start: int,
-        stop: int,
+        ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, plan: "_Plan"
     ) -> Tensor:
-        size = len(labels)
-        parts, positives, verdict = _prepare(descriptors, labels, weights, include_self)
-        found = _Later(verdict)
-        table = _histograms(parts, bins, include_self, start, stop)
-        slopes = _slopes_of_nobody(size, bins, start, stop, labels.device)
-        programs = triton.cdiv(stop - start, PRECISION_ROWS)
-        partial = verdict.new_empty(2, programs)
-        loss, peak = verdict.new_empty(()), verdict.new_empty(())
-        precision_kernel[(programs,)](
-            table,
-            positives,
-            weights,
-            slopes,
-            partial,
-            size,
-            start,
-            stop - start,
-            WEIGHTED=weights is not None,
-            BINS=bins,
-            SLOTS=triton.next_power_of_2(bins),
-            ROWS=PRECISION_ROWS,
-        )
-        outcome_kernel[(1,)](partial, verdict, loss, peak, programs, BLOCK=1024)
-        worst, total, unsound = found.values()
-        refuse_lengths(worst)
-        refuse_weights(unsound == 0)
+        if weights is not None:
+            weights = _aligned(weights)
+        box = mailbox(descriptors.device)
+        room = plan.prepare(descriptors, labels, weights, box.room(3 * plan.prepare_programs))
+        box.sent()
+        plan.histograms(room)
+        # The kernels above go on while the host looks at what the first one found.
+        worst, unsound, counted = box.read(3 * plan.prepare_programs).reshape(3, -1)
+        refuse_lengths(float(worst.max()))
+        refuse_weights(not unsound.any())
+        total = float(counted.sum(dtype="float64"))
         refuse_no_positives(total)
-        # Split descriptors are kept, whole ones are the argument itself.
-        ctx.save_for_backward(parts.high, parts.low, parts.classes, slopes, peak)
-        ctx.settings = parts.scale, descriptors.shape[1], descriptors.dtype, total
-        ctx.case = bins, include_self, start, stop
+        loss = plan.precision(room, weights, total)
+        ctx.save_for_backward(room.parts, room.kinds, room.slopes)
+        ctx.plan = plan
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        high, low, classes, slopes, peak = ctx.saved_tensors
-        scale, dim, dtype, total = ctx.settings
-        parts = _Parts(high, low, classes, scale)
-        result = _gradient(parts, slopes, peak, gradient / total, dim, dtype, *ctx.case)
-        return result, None, None, None, None, None, None
+        return ctx.plan.gradient(*ctx.saved_tensors, gradient), None, None, None
 
 
 def label_histograms(
     descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
 ) -> Tensor:
     """Histograms of the relevant and of all images of each query: [2, Q, M], float32."""
+    plan = _plan_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
-        labels = labels.contiguous()
-        parts = _prepare(descriptors, labels, None, include_self)[0]
-        table = _histograms(parts, bins, include_self, start, stop)
+        room = plan.prepare(descriptors, labels, None)
+        plan.histograms(room)
     return (
-        table.transpose(0, 1)
+        room.table[:-2]
+        .view(stop - start, 2, bins)
+        .transpose(0, 1)
         .to(torch.float32, memory_format=torch.contiguous_format)
         .div_(SHARE_UNIT.value)
     )
@@ -210,199 +187,265 @@ def label_histograms_backward(
         stop: end of the queries.
     """
     bins = slopes.shape[-1] - 1
+    plan = _plan_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
-        labels = labels.contiguous()
-        parts = _prepare(descriptors, labels, None, include_self)[0]
-        every = _slopes_of_nobody(len(labels), bins, start, stop, labels.device)
-        every[:, start:stop] = slopes.flatten(1).T
-        return _gradient(
-            parts,
-            every,
-            slopes.abs().amax(),
-            None,
-            descriptors.shape[1],
-            descriptors.dtype,
-            bins,
-            include_self,
-            start,
-            stop,
-        )
+        room = plan.prepare(descriptors, labels, None)
+        room.slopes[:-2].view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
+        room.slopes[-2] = slopes.abs().amax()
+        return plan.gradient(room.parts, room.kinds, room.slopes, slopes.new_ones(()))
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Descriptors times a scale, as one or two matrices of half precision, and their classes."""
+class _Room:
+    """What kernels hand on to each other, laid out as `kernels.py` says."""
 
-    high: Tensor
-    low: Tensor | None
-    classes: Tensor
-    scale: float
-
-    def launch(self, tilings: dict[bool, Tiling]) -> dict[str, int]:
-        """What kernels must know at compile time."""
-        exact = self.low is not None
-        return {"EXACT": exact, **tilings[exact].options()}
+    parts: Tensor
+    kinds: Tensor
+    table: Tensor
+    slopes: Tensor
 
 
-def _prepare(
-    descriptors: Tensor, labels: Tensor, weights: Tensor | None, include_self: bool
-) -> tuple[_Parts, Tensor, Tensor]:
-    """The descriptors' parts, the number of positives [B] and what `verdict_kernel` finds [3]."""
-    descriptors = descriptors.detach().contiguous()
-    size, dim = descriptors.shape
-    padded = -(-dim // ALIGNMENT) * ALIGNMENT
-    classes, positives = torch.empty(2, size, dtype=torch.int32, device=descriptors.device)
-    if descriptors.dtype == torch.float32:
-        halves = torch.empty(2, size, padded, dtype=torch.float16, device=descriptors.device)
-        parts = _Parts(halves[0], halves[1], classes, DESCRIPTOR_SCALE)
-    else:
-        if padded > dim:
-            descriptors = torch.nn.functional.pad(descriptors, (0, padded - dim))
-        dim = padded
-        parts = _Parts(descriptors, None, classes, 1.0)
-    programs = triton.cdiv(size, PREPARE_ROWS)
-    found = torch.empty(3 * (programs + 1), dtype=torch.float32, device=descriptors.device)
-    partial, verdict = found[:-3], found[-3:]
-    prepare_kernel[(programs,)](
-        descriptors,
-        labels,
-        weights,
-        parts.high,
-        parts.low,
-        classes,
-        positives,
-        partial,
-        size,
-        dim,
-        padded,
-        parts.scale,
-        SPLIT=parts.low is not None,
-        WEIGHTED=weights is not None,
-        INCLUDE_SELF=include_self,
-        ROWS=PREPARE_ROWS,
-        BLOCK=PREPARE_BLOCK,
-    )
-    verdict_kernel[(1,)](partial, verdict, programs, BLOCK=1024)
-    return parts, positives, verdict
+class _Plan:
+    """The kernels for batches of a certain shape, and the room that they need."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        label_dtype: torch.dtype,
+        weighted: bool,
+        size: int,
+        dim: int,
+        bins: int,
+        include_self: bool,
+        start: int,
+        stop: int,
+    ) -> None:
+        self.device, self.dtype, self.size, self.dim = device, dtype, size, dim
+        self.bins, self.start, self.stop = bins, start, stop
+        self.exact = dtype == torch.float32
+        self.padded = _round_up(dim, ALIGNMENT)
+        self.prepare_programs = triton.cdiv(size, PREPARE_ROWS)
+        self._prepare = Launch(
+            prepare_kernel,
+            {},
+            {
+                "SPLIT": self.exact,
+                "WEIGHTED": weighted,
+                "INCLUDE_SELF": include_self,
+                "BINS": bins,
+                "SLOTS": triton.next_power_of_2(2 * bins),
+                "ROWS": PREPARE_ROWS,
+                "BLOCK": PREPARE_BLOCK,
+            },
+        )
+        shared = {"BINS": bins, "INCLUDE_SELF": include_self, "EXACT": self.exact}
+        tiling = HISTOGRAM_TILING[self.exact]
+        squares = triton.cdiv(size, tiling.group * tiling.columns)
+        self.histogram_programs = squares**2 * tiling.group**2 * tiling.columns // tiling.rows
+        self._histogram = Launch(
+            histogram_kernel, tiling.options(), {**shared, **tiling.constants()}
+        )
+        self._precision = Launch(
+            precision_kernel,
+            {},
+            {
+                "WEIGHTED": weighted,
+                "BINS": bins,
+                "SLOTS": triton.next_power_of_2(bins),
+                "ROWS": PRECISION_ROWS,
+            },
+        )
+        self.tile = tiling = WEIGHT_TILING[self.exact]
+        self._weight = Launch(weight_kernel, tiling.options(), {**shared, **tiling.constants()})
+        # In whole tiles.
+        self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
+        self.strip_rows = _round_up(min(size, STRIP_ROWS), tiling.rows)
+
+    def prepare(
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        found: Tensor | None = None,
+    ) -> _Room:
+        """Room for a batch, its parts and its kinds; what is found on the way goes to `found`."""
+        size, dim, queries = self.size, self.dim, self.stop - self.start
+        if self.exact:
+            parts = self._empty(torch.float16, 2, size, self.padded)
+        elif self.padded > dim:
+            parts = descriptors = torch.nn.functional.pad(descriptors, (0, self.padded - dim))
+            dim = self.padded
+        else:
+            parts = _aligned(descriptors)
+        kinds = self._empty(torch.int32, 2, size)
+        # Behind the tables, two sums each.
+        table = self._empty(torch.int64, queries * 2 * self.bins + 2)
+        slopes = self._empty(torch.float32, 2 * (self.bins + 1) * size + 2)
+        if queries < size:  # the others have no slopes
+            slopes.zero_()
+        if found is None:
+            found = self._empty(torch.float32, 3 * self.prepare_programs)
+        self._prepare(
+            self.prepare_programs,
+            _aligned(descriptors) if self.exact else parts,
+            _aligned(labels),
+            weights,
+            parts,
+            kinds,
+            table,
+            slopes,
+            found,
+            size,
+            dim,
+            self.padded,
+            self.start,
+            queries,
+        )
+        return _Room(parts, kinds, table, slopes)
+
+    def histograms(self, room: _Room) -> None:
+        """Fill the table."""
+        self._histogram(
+            self.histogram_programs,
+            room.parts,
+            room.kinds,
+            room.table,
+            self.size,
+            self.padded,
+            self.start,
+            self.stop,
+        )
+
+    def precision(self, room: _Room, weights: Tensor | None, total: float) -> Tensor:
+        """The loss, a scalar, and the slopes, from the table and the weight of all queries."""
+        loss = self._empty(torch.float32)
+        queries = self.stop - self.start
+        self._precision(
+            triton.cdiv(queries, PRECISION_ROWS),
+            room.table,
+            room.kinds,
+            weights,
+            room.slopes,
+            loss,
+            self.size,
+            self.start,
+            queries,
+            total,
+        )
+        return loss
+
+    def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
+        """(G + Gᵀ) D times the gradient by the loss, a scalar: [B, C]."""
+        size, dim, tile = self.size, self.dim, self.tile
+        high = parts[0] if self.exact else parts
+        strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
+        restore = slopes[-1]
+        result: Tensor | None = None
+        with _no_autocast():
+            for rows in blocks(0, size, self.strip_rows):
+                total: Tensor | None = None
+                for columns in blocks(0, size, self.strip_columns):
+                    if not (self._asks(rows) or self._asks(columns)):
+                        continue
+                    row_tiles = triton.cdiv(rows.stop - rows.start, tile.rows)
+                    column_tiles = triton.cdiv(columns.stop - columns.start, tile.columns)
+                    self._weight(
+                        row_tiles * column_tiles,
+                        parts,
+                        kinds,
+                        slopes,
+                        gradient,
+                        strip,
+                        size,
+                        self.padded,
+                        self.strip_columns,
+                        rows.start // tile.rows,
+                        columns.start // tile.columns,
+                        row_tiles,
+                        column_tiles,
+                    )
+                    weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
+                    total = _product(weights, high[columns], total)
+                if total is not None and total.shape == (size, dim) and self.exact:
+                    return total.mul_(restore)  # all there is
+                if result is None:
+                    result = self._empty(self.dtype, size, dim)
+                if total is None:
+                    result[rows] = 0
+                else:
+                    torch.mul(_part(total, len(total), dim), restore, out=result[rows])
+        assert result is not None
+        return result
+
+    def _asks(self, images: slice) -> bool:
+        return bool(self.start < images.stop and images.start < self.stop)
+
+    def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
 
-def _histograms(parts: _Parts, bins: int, include_self: bool, start: int, stop: int) -> Tensor:
-    """Histograms of the relevant and of all images: [Q, 2, M] whole multiples of 1/SHARE_UNIT."""
-    size, dim = parts.high.shape
-    options = parts.launch(HISTOGRAM_TILING)
-    table = torch.zeros(stop - start, 2, bins, dtype=torch.int64, device=parts.high.device)
-    squares = triton.cdiv(size, options["GROUP"] * options["COLUMNS"])
-    tiles = options["GROUP"] ** 2 * options["COLUMNS"] // options["ROWS"]
-    histogram_kernel[(squares * squares * tiles,)](
-        parts.high,
-        parts.low,
-        parts.classes,
-        table,
-        size,
-        dim,
-        start,
-        stop,
-        1 / parts.scale**2,
-        BINS=bins,
-        INCLUDE_SELF=include_self,
-        **options,
-    )
-    return table
+_plan = lru_cache(maxsize=64)(_Plan)
 
 
-def _slopes_of_nobody(size: int, bins: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """Room for the slopes of all images, zero for those that do not ask: [2(M + 1), B]."""
-    make = torch.empty if stop - start == size else torch.zeros
-    return make(2 * (bins + 1), size, dtype=torch.float32, device=device)
-
-
-def _gradient(
-    parts: _Parts,
-    slopes: Tensor,
-    peak: Tensor,
-    factor: Tensor | None,
-    dim: int,
-    dtype: torch.dtype,
+def _plan_for(
+    descriptors: Tensor,
+    labels: Tensor,
+    weighted: bool,
     bins: int,
     include_self: bool,
     start: int,
     stop: int,
-) -> Tensor:
-    """(G + Gᵀ) D times a factor, from the slopes of all images [2(M + 1), B]: [B, dim]."""
-    size, padded = parts.high.shape
-    options = parts.launch(WEIGHT_TILING)
-    restore = peak.clamp(min=1e-30) / (SLOPE_PEAK * parts.scale)
-    if factor is not None:
-        restore = restore * factor
-    result = torch.empty(size, dim, dtype=dtype, device=slopes.device)
-    stride = -(-min(size, STRIP_COLUMNS) // ALIGNMENT) * ALIGNMENT
-    strip = parts.high.new_empty(min(size, STRIP_ROWS), stride)
-    for rows in blocks(0, size, STRIP_ROWS):
-        asks = start < rows.stop and rows.start < stop
-        total: Tensor | None = None
-        for columns in blocks(0, size, STRIP_COLUMNS):
-            if not asks and not (start < columns.stop and columns.start < stop):
-                continue
-            height, width = rows.stop - rows.start, columns.stop - columns.start
-            tiles = triton.cdiv(height, options["ROWS"]) * triton.cdiv(width, options["COLUMNS"])
-            weight_kernel[(tiles,)](
-                parts.high,
-                parts.low,
-                parts.classes,
-                slopes,
-                peak,
-                strip,
-                size,
-                padded,
-                rows.start,
-                rows.stop,
-                columns.start,
-                columns.stop,
-                stride,
-                1 / parts.scale**2,
-                SLOPE_PEAK,
-                BINS=bins,
-                INCLUDE_SELF=include_self,
-                **options,
-            )
-            total = _product(strip[:height, :width], parts.high[columns], total)
-        if total is None:
-            result[rows] = 0
-        else:
-            torch.mul(total[:, :dim], restore, out=result[rows])
-    return result
+) -> _Plan:
+    size, dim = descriptors.shape
+    return _plan(
+        descriptors.device,
+        descriptors.dtype,
+        labels.dtype,
+        weighted,
+        size,
+        dim,
+        bins,
+        include_self,
+        start,
+        stop,
+    )
 
 
-class _Later:
-    """A few numbers on their way from the GPU, while it goes on working."""
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that lies side by side from a multiple of 16 bytes on."""
+    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
-    def __init__(self, numbers: Tensor) -> None:
-        self.numbers, self.event = numbers, None
-        if numbers.is_cuda:
-            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.numbers.copy_(numbers, non_blocking=True)
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record()
 
-    def values(self) -> list[float]:
-        """The numbers, once they are here."""
-        if self.event is not None:
-            self.event.synchronize()
-        values: list[float] = self.numbers.tolist()
-        return values
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _part(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    """The first rows and columns; without work where that is all."""
+    return matrix if matrix.shape == (rows, columns) else matrix[:rows, :columns]
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's GPU the one that kernels start on."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
-def _product(left: Tensor, right: Tensor, add: Tensor | None = None) -> Tensor:
+def _no_autocast() -> AbstractContextManager[object]:
+    if torch.is_autocast_enabled("cuda"):
+        return torch.autocast("cuda", enabled=False)
+    return nullcontext()
+
+
+def _product(left: Tensor, right: Tensor, add: Tensor | None) -> Tensor:
     """Product left · right (+ add) of half precision, summed and returned in float32."""
     if not left.is_cuda:  # Triton's interpreter
         result = left.float() @ right.float()
         return result if add is None else result + add
-    with torch.autocast("cuda", enabled=False):
-        if add is None:
-            return torch.mm(left, right, out_dtype=torch.float32)
-        return torch.addmm(add, left, right, out_dtype=torch.float32)
+    if add is None:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.addmm(add, left, right, out_dtype=torch.float32)

@@ -3,6 +3,15 @@
 A score lies on an axis on which the distance of two bin centers is 1: the first at `center`, the
 last at −`center`, where `center` is (M − 1) / 2. Scores near zero, which most are, keep all their
 digits there.
+
+What the kernels hand on to each other, with B images, Q queries and M bins:
+
+- `parts` [1 or 2, B, C]: descriptors in half precision, as they are or split into high and low.
+- `kinds` [2, B]: the class of each image, and how many positives it has.
+- `table` [Q, 2, M]: histograms of the relevant and of all images; behind them the sum of the loss
+  and the number of programs that have added to it.
+- `slopes` [2(M + 1), B] of each image's gaps; behind them the largest, and what the product of
+  weights and descriptors is multiplied with at last.
 """
 
 import triton
@@ -11,7 +20,12 @@ import triton.language as tl
 # Sums of shares are kept as whole multiples of 2⁻²²: the order in which programs add them up
 # then changes nothing. A tile's sum, at most its width, is an int32.
 SHARE_UNIT = tl.constexpr(2.0**22)
+LOSS_UNIT = tl.constexpr(2.0**44)
 FAR = tl.constexpr(1e6)
+# Entries of unit rows are small: this moves them and their low parts into float16's range.
+DESCRIPTOR_SCALE = tl.constexpr(1024.0)
+# Largest slope after scaling; up to four are added, and float16 ends at 65504.
+SLOPE_PEAK = tl.constexpr(8192.0)
 
 
 @triton.jit
@@ -19,26 +33,29 @@ def prepare_kernel(
     descriptors,
     labels,
     weights,
-    high,
-    low,
-    classes,
-    positives,
-    partial,
+    parts,
+    kinds,
+    table,
+    slopes,
+    found,
     size,
     dim,
     padded,
-    scale,
+    start,
+    queries,
     SPLIT: tl.constexpr,
     WEIGHTED: tl.constexpr,
     INCLUDE_SELF: tl.constexpr,
+    BINS: tl.constexpr,
+    SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Read some rows once: their length, their halves, and how many images share their label.
 
-    The class of an image is the number of the first image that has its label. Leaves in `partial`
-    [3, programs] how far the worst length is from 1, the weights of the queries that have a
-    positive, and the number of weights that cannot be one.
+    The class of an image is the number of the first image that has its label. Leaves in `found`
+    [3, programs] how far the worst length is from 1, whether some weight cannot be one, and the
+    weights of the queries that have a positive. Sets to zero what later kernels add to.
     """
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)
@@ -52,11 +69,11 @@ def prepare_kernel(
         square += tl.sum(value * value, axis=1)
         if SPLIT:
             inside = real[:, None] & (column < padded)
-            scaled = value * scale
+            scaled = value * DESCRIPTOR_SCALE
             first = scaled.to(tl.float16)
             second = (scaled - first.to(tl.float32)).to(tl.float16)
-            tl.store(high + line * padded + column, first, mask=inside)
-            tl.store(low + line * padded + column, second, mask=inside)
+            tl.store(parts + line * padded + column, first, mask=inside)
+            tl.store(parts + (line + size) * padded + column, second, mask=inside)
     off = tl.abs(tl.sqrt(square) - 1.0)
     off = tl.where(real, tl.where(off < FAR, off, float("inf")), 0.0)  # NaN is not below anything
     label = tl.load(labels + row, mask=real, other=0)[:, None]
@@ -69,46 +86,39 @@ def prepare_kernel(
         same = (other == label) & inside[None, :]
         count += tl.sum(same.to(tl.int32), axis=1)
         kind = tl.minimum(kind, tl.min(tl.where(same, column[None, :], size), axis=1))
-    tl.store(classes + row, kind, mask=real)
+    tl.store(kinds + row, kind, mask=real)
     if not INCLUDE_SELF:
         count -= 1
-    tl.store(positives + row, count, mask=real)
+    tl.store(kinds + size + row, count, mask=real)
     weight = tl.where(real, 1.0, 0.0)
     if WEIGHTED:
         weight = tl.load(weights + row, mask=real, other=0.0)
     sound = (weight >= 0.0) & (weight < float("inf"))
     programs = tl.num_programs(0)
-    tl.store(partial + program, tl.max(off, axis=0))
+    tl.store(found + program, tl.max(off, axis=0))
+    tl.store(found + programs + program, tl.max(tl.where(sound, 0.0, 1.0), axis=0))
     counted = tl.where(real & sound & (count > 0), weight, 0.0)
-    tl.store(partial + programs + program, tl.sum(counted, axis=0))
-    tl.store(partial + 2 * programs + program, tl.sum(tl.where(sound, 0.0, 1.0), axis=0))
+    tl.store(found + 2 * programs + program, tl.sum(counted, axis=0))
 
-
-@triton.jit
-def verdict_kernel(partial, verdict, count, BLOCK: tl.constexpr):
-    """Join what the programs of `prepare_kernel` found: [3]."""
-    worst = tl.zeros((BLOCK,), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    unsound = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, count, BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        inside = place < count
-        worst = tl.maximum(worst, tl.load(partial + place, mask=inside, other=0.0))
-        total += tl.load(partial + count + place, mask=inside, other=0.0)
-        unsound += tl.load(partial + 2 * count + place, mask=inside, other=0.0)
-    tl.store(verdict, tl.max(worst, axis=0))
-    tl.store(verdict + 1, tl.sum(total, axis=0))
-    tl.store(verdict + 2, tl.sum(unsound, axis=0))
+    query = row - start
+    asks = (query >= 0) & (query < queries)
+    number = tl.arange(0, SLOTS)[None, :]
+    place = table + query.to(tl.int64)[:, None] * (2 * BINS) + number
+    tl.store(place, tl.zeros((ROWS, SLOTS), tl.int64), mask=asks[:, None] & (number < 2 * BINS))
+    if program == 0:
+        sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
+        tl.store(sums, 0)
+        tl.store(sums + 1, 0)
+        tl.store(slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1)), 0.0)
 
 
 @triton.jit
 def _scores(
-    high,
-    low,
+    parts,
     rows,
     columns,
+    size,
     dim,
-    unit,
     BINS: tl.constexpr,
     EXACT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -123,10 +133,11 @@ def _scores(
     k = tl.arange(0, DEPTH)
     left = rows.to(tl.int64)[:, None] * dim + k[None, :]
     right = columns.to(tl.int64)[None, :] * dim + k[:, None]
+    low = parts + tl.cast(size, tl.int64) * dim
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, dim, DEPTH):
-        row_high = tl.load(high + left + begin)
-        column_high = tl.load(high + right + begin)
+        row_high = tl.load(parts + left + begin)
+        column_high = tl.load(parts + right + begin)
         if EXACT:
             row_low = tl.load(low + left + begin)
             column_low = tl.load(low + right + begin)
@@ -137,7 +148,11 @@ def _scores(
         else:
             total = tl.dot(row_high, column_high, total)
     center: tl.constexpr = (BINS - 1) * 0.5
-    return tl.minimum(tl.maximum(total * (unit * center), -center), center)
+    if EXACT:
+        total *= center / (DESCRIPTOR_SCALE * DESCRIPTOR_SCALE)
+    else:
+        total *= center
+    return tl.minimum(tl.maximum(total, -center), center)
 
 
 @triton.jit
@@ -175,15 +190,13 @@ def _add_shares(
 
 @triton.jit
 def histogram_kernel(
-    high,
-    low,
-    classes,
+    parts,
+    kinds,
     table,
     size,
     dim,
     start,
     stop,
-    unit,
     BINS: tl.constexpr,
     INCLUDE_SELF: tl.constexpr,
     EXACT: tl.constexpr,
@@ -215,25 +228,15 @@ def histogram_kernel(
         column = first_column + tl.arange(0, COLUMNS)
         # Rows past the end stand for others, whose scores do not count.
         score = _scores(
-            high,
-            low,
-            row % size,
-            column % size,
-            dim,
-            unit,
-            BINS,
-            EXACT,
-            ROWS,
-            COLUMNS,
-            DEPTH,
+            parts, row % size, column % size, size, dim, BINS, EXACT, ROWS, COLUMNS, DEPTH
         )
         counts = (row < size)[:, None] & (column < size)[None, :]
         if not INCLUDE_SELF:
             counts = counts & (row[:, None] != column[None, :])
         score = tl.where(counts, score, FAR)
         _add_shares(table, score, row, column, start, stop, mirrored, 1, BINS)
-        row_class = tl.load(classes + row % size)
-        column_class = tl.load(classes + column % size)
+        row_class = tl.load(kinds + row % size)
+        column_class = tl.load(kinds + column % size)
         score = tl.where(row_class[:, None] == column_class[None, :], score, FAR)
         _add_shares(table, score, row, column, start, stop, mirrored, 0, BINS)
 
@@ -241,23 +244,23 @@ def histogram_kernel(
 @triton.jit
 def precision_kernel(
     table,
-    positives,
+    kinds,
     weights,
     slopes,
-    partial,
+    loss,
     size,
     start,
     queries,
+    total,
     WEIGHTED: tl.constexpr,
     BINS: tl.constexpr,
     SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """AP_Q of some queries from their histograms, and its slopes.
+    """AP_Q of some queries from their histograms, and its slopes; the last program has the loss.
 
-    With a query's weight w, writes w dAP/dscore, negated, into `slopes` [2(M + 1), B], gaps ordered
-    as by `histogram.gap_slopes`, and leaves in `partial` [2, programs] the sum of w (1 − AP) and
-    the largest slope.
+    With a query's share w of the total weight, writes w dAP/dscore, negated, into `slopes`, gaps
+    ordered as by `histogram.gap_slopes`, and adds w (1 − AP) to the loss, as a whole number.
 
     Let R and A be the relevant and all images up to a bin, r those in it, P = R / A and N the
     positives. AP = Σ P r / N, and neighbouring derivatives by the histograms differ by r R / A²
@@ -288,13 +291,14 @@ def precision_kernel(
     by_relevant = tl.where(inside, precision - next_precision + ratio, 0.0)
 
     row = start + line
-    count = tl.load(positives + row, mask=real, other=0)
+    count = tl.load(kinds + size + row, mask=real, other=0)
     weight = tl.where(count > 0, 1.0, 0.0)
     if WEIGHTED:
         weight *= tl.load(weights + row, mask=real, other=0.0)
+    weight /= total
     share = weight / tl.maximum(count, 1).to(tl.float32)
     gain = tl.sum(precision * relevant.to(tl.float32), axis=1) * (1.0 / SHARE_UNIT)
-    tl.store(partial + program, tl.sum(tl.where(real, weight - share * gain, 0.0), axis=0))
+    lost = tl.sum(tl.where(real, weight - share * gain, 0.0), axis=0)
 
     factor = (share * ((BINS - 1) * 0.5))[:, None]
     below = factor * by_every
@@ -310,25 +314,13 @@ def precision_kernel(
     peak = tl.maximum(tl.abs(below), tl.abs(below_relevant))
     peaks = tl.maximum(tl.abs(before), tl.abs(before_relevant))
     peak = tl.maximum(tl.max(peak, axis=1), peaks)
-    programs = tl.num_programs(0)
-    tl.store(partial + programs + program, tl.max(peak, axis=0))
+    tl.atomic_max(slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1)), tl.max(peak, axis=0))
 
-
-@triton.jit
-def outcome_kernel(partial, verdict, loss, peak, count, BLOCK: tl.constexpr):
-    """Join what the programs of `precision_kernel` found: the loss, and the largest slope.
-
-    The largest slope is that of the sum over queries, not yet divided by their weight.
-    """
-    total = tl.zeros((BLOCK,), tl.float32)
-    largest = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, count, BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        inside = place < count
-        total += tl.load(partial + place, mask=inside, other=0.0)
-        largest = tl.maximum(largest, tl.load(partial + count + place, mask=inside, other=0.0))
-    tl.store(loss, tl.sum(total, axis=0) / tl.load(verdict + 1))
-    tl.store(peak, tl.max(largest, axis=0))
+    sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
+    tl.atomic_add(sums, (lost * LOSS_UNIT).to(tl.int64))
+    # Who counts itself after all others sees what all others added before.
+    if tl.atomic_add(sums + 1, 1) == tl.num_programs(0) - 1:
+        tl.store(loss, tl.atomic_add(sums, 0).to(tl.float32) * (1.0 / LOSS_UNIT))
 
 
 @triton.jit
@@ -349,23 +341,20 @@ def _add_slopes(weight, score, slopes, row, column, size, BINS: tl.constexpr):
     return weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_tile", "column_tile", "row_tiles", "column_tiles"])
 def weight_kernel(
-    high,
-    low,
-    classes,
+    parts,
+    kinds,
     slopes,
-    peak,
+    gradient,
     weights,
     size,
     dim,
-    first_row,
-    last_row,
-    first_column,
-    last_column,
     stride,
-    unit,
-    target,
+    row_tile,
+    column_tile,
+    row_tiles,
+    column_tiles,
     BINS: tl.constexpr,
     INCLUDE_SELF: tl.constexpr,
     EXACT: tl.constexpr,
@@ -376,32 +365,33 @@ def weight_kernel(
 ):
     """Make (G + Gᵀ)_ij of a tile from its scores and both images' slopes.
 
-    The slopes are scaled so that the largest is `target`.
+    The slopes are scaled so that the largest is SLOPE_PEAK. What undoes that, times the gradient
+    by the loss, is left behind the slopes. `weights` has room for whole tiles, of which the first
+    is number `row_tile` from above and `column_tile` from the left of all.
     """
-    row_tiles = tl.cdiv(last_row - first_row, ROWS)
-    column_tiles = tl.cdiv(last_column - first_column, COLUMNS)
     program = tl.program_id(0)
     group = program // (GROUP * column_tiles)
     within = program % (GROUP * column_tiles)
     group_rows = tl.minimum(row_tiles - group * GROUP, GROUP)
     line = (group * GROUP + within % group_rows) * ROWS + tl.arange(0, ROWS)
     place = (within // group_rows) * COLUMNS + tl.arange(0, COLUMNS)
-    row = (first_row + line) % size
-    column = (first_column + place) % size
-    score = _scores(high, low, row, column, dim, unit, BINS, EXACT, ROWS, COLUMNS, DEPTH)
-    row_class = tl.load(classes + row)
-    column_class = tl.load(classes + column)
+    row = (row_tile * ROWS + line) % size
+    column = (column_tile * COLUMNS + place) % size
+    score = _scores(parts, row, column, size, dim, BINS, EXACT, ROWS, COLUMNS, DEPTH)
+    row_class = tl.load(kinds + row)
+    column_class = tl.load(kinds + column)
     relevant = row_class[:, None] == column_class[None, :]
+    behind = slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1))
     weight = tl.zeros((ROWS, COLUMNS), tl.float32)
     weight = _add_slopes(weight, tl.where(relevant, FAR, score), slopes, row, column, size, BINS)
     slopes += (BINS + 1) * size
     weight = _add_slopes(weight, tl.where(relevant, score, FAR), slopes, row, column, size, BINS)
-    weight *= target / tl.maximum(tl.load(peak), 1e-30)
+    peak = tl.maximum(tl.load(behind), 1e-30)
+    weight *= SLOPE_PEAK / peak
     if not INCLUDE_SELF:
         weight = tl.where(row[:, None] == column[None, :], 0.0, weight)
-    inside = (line < last_row - first_row)[:, None] & (place < last_column - first_column)[None, :]
-    tl.store(
-        weights + line[:, None] * stride + place[None, :],
-        weight.to(weights.dtype.element_ty),
-        mask=inside,
-    )
+    tl.store(weights + line[:, None] * stride + place[None, :], weight.to(weights.dtype.element_ty))
+    if program == 0:
+        if EXACT:
+            peak *= 1.0 / DESCRIPTOR_SCALE
+        tl.store(behind + 1, tl.load(gradient) * peak * (1.0 / SLOPE_PEAK))

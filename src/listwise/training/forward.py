@@ -44,6 +44,7 @@ class Forward:
         self._twin: Twin | None = None
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._sizes: dict[torch.Size, int] = {}
+        self._dtypes = _float_dtypes(net)
 
     @property
     def module(self) -> nn.Module:
@@ -108,6 +109,7 @@ class Forward:
             self._twin = self._compiled = None
         if self._twin is not None:
             self._twin.refresh()
+        self._dtypes = _float_dtypes(self.net)
 
     def backward(self, descriptors: Tensor, gradient: Tensor) -> None:
         """Carry a gradient [b, C] back through the graph of descriptors [b, C]."""
@@ -157,8 +159,7 @@ class Forward:
 
     def drift(self, first: Tensor, second: Tensor) -> Tensor:
         """How far two computations of descriptors [b, C] are apart: a scalar, 1 is too far."""
-        dtypes = {first.dtype, self.autocast or first.dtype}
-        dtypes |= {p.dtype for p in self.net.parameters() if p.is_floating_point()}
+        dtypes = {first.dtype, self.autocast or first.dtype, *self._dtypes}
         # Half of the digits: kernels may differ in the last few, another random number in all.
         tolerance = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
         distance = torch.linalg.vector_norm(second.detach() - first, dim=1).max()
@@ -167,3 +168,7 @@ class Forward:
 
     def _generators(self) -> list[torch.device]:
         return [self.device] if self.device.type == "cuda" else []
+
+
+def _float_dtypes(net: nn.Module) -> set[torch.dtype]:
+    return {p.dtype for p in net.parameters() if p.is_floating_point()}

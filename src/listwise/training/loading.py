@@ -1,22 +1,29 @@
-"""Batches of crops, decoded ahead of the network by worker processes."""
+"""Batches of crops, made ahead of the network by worker processes or by its GPU."""
 
+import math
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import cv2
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from listwise.data import CropBatch, CropDataset, collate
+from listwise.data import CropBatch, CropDataset, ImageError, collate
+from listwise.data.crops import CropPlan, draw_crop
+from listwise.data.gpu_photos import CHUNK_PIXELS, Wanted, decoded_photos, gpu_decodes
 from listwise.errors import InputError
 from listwise.models.embed import ignore_interrupts
+from listwise.training.memory import free_bytes
 from listwise.training.sampling import Indices
 
 # Images a worker decodes at a time: small enough that all workers share the end of a batch.
 CHUNK = 16
+# Crops that a GPU makes at a time.
+GPU_CHUNK = 64
+CPU = torch.device("cpu")
 
 
 class _Chunks:
@@ -39,8 +46,9 @@ def load_batches(
     updates: range,
     workers: int,
     pin_memory: bool = False,
+    device: torch.device = CPU,
 ) -> Generator[CropBatch, None, None]:
-    """The batches of the given updates in order; the next is decoded while one is in use.
+    """The batches of the given updates in order; the next is made while one is in use.
 
     Args:
         dataset: makes the crops.
@@ -48,7 +56,14 @@ def load_batches(
         updates: numbers of the updates.
         workers: processes that decode; 0 decodes here, when asked.
         pin_memory: keep batches where a GPU can fetch them quickly.
+        device: where they are needed. A GPU that can decodes and crops the photos itself, which
+            `workers` threads read, and keeps the batches if it has room for many; their pixels
+            differ a little from those that workers make.
     """
+    stopped = threading.Event()
+    if gpu_decodes(device):
+        made = _make_there(dataset, draw, updates, max(1, workers), device, stopped)
+        return _handed_over(_ahead(made, stopped) if workers else made, device)
     loader = DataLoader(
         dataset,
         batch_sampler=_Chunks(draw, updates),
@@ -59,7 +74,6 @@ def load_batches(
         # Drawing the workers' seeds must not move the generator that dropout uses.
         generator=torch.Generator(),
     )
-    stopped = threading.Event()
     batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
     return _ahead(batches, stopped) if workers else batches
 
@@ -117,6 +131,88 @@ def _assemble(
         # Left to the garbage collector, workers are waited for in vain, five seconds for each.
         if hasattr(chunks, "_shutdown_workers"):
             chunks._shutdown_workers()
+
+
+def _make_there(
+    dataset: CropDataset,
+    draw: Callable[[int], Indices],
+    updates: range,
+    threads: int,
+    device: torch.device,
+    stopped: threading.Event,
+) -> Generator[CropBatch, None, None]:
+    """The batches, made by a GPU on a stream of its own, and finished."""
+    images, min_side = dataset.images, dataset.settings.min_side
+    wanted = (
+        Wanted(images.paths[i], images.box(i), min_side)
+        for update in updates
+        for i in draw(update).tolist()
+    )
+    stream: torch.cuda.Stream | None = None
+    if device.type == "cuda":
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with closing(decoded_photos(wanted, device, threads)) as photos:
+        for update in updates:
+            keys = [(update, i) for i in draw(update).tolist()]
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                batch = _make_batch(dataset, keys, photos, device, stopped)
+            if batch is None:
+                return
+            if stream:
+                stream.synchronize()
+            yield batch
+
+
+def _make_batch(
+    dataset: CropDataset,
+    keys: list[tuple[int, int]],
+    photos: Iterator[Tensor | ImageError],
+    device: torch.device,
+    stopped: threading.Event,
+) -> CropBatch | None:
+    """The crops of the next photos, on the device if it has room, else in pinned memory."""
+    from listwise.data.gpu_resample import crop_photos  # needs Triton
+
+    settings = dataset.settings
+    shape = (len(keys), 3, settings.size, settings.size)
+    near = math.prod(shape) < free_bytes(device) // 4
+    images = torch.empty(
+        shape, dtype=torch.uint8, device=device if near else "cpu", pin_memory=not near
+    )
+    errors: tuple[str, ...] = ()
+    group: list[tuple[int, Tensor, CropPlan]] = []
+    pixels = 0
+    for position, (key, photo) in enumerate(zip(keys, photos, strict=False)):
+        if stopped.is_set():
+            return None
+        if isinstance(photo, ImageError):
+            stand_in = dataset[key]
+            images[position] = stand_in.image
+            errors += stand_in.errors
+        else:
+            _, height, width = photo.shape
+            plan = draw_crop(width, height, settings, dataset.generator(key))
+            group.append((position, photo, plan))
+            pixels += height * width
+        last = position == len(keys) - 1
+        if group and (last or len(group) == GPU_CHUNK or pixels >= CHUNK_PIXELS):
+            positions, sources, plans = zip(*group, strict=True)
+            crops = crop_photos(sources, plans, settings.size)
+            images[list(positions)] = crops.to(images.device)
+            group, pixels = [], 0
+    labels = dataset.images.labels[[index for _, index in keys]]
+    return CropBatch(images, torch.from_numpy(labels), errors)
+
+
+def _handed_over(
+    batches: Generator[CropBatch, None, None], device: torch.device
+) -> Generator[CropBatch, None, None]:
+    """Keep the memory of each batch until the stream of whoever asks has used it."""
+    with closing(batches):
+        for batch in batches:
+            if batch.images.is_cuda:
+                batch.images.record_stream(torch.cuda.current_stream(device))
+            yield batch
 
 
 def _ahead(

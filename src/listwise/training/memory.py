@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ COPIES_OF_PARAMETERS = 3
 # for every step, which costs more than the forward that one pass saves.
 CPU_GRAPH_BYTES = 10**9
 CPU_MICRO_BATCH = 16
+# Enough to keep a large GPU busy; more would only take memory from what else is there. Kernels
+# for tensors of more elements than 32 bits can count are slower, or missing.
+CUDA_MICRO_BATCH = 256
+CUDA_ELEMENTS = 2**31 - 1
 ASSUMED_FREE = 2 * 2**30
 
 
@@ -50,28 +55,36 @@ def images_that_fit(forward: Forward, images: Tensor) -> Fit:
     pair = images[:2] if len(images) > 1 else images.repeat(2, 1, 1, 1)
     free = free_bytes(forward.device)
     random_state = forward.random_state()
-    one, two = saved_bytes(forward, pair[:1]), saved_bytes(forward, pair)
+    one, two = saved(forward, pair[:1]), saved(forward, pair)
     forward.set_random_state(random_state)
     # The rest is there once for any number of images: autocast's casts of the weights.
-    image_bytes = max(two - one, 1)
-    fixed = max(one - image_bytes, 0) + COPIES_OF_PARAMETERS * sum(
+    image_bytes = max(two.bytes - one.bytes, 1)
+    fixed = max(one.bytes - image_bytes, 0) + COPIES_OF_PARAMETERS * sum(
         p.nbytes for p in forward.net.parameters() if p.requires_grad
     )
     reason = f"one image keeps {readable(image_bytes)} of activations, {readable(free)} are free"
     if forward.device.type == "cuda":
         count = max(1, int((SAFE_PART["cuda"] * free - fixed) // image_bytes))
-        return Fit(count, count, reason)
+        useful = max(1, min(CUDA_MICRO_BATCH, 2 * CUDA_ELEMENTS // max(two.largest, 1)))
+        return Fit(count, useful, reason)
     room = min(SAFE_PART["cpu"] * free - fixed, CPU_GRAPH_BYTES)
     return Fit(max(1, int(room // image_bytes)), CPU_MICRO_BATCH, reason)
 
 
-def saved_bytes(forward: Forward, images: Tensor) -> int:
-    """Bytes that the graph of some images [b, 3, H, W] keeps, without parameters and buffers."""
-    saved: dict[int, int] = {}
+class Saved(NamedTuple):
+    """What a graph keeps: its bytes, and the elements of the largest tensor."""
+
+    bytes: int
+    largest: int
+
+
+def saved(forward: Forward, images: Tensor) -> Saved:
+    """What the graph of some images [b, 3, H, W] keeps, without parameters and buffers."""
+    kept: dict[int, tuple[int, int]] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
+        kept[storage.data_ptr()] = storage.nbytes(), tensor.numel()
         return tensor
 
     # The graph must live until the count is done, or an address could be used twice.
@@ -80,10 +93,12 @@ def saved_bytes(forward: Forward, images: Tensor) -> int:
             images.clone()
         )  # a view would count the storage of the whole batch
     for lasting in (*forward.module.parameters(), *forward.module.buffers()):
-        saved.pop(lasting.untyped_storage().data_ptr(), None)
-    total = sum(saved.values())
+        kept.pop(lasting.untyped_storage().data_ptr(), None)
+    found = Saved(
+        sum(size for size, _ in kept.values()), max((n for _, n in kept.values()), default=0)
+    )
     del descriptors
-    return total
+    return found
 
 
 def free_bytes(device: torch.device) -> int:

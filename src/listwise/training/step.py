@@ -33,6 +33,7 @@ from listwise.training.distributed import (
 )
 from listwise.training.forward import Forward
 from listwise.training.memory import Fit, images_that_fit
+from listwise.training.upload import arriving
 
 
 class Loss(Protocol):
@@ -202,7 +203,7 @@ class MultistageStep:
         # Stage 1: descriptors.
         pieces, random_states = [], []
         with failing_together(device), torch.set_grad_enabled(one_pass):
-            for crop in crops:
+            for crop in arriving(crops, device):
                 random_states.append(forward.random_state())
                 pieces.append(forward(crop))
 
@@ -227,7 +228,7 @@ class MultistageStep:
                 return value
             drifts = []
             for crop, piece, state, gradient in zip(
-                crops, pieces, random_states, gradients, strict=True
+                arriving(crops, device), pieces, random_states, gradients, strict=True
             ):
                 again = forward.again(crop, state)
                 forward.backward(again, gradient)

@@ -105,7 +105,10 @@ class Trainer:
         self.net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
         self.net.to(self.device)
         self.optimizer = torch.optim.Adam(
-            self.net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+            self.net.parameters(),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            fused=self.device.type == "cuda",  # one kernel for all parameters
         )
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
@@ -202,6 +205,7 @@ class Trainer:
                 range(progress.update, end),
                 self.workers,
                 pin_memory=self.device.type == "cuda",
+                device=self.device,
             )
             with closing(batches):
                 yield from batches

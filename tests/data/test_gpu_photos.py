@@ -1,0 +1,198 @@
+"""Photos as a GPU gets them; here the CPU decodes in its place, by the same function."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.data import ImageError, load_image
+from listwise.data import gpu_photos as module
+from listwise.data.gpu_photos import Wanted, decoded_photos, gpu_decodes
+
+pytest.importorskip("torchvision")
+CPU = torch.device("cpu")
+ORIENTATION = 0x0112
+
+
+def picture(width=90, height=60, seed=0):
+    coarse = np.random.default_rng(seed).integers(0, 255, (7, 9, 3)).astype(np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def exif(orientation):
+    tags = Image.Exif()
+    tags[ORIENTATION] = orientation
+    return tags
+
+
+def expected(wanted):
+    return torch.from_numpy(np.asarray(load_image(*wanted)).transpose(2, 0, 1).copy())
+
+
+@pytest.fixture
+def decoders(monkeypatch):
+    """Paths of the files that `load_image` decoded, and numbers of files decoded together."""
+    loaded, together = [], []
+
+    def load(path, *arguments):
+        loaded.append(Path(path).name)
+        return load_image(path, *arguments)
+
+    def decode(contents, device):
+        together.append(len(contents))
+        return original(contents, device)
+
+    original = module._decode_jpegs
+    monkeypatch.setattr(module, "load_image", load)
+    monkeypatch.setattr(module, "_decode_jpegs", decode)
+    return loaded, together
+
+
+def write_kinds(folder):
+    """Files of many kinds: those that decoders of JPEG all know, and the others."""
+    photo = picture()
+    plain = {"444.jpg": 0, "422.jpg": 1, "420.jpg": 2}
+    for name, sampling in plain.items():
+        photo.save(folder / name, quality=95, subsampling=sampling)
+    photo.convert("L").save(folder / "grey.jpg", quality=95)
+    for turn in range(1, 9):
+        photo.save(folder / f"turned{turn}.jpg", quality=95, exif=exif(turn))
+    usual = {path.name for path in folder.iterdir()}
+    photo.save(folder / "progressive.jpg", quality=95, progressive=True)
+    photo.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    photo.save(folder / "rgb.jpg", quality=95, keep_rgb=True)
+    photo.save(folder / "photo.png")
+    photo.save(folder / "photo.tif")
+    photo.convert("P").save(folder / "palette.gif")
+    content = (folder / "420.jpg").read_bytes()
+    (folder / "followed.jpg").write_bytes(content + b"something")
+    return usual, {path.name for path in folder.iterdir()} - usual
+
+
+def test_every_kind_is_what_load_image_makes_of_it(tmp_path, decoders):
+    usual, others = write_kinds(tmp_path)
+    wanted = [Wanted(str(tmp_path / name)) for name in sorted(usual | others)]
+    found = list(decoded_photos(wanted, CPU, 2))
+    assert len(found) == len(wanted)
+    for each, photo in zip(wanted, found, strict=True):
+        assert photo.dtype == torch.uint8
+        difference = (photo.int() - expected(each).int()).abs()
+        assert difference.max() <= 3, each.path
+    loaded, together = decoders
+    assert set(loaded) == others
+    assert sum(together) == len(usual)
+
+
+def test_boxes_are_cut_out_after_turning(tmp_path):
+    for turn in (1, 6, 8):
+        path = str(tmp_path / f"{turn}.jpg")
+        picture().save(path, exif=exif(turn))
+        for box in ((10.0, 5.0, 40.0, 50.0), (-5.0, 20.0, 1000.0, 31.0)):
+            (photo,) = decoded_photos([Wanted(path, box)], CPU, 1)
+            assert (photo.int() - expected(Wanted(path, box)).int()).abs().max() <= 3
+
+
+def test_errors_are_those_of_load_image_and_spare_the_others(tmp_path):
+    good = tmp_path / "good.jpg"
+    picture().save(good, quality=95)
+    content = good.read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(content[: len(content) // 2])
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "text.jpg").write_bytes(b"no photo at all, but long enough")
+    (tmp_path / "folder.jpg").mkdir()
+    wanted = [
+        Wanted(str(tmp_path / "cut.jpg")),
+        Wanted(str(good)),
+        Wanted(str(tmp_path / "empty.jpg")),
+        Wanted(str(good), (500.0, 500.0, 600.0, 600.0)),
+        Wanted(str(tmp_path / "text.jpg")),
+        Wanted(str(tmp_path / "missing.jpg")),
+        Wanted(str(good)),
+        Wanted(str(tmp_path / "folder.jpg")),
+    ]
+    found = list(decoded_photos(wanted, CPU, 3))
+    for each, photo in zip(wanted, found, strict=True):
+        if each == Wanted(str(good)):
+            assert torch.equal(photo, found[1])
+        else:
+            with pytest.raises(ImageError) as caught:
+                load_image(*each)
+            assert str(photo) == str(caught.value)
+
+
+def test_a_file_that_the_decoder_refuses_costs_only_itself(tmp_path, decoders, monkeypatch):
+    wanted = []
+    for i in range(5):
+        wanted.append(Wanted(str(tmp_path / f"{i}.jpg")))
+        picture(seed=i).save(wanted[-1].path, quality=95)
+    refused = module._to_tensor(Path(wanted[2].path).read_bytes())
+    original = module._decode_jpegs
+
+    def decode(contents, device):
+        photos = original(contents, device)
+        if any(torch.equal(content, refused) for content in contents):
+            raise RuntimeError("Error while decoding JPEG images: 3")
+        return photos
+
+    monkeypatch.setattr(module, "_decode_jpegs", decode)
+    for each, photo in zip(wanted, decoded_photos(wanted, CPU, 2), strict=True):
+        assert (photo.int() - expected(each).int()).abs().max() <= 3
+    assert decoders[0] == ["2.jpg"]
+
+
+@pytest.mark.parametrize(("photos", "pixels"), [(3, 10**9), (100, 2 * 90 * 60), (100, 10)])
+def test_any_chunks_give_the_same_photos_in_order(tmp_path, decoders, monkeypatch, photos, pixels):
+    monkeypatch.setattr(module, "CHUNK", photos)
+    monkeypatch.setattr(module, "CHUNK_PIXELS", pixels)
+    monkeypatch.setattr(module, "GROUP", 2)
+    monkeypatch.setattr(module, "GROUPS_AHEAD", 2)
+    wanted = []
+    for i in range(11):
+        wanted.append(Wanted(str(tmp_path / (f"{i}.png" if i % 4 == 1 else f"{i}.jpg"))))
+        picture(seed=i).save(wanted[-1].path)
+    for each, photo in zip(wanted, decoded_photos(wanted, CPU, 2), strict=True):
+        assert (photo.int() - expected(each).int()).abs().max() <= 3
+    loaded, together = decoders
+    if pixels == 10:  # each is too large for the GPU
+        assert len(loaded) == 11
+    else:
+        assert len(loaded) == 3
+        assert max(together) <= min(photos, max(1, pixels // 5400))
+
+
+def test_huge_photos_are_decoded_as_small_as_they_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_PIXELS", 1000)
+    path = str(tmp_path / "a.jpg")
+    picture(400, 300).save(path)
+    (photo,) = decoded_photos([Wanted(path, None, 70)], CPU, 1)
+    assert photo.shape == (3, 75, 100)
+
+
+def test_it_reads_only_a_little_ahead_and_stops_when_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 2)
+    monkeypatch.setattr(module, "GROUP", 2)
+    monkeypatch.setattr(module, "GROUPS_AHEAD", 2)
+    path = str(tmp_path / "a.jpg")
+    picture().save(path)
+    taken = []
+
+    def endless():
+        while True:
+            taken.append(path)
+            yield Wanted(path)
+
+    threads = threading.active_count()
+    photos = decoded_photos(endless(), CPU, 2)
+    next(photos)
+    assert len(taken) <= 12
+    photos.close()
+    assert threading.active_count() == threads
+
+
+def test_no_gpu_decodes_here_without_one():
+    assert not gpu_decodes(CPU)
+    if not torch.cuda.is_available():
+        assert not gpu_decodes(torch.device("cuda"))

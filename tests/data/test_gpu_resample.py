@@ -1,0 +1,165 @@
+"""The GPU's crops against the CPU's and against plain sums, also by Triton's interpreter."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
+SCRIPT = """
+import json, sys
+import numpy as np
+import torch
+from PIL import Image
+from listwise.data import CropSettings, random_crop
+from listwise.data import gpu_resample
+from listwise.data.crops import draw_crop
+
+device, cases = sys.argv[1], json.loads(sys.argv[2])
+torch.set_num_threads(1)
+STILL = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+
+
+def picture(width, height, seed):
+    shape = max(2, height // 8), max(2, width // 8), 3
+    cells = np.random.default_rng(seed).integers(0, 256, shape)
+    return Image.fromarray(cells.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def waves(width, height):
+    x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+    shades = np.sin(x / 21 + y / 37), np.cos(x / 33 - y / 27), np.sin(x / 31) * np.cos(y / 27)
+    return Image.fromarray((127.5 + 100 * np.stack(shades, 2)).round().astype(np.uint8))
+
+
+def tensor(photo):
+    return torch.from_numpy(np.asarray(photo).transpose(2, 0, 1).copy()).to(device)
+
+
+def weight(t):
+    # Keys (1981) with a = -1/2.
+    t = np.abs(t)
+    return np.where(t < 1, 1.5 * t**3 - 2.5 * t**2 + 1,
+                    np.where(t < 2, -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2, 0.0))
+
+
+def plain(photo, plan, size):
+    # Sums over every pixel of the photo, in float64.
+    pixels = np.asarray(photo).astype(np.float64)
+    far = 40
+    pixels = np.pad(pixels, ((far, far), (far, far), (0, 0)), mode="edge")
+    across, down = np.array(plan.across) / size, np.array(plan.down) / size
+    wide, tall = np.maximum(1.0, np.hypot(across, down))
+    middle = np.array(plan.bounds).reshape(2, 2).mean(0)
+    made = np.empty((3, size, size))
+    for row in range(size):
+        for column in range(size):
+            x, y = middle + across * (column - (size - 1) / 2) + down * (row - (size - 1) / 2)
+            wx = weight((np.arange(pixels.shape[1]) - far + 0.5 - x) / wide)
+            wy = weight((np.arange(pixels.shape[0]) - far + 0.5 - y) / tall)
+            made[:, row, column] = np.einsum("y,x,yxc->c", wy, wx, pixels) / (wy.sum() * wx.sum())
+    made = made[:, :, ::-1] if plan.flip else made
+    return np.clip(np.floor(made + 0.5), 0, 255)
+
+
+def against_sums(photo_size, size, changes, seed):
+    settings = CropSettings(size=size, **STILL, **changes)
+    photo = picture(*photo_size, seed)
+    plan = draw_crop(*photo.size, settings, np.random.default_rng(seed))
+    made = gpu_resample.crop_photos([tensor(photo)], [plan], size)[0].cpu().numpy()
+    difference = np.abs(made - plain(photo, plan, size))
+    return difference.mean(), difference.max()
+
+
+def against_cpu(kind, sizes, size, changes):
+    settings = CropSettings(size=size, **changes)
+    kinds = {"waves": lambda i: waves(*sizes[i]), "noise": lambda i: picture(*sizes[i], i)}
+    photos = [kinds[kind](i) for i in range(len(sizes))]
+    plans = [draw_crop(*p.size, settings, np.random.default_rng(i)) for i, p in enumerate(photos)]
+    made = gpu_resample.crop_photos([tensor(photo) for photo in photos], plans, size).cpu()
+    assert made.shape == (len(photos), 3, size, size) and made.dtype == torch.uint8
+    worst = 0.0
+    for i, photo in enumerate(photos):
+        there = random_crop(photo, settings, np.random.default_rng(i))
+        worst = max(worst, (made[i].float() - there.float()).abs().mean().item())
+    return worst
+
+
+def whole(sizes, width, height):
+    photos = [picture(*each, i) for i, each in enumerate(sizes)]
+    made = gpu_resample.resize_photos([tensor(photo) for photo in photos], width, height).cpu()
+    worst = 0.0
+    for photo, small in zip(photos, made, strict=True):
+        there = tensor(photo.resize((width, height), Image.Resampling.BICUBIC)).cpu()
+        worst = max(worst, (small.float() - there.float()).abs().max().item())
+    return worst
+
+
+def boxed():
+    # A part of a photo, as it lies there, is the same as the part alone.
+    photo = tensor(picture(80, 60, 3))
+    part = photo[:, 11:53, 7:61]
+    plan = draw_crop(54, 42, CropSettings(size=16), np.random.default_rng(0))
+    a, b = (gpu_resample.crop_photos([p], [plan], 16) for p in (part, part.contiguous()))
+    return torch.equal(a, b)
+
+
+functions = {"sums": against_sums, "cpu": against_cpu, "whole": whole, "boxed": boxed}
+if device == "cpu":
+    gpu_resample.ROWS = gpu_resample.COLUMNS = 32  # it is quicker with large tiles
+print(json.dumps([functions[name](*case) for name, *case in cases]))
+"""
+
+
+def run(device, *cases):
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", SCRIPT, device, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check(device):
+    # Enlarged and reduced, turned and not, mirrored, stretched; in one and in several tiles.
+    sums = [
+        ("sums", (40, 30), 36, {"rotation": 30.0}, 1),
+        ("sums", (60, 90), 20, {"rotation": 180.0, "flip": 1.0}, 2),
+        ("sums", (50, 44), 24, {"rotation": 0.0, "max_ratio": 2.0}, 3),
+    ]
+    sizes = ((64, 48), (50, 70), (120, 90))
+    cpu = [
+        ("cpu", "waves", sizes, 40, {}),
+        ("cpu", "waves", sizes, 24, {"rotation": 0.0, "flip": 0.5}),
+        ("cpu", "noise", sizes, 32, {"rotation": 45.0}),
+    ]
+    whole = [("whole", ((64, 48), (128, 96)), 32, 24), ("whole", ((61, 37),), 40, 24)]
+    found = run(device, *sums, *cpu, *whole, ("boxed",))
+    for mean, most in found[:3]:  # sums differ in where they round
+        assert mean < 0.01
+        assert most <= 1
+    assert found[3] < 0.8
+    assert found[4] < 0.8
+    # OpenCV's cubic is a little sharper, and the CPU samples twice where it reduces and turns.
+    assert found[5] < 2.5
+    # Pillow rounds between its two passes.
+    assert found[6] <= 2
+    assert found[7] <= 2
+    assert found[8]
+
+
+def test_resampling_in_the_interpreter():
+    check("cpu")
+
+
+def test_resampling_on_a_gpu():
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    check("cuda")
