@@ -5,6 +5,7 @@ import torch
 from step_examples import SoftmaxLoss, make_batch, make_net
 from torch import Tensor, nn
 
+from listwise.models import RetrievalNet
 from listwise.training import memory
 from listwise.training.forward import Forward
 from listwise.training.memory import Fit, free_bytes, images_that_fit, readable, saved
@@ -72,6 +73,16 @@ def test_casts_of_the_weights_are_not_counted_per_image():
     assert "one image keeps 384 B of activations" in fit.reason  # 192 inputs of two bytes
 
 
+def test_the_fold_of_the_weights_is_not_counted_for_an_image():
+    net = RetrievalNet("resnet18", weights="random")
+    images = torch.rand(2, 3, 32, 32)
+    first = saved(Forward(net, autocast=torch.bfloat16), images[:1]).bytes
+    forward = Forward(net, autocast=torch.bfloat16)
+    again = [saved(forward, images[:1]).bytes for _ in range(2)]
+    assert first == again[0] == again[1]
+    assert saved(forward, images).bytes > 1.5 * first
+
+
 def test_free_memory_decides(monkeypatch):
     forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
     one, two = saved(forward, images[:1]).bytes, saved(forward, images[:2]).bytes
@@ -92,7 +103,7 @@ def test_a_gpu_s_memory_is_not_filled_for_nothing(monkeypatch):
     forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**12)
     monkeypatch.setattr(forward, "device", torch.device("cuda"))
-    monkeypatch.setattr(forward, "_near", lambda images: images)
+    monkeypatch.setattr(forward, "near", lambda images: images)
     monkeypatch.setattr(forward, "_generators", list)
     fit = images_that_fit(forward, images)
     assert fit.images > 10**4

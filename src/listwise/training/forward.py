@@ -59,7 +59,7 @@ class Forward:
         size = self._sizes[images.shape[1:]] = max(count, self._sizes.get(images.shape[1:], 0))
         if size > count:
             images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
-        images = self._near(images)
+        images = self.near(images)
         if self._compiled is None:
             self._compiled = torch.compile(self.module, dynamic=False, options=COMPILER_OPTIONS)
         with self._best_kernels():
@@ -67,10 +67,11 @@ class Forward:
 
     def uncompiled(self, images: Tensor) -> Tensor:
         """Descriptors as by a call, but never compiled: [b, 3, H, W] -> [b, C]."""
-        images = self._near(images)  # before the module is asked for: it may be made here
+        images = self.near(images)  # before the module is asked for: it may be made here
         return self._run(self.module, images)
 
-    def _near(self, images: Tensor) -> Tensor:
+    def near(self, images: Tensor) -> Tensor:
+        """Images where and as the network takes them, which is made ready to compute."""
         images = images.to(self.device, non_blocking=True)
         if self.autocast is None:
             return images

@@ -87,11 +87,12 @@ def saved(forward: Forward, images: Tensor) -> Saved:
         kept[storage.data_ptr()] = storage.nbytes(), tensor.numel()
         return tensor
 
+    # A view would count the storage of the whole batch; and what the first forward makes of the
+    # weights has a graph of its own.
+    images = forward.near(images.clone())
     # The graph must live until the count is done, or an address could be used twice.
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        descriptors = forward.uncompiled(
-            images.clone()
-        )  # a view would count the storage of the whole batch
+        descriptors = forward.uncompiled(images)
     for lasting in (*forward.module.parameters(), *forward.module.buffers()):
         kept.pop(lasting.untyped_storage().data_ptr(), None)
     found = Saved(
