@@ -18,9 +18,10 @@ def test_one_table_of_all():
     )
     for line in lines:
         assert line.what
+        assert line.setting
         assert line.figure or line.beside
     (loss,) = (line for line in lines if line.benchmark == "loss")
-    assert loss.what == "listwise, B = 32"
+    assert (loss.setting, loss.what) == ("B = 32", "listwise")
     assert loss.figure.endswith("s")
     assert loss.beside.endswith("MB")
     rates = [line.figure for line in lines if line.benchmark in ("step", "extraction")]

@@ -7,23 +7,24 @@ from typing import Any
 # What fits a GPU, and what two cores measure in a minute or two.
 GPU_SETTINGS: dict[str, dict[str, Any]] = {
     "loss": {"sizes": (4096, 8192, 16384)},
-    "step": {},
-    "input": {},
-    "extraction": {"photos": 512},
+    "step": {"backbone": "resnet101", "size": 800, "batch": 4096},
+    "input": {"size": 800},
+    "extraction": {"photos": 512, "backbone": "resnet101"},
 }
 CPU_SETTINGS: dict[str, dict[str, Any]] = {
     "loss": {"sizes": (1024,), "methods": ("listwise", "dense transcription")},
     "step": {"backbone": "resnet18", "size": 96, "batch": 64, "micro_batch": 16},
-    "input": {"photos": 32},
+    "input": {"photos": 32, "size": 800},
     "extraction": {"photos": 16, "backbone": "resnet18"},
 }
 
 
 @dataclass(frozen=True)
 class Line:
-    """One figure: which benchmark, what was measured, how much of what, and what to compare."""
+    """One figure: which benchmark, at which setting, what was measured, and what goes with it."""
 
     benchmark: str
+    setting: str
     what: str
     figure: str
     beside: str = ""
@@ -55,45 +56,43 @@ def _loss(device: str, **settings: Any) -> Iterator[Line]:
 
     kind = "cuda" if device.startswith("cuda") else "cpu"
     for row in loss.run(device=kind, **settings):
-        what = f"{row.method}, B = {row.batch}"
-        if row.seconds is None or row.extra_bytes is None:
-            yield Line("loss", what, row.skipped or "")
-        else:
-            yield Line("loss", what, milliseconds(row.seconds), f"{row.extra_bytes / 1e6:,.0f} MB")
+        figure, beside = row.skipped or "", ""
+        if row.seconds is not None and row.extra_bytes is not None:
+            figure, beside = milliseconds(row.seconds), f"{row.extra_bytes / 1e6:,.0f} MB"
+        yield Line("loss", f"B = {row.batch}", row.method, figure, beside)
 
 
 def _step(device: str, **settings: Any) -> Iterator[Line]:
     from listwise.benchmarks import step
 
+    setting = "{backbone}, {size} px, B = {batch}".format(**settings)
     for row in step.run(device, **settings):
-        if row.skipped:
-            yield Line("step", row.method, row.skipped)
-            continue
-        beside = f"{row.ratio:.1f} ×, {100 * row.of_limit:.0f} % of the limit"
-        yield Line("step", row.method, f"{row.step:,.1f} images/s", beside)
+        figure, beside = row.skipped or "", ""
+        if not row.skipped:
+            figure = f"{row.step:,.1f} images/s"
+            beside = f"{row.ratio:.1f} ×, {100 * row.of_limit:.0f} % of the limit"
+        yield Line("step", setting, row.method, figure, beside)
 
 
 def _input(device: str, **settings: Any) -> Iterator[Line]:
     from listwise.benchmarks import input as input_side
 
     for row in input_side.run(device=device, **settings):
-        what = f"{row.step}, {row.workers} workers" if row.workers else row.step
+        what = f"{row.step}, {row.workers} at once" if row.workers > 1 else row.step
+        figure = row.skipped or ""
         if row.per_second is not None:
             figure = f"{row.per_second:,.0f} photos/s"
-        else:
-            figure = row.skipped or ""
         beside = "" if row.core_ms is None else f"{row.core_ms:.1f} ms of a core"
-        yield Line("input", what, figure, beside)
+        yield Line("input", f"crops of {settings['size']}", what, figure, beside)
 
 
 def _extraction(device: str, **settings: Any) -> Iterator[Line]:
     from listwise.benchmarks import extraction
 
     for row in extraction.run(device, **settings):
-        figure = f"{row.per_second:,.1f} photos/s"
-        yield Line(
-            "extraction", f"{row.method}, {row.precision}", figure, f"{row.times_the_loop:.1f} ×"
-        )
+        what, figure = f"{row.method}, {row.precision}", f"{row.per_second:,.1f} photos/s"
+        beside = f"{row.times_the_loop:.1f} ×"
+        yield Line("extraction", settings["backbone"], what, figure, beside)
 
 
 def milliseconds(seconds: float) -> str:

@@ -29,8 +29,8 @@ def everything(context: typer.Context, device: Device = "auto", json: Json = Fal
     _show(
         summary.run(device),
         "From photos to a training step",
-        [("", "<"), ("", "<"), ("", ">"), ("", ">")],
-        lambda line: [line.benchmark, line.what, line.figure, line.beside],
+        [("benchmark", "<"), ("setting", "<"), ("", "<"), ("result", ">"), ("", ">")],
+        lambda line: [line.benchmark, line.setting, line.what, line.figure, line.beside],
         json,
     )
 
