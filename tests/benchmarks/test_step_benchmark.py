@@ -62,3 +62,9 @@ def test_images_of_a_batch_differ():
 def test_small_batches_are_refused():
     with pytest.raises(InputError, match="a multiple of 4, 32 at the least"):
         list(benchmark.run("cpu", "test_resnet", size=64, batch=30))
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_devices_that_are_not_there_are_refused(device):
+    with pytest.raises(InputError, match=device):
+        list(benchmark.run(device, "test_resnet", size=64, batch=32))

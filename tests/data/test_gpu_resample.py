@@ -108,7 +108,18 @@ def boxed():
     return torch.equal(a, b)
 
 
-functions = {"sums": against_sums, "cpu": against_cpu, "whole": whole, "boxed": boxed}
+def lines():
+    # PyTorch lets the step along a side of one pixel be anything.
+    wide = tensor(picture(40, 1, 3))
+    dot = torch.tensor([9, 8, 7], dtype=torch.uint8, device=device).as_strided((3, 1, 1), (1, 3, 3))
+    made = gpu_resample.resize_photos([wide.transpose(1, 2), dot], 1, 40).cpu()
+    there = wide.cpu().transpose(1, 2)
+    return torch.equal(made[0], there) and made[1, :, :, 0].T.unique(dim=0).tolist() == [[9, 8, 7]]
+
+
+functions = {
+    "sums": against_sums, "cpu": against_cpu, "whole": whole, "boxed": boxed, "lines": lines
+}
 if device == "cpu":
     gpu_resample.ROWS = gpu_resample.COLUMNS = 32  # it is quicker with large tiles
 print(json.dumps([functions[name](*case) for name, *case in cases]))
@@ -141,7 +152,7 @@ def check(device):
         ("cpu", "noise", sizes, 32, {"rotation": 45.0}),
     ]
     whole = [("whole", ((64, 48), (128, 96)), 32, 24), ("whole", ((61, 37),), 40, 24)]
-    found = run(device, *sums, *cpu, *whole, ("boxed",))
+    found = run(device, *sums, *cpu, *whole, ("boxed",), ("lines",))
     for mean, most in found[:3]:  # sums differ in where they round
         assert mean < 0.01
         assert most <= 1
@@ -153,6 +164,7 @@ def check(device):
     assert found[6] <= 2
     assert found[7] <= 2
     assert found[8]
+    assert found[9]
 
 
 def test_resampling_in_the_interpreter():

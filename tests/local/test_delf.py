@@ -1,5 +1,8 @@
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +223,25 @@ def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch)
         np.testing.assert_allclose(together.points, alone.points, atol=1e-3)
         np.testing.assert_allclose(together.scales, alone.scales, rtol=1e-5)
         np.testing.assert_allclose(together.descriptors, alone.descriptors, atol=1e-4)
+
+
+def test_a_decoding_process_that_the_system_ends_is_one_line(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(delf_photos, "WINDOW", 2)
+    monkeypatch.setattr(DelfExtractor, "together", True)
+    monkeypatch.setattr(DelfExtractor, "_batch_size", lambda self, width, height: 1)
+    path = str(tmp_path / "photo.png")
+    smooth_photo(96, 72, 0).save(path)
+    images = Images((path,) * 40, tuple(map(str, range(40))), None)
+    extractor = DelfExtractor(folder, DelfSettings(count=20), "cpu")
+
+    def end_workers(count):
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+
+    with pytest.raises(InputError, match="fewer --workers"):
+        extract_features(
+            images, tmp_path / "f.arrow", extractor, workers=1, on_progress=end_workers
+        )
 
 
 def test_where_it_is_faster_photos_are_extracted_many_at_a_time(folder, tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -138,6 +139,22 @@ def test_extraction_in_processes_and_in_this_one_are_equal(some: Images, tmp_pat
     np.testing.assert_array_equal(here.get("e").points, expected.points)
     np.testing.assert_allclose(here.get("e").descriptors, expected.descriptors, atol=2e-3)
     assert here.sizes[3].tolist() == [90, 70]
+
+
+def test_ctrl_c_is_not_for_the_processes(
+    some: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 1)
+
+    def interrupt(count: int) -> None:
+        for worker in multiprocessing.active_children():
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGINT)
+
+    out = tmp_path / "f.arrow"
+    assert (
+        len(extract_features(some, out, HessianAffine(40), workers=1, on_progress=interrupt)) == 4
+    )
     assert not list(tmp_path.glob("*.partial"))
 
 

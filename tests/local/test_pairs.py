@@ -1,5 +1,9 @@
 """Many pairs of photos verified at once."""
 
+import multiprocessing
+import os
+import signal
+
 import numpy as np
 
 from listwise.local import pairs as module
@@ -45,3 +49,15 @@ def test_pairs_are_verified_once_and_alike_in_any_number_of_processes(tmp_path, 
     for pair, found in here.items():
         assert found.inliers == there[pair].inliers
         np.testing.assert_array_equal(found.points, there[pair].points)
+
+
+def test_ctrl_c_is_not_for_the_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PAIRS", 1)
+    file = a_feature_file(tmp_path / "q.arrow", 4, 0)
+    pairs = [(query, image) for query in range(4) for image in range(4)]
+
+    def interrupt(count):
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGINT)
+
+    assert len(verify_pairs(file, file, pairs, workers=1, on_pair=interrupt)) == 16

@@ -1,6 +1,5 @@
 """Decoding and augmenting training crops: what a core does, and what all of them bring together."""
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -76,10 +75,11 @@ def run(
         device: a GPU that decodes and crops in their place, if it is one.
     """
     from listwise.data import Images, read_images
+    from listwise.training.choices import Machine
 
     if photos < 1:
         raise InputError("there must be a photo to decode: give 1 or more")
-    every = os.cpu_count() or 1
+    every = Machine.this("cpu").cores
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
         if folder is None:
             paths = make_photos(Path(scratch), photos, round(1.44 * size), round(1.08 * size))

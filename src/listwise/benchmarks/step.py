@@ -113,13 +113,12 @@ def run(
     """
     import torch
 
+    from listwise.training.choices import Machine
     from listwise.training.memory import free_bytes
 
     if batch < 2 * CHECKED or batch % CLASS_SIZE:
         raise InputError(f"a batch must be a multiple of {CLASS_SIZE}, {2 * CHECKED} at the least")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
+    place = torch.device(Machine.this(device).device)
     gpu = place.type == "cuda"
     if quick:
         batch = max(2 * CHECKED, batch // 4 // CLASS_SIZE * CLASS_SIZE)
@@ -159,10 +158,11 @@ def measure_step(
     """Time a step and its two kinds of passes; images [B, 3, H, W] and labels [B] in memory."""
     import torch
 
-    gpu = step.forward().device.type == "cuda"
+    device = step.forward().device
+    gpu = device.type == "cuda"
     if gpu:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
     assert isinstance(step.micro_batch, int)
     passes(step.forward(), images, step.micro_batch, 1, backward=False)
@@ -179,7 +179,7 @@ def measure_step(
         forward=forward,
         both=both,
         step=rate,
-        peak_bytes=torch.cuda.max_memory_allocated() if gpu else 0,
+        peak_bytes=torch.cuda.max_memory_allocated(device) if gpu else 0,
         tflops=PASSES * limits.image_flops * rate / 1e12,
         gigabytes=PASSES * limits.image_bytes * rate / 1e9,
         of_limit=rate / limits.images,

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Dataset
 from listwise.data import ImageError, Images, image_size, load_image, whole_image
 from listwise.data.labelled import size_or_error
 from listwise.models.embed import ignore_interrupts
-from listwise.training.loading import naming_lost_workers
 
 WINDOW = 2048  # photos among which those of one shape are looked for
 
@@ -83,9 +82,8 @@ def photo_windows(
         )
     )
     try:
-        with naming_lost_workers():
-            for window, plan in zip(windows, planned, strict=True):
-                yield window, (batch for _ in plan for batch in next(batches))
+        for window, plan in zip(windows, planned, strict=True):
+            yield window, (batch for _ in plan for batch in next(batches))
     finally:
         # Left to the garbage collector, workers are waited for in vain, five seconds for each.
         if hasattr(batches, "_shutdown_workers"):

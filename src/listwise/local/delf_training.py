@@ -27,6 +27,7 @@ from listwise.local.delf_photos import photo_windows
 from listwise.local.delf_settings import DelfTraining
 from listwise.models import RetrievalNet
 from listwise.training.choices import Machine
+from listwise.training.loading import naming_lost_workers
 
 PARTIAL_FOLDER = "training"
 KEY_FILE = "listwise.key"
@@ -92,7 +93,8 @@ def train_delf(
         net.backbone,
     )
     accuracy = _learn_attention(fitter, delf)
-    whitening = Whitening.learn(_locations(fitter, delf), settings.dim, power=0)
+    with naming_lost_workers():
+        whitening = Whitening.learn(_locations(fitter, delf), settings.dim, power=0)
     delf.pca_mean.copy_(torch.from_numpy(whitening.mean))
     delf.pca_projection.copy_(torch.from_numpy(whitening.projection))
     delf.config.provenance = {
@@ -198,7 +200,8 @@ def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
         for batch in batches:
             for error in batch.errors.values():
                 fitter.on_note(f"{error}; the PCA is learned without it")
-            done += len(batch.errors)
+                done += 1
+                fitter.on_progress(DelfProgress("pca", done, len(rows)))
             if batch.photos:
                 pixels = batch.pixels.to(fitter.device)
                 for found in attend(delf, pixels, autocast=fitter.autocast):

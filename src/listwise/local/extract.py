@@ -1,6 +1,7 @@
 """Photos to a file of local features, on all cores, so that an interrupted run can go on."""
 
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -20,6 +21,7 @@ from listwise.files import publish
 from listwise.local.features import COUNT, Features, photo_features
 from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo, is_feature_file
 from listwise.training.choices import Machine
+from listwise.training.loading import naming_lost_workers
 
 PART = 64  # photos in a part, which is what a kill can cost: some seconds
 
@@ -80,6 +82,7 @@ class HessianAffine:
 DEFAULT = HessianAffine()
 
 
+@naming_lost_workers()
 def extract_features(
     images: Images,
     out: str | Path,
@@ -167,7 +170,7 @@ def _results(
     # Forked processes would inherit the locks of this one's threads.
     count = min(workers or Machine.this("cpu").cores, max(1, len(indices)))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_one_thread)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_settle)
     try:
         ahead: deque[Future[Result]] = deque()
         for index in indices:
@@ -185,8 +188,9 @@ def _results(
         pool.shutdown(cancel_futures=True)
 
 
-def _one_thread() -> None:
-    """A worker has one core."""
+def _settle() -> None:
+    """A worker has one core, and leaves Ctrl-C to the main process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(1)
     threadpool_limits(1)
 

@@ -4,6 +4,7 @@ Worker processes import this module, so that it imports little.
 """
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -84,6 +85,7 @@ _opened: list[FeatureFile] = []
 
 
 def _open_files(*paths: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's
     threadpool_limits(1)  # a worker has one core
     _opened.extend(FeatureFile.open(path) for path in paths)
 

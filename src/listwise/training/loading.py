@@ -89,8 +89,9 @@ def naming_lost_workers() -> Iterator[None]:
     """Say what it means that a decoding process is gone, wherever PyTorch notices it."""
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        # It may go while a batch is fetched from it, and the connection with it.
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise InputError(
             "a process that decodes photos was ended by the system, mostly for lack of memory or "
