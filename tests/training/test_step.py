@@ -1,4 +1,5 @@
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -320,6 +321,55 @@ def test_half_precision_follows_the_optimizer():
     with torch.no_grad():
         plain = SoftmaxLoss()(net(images), labels)
     assert step(images, labels) == pytest.approx(float(plain), rel=0.05)
+
+
+class ByName(nn.Module):
+    """Calls its layers with arguments by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8).eval()
+
+    def forward(self, images):
+        maps = self.norm(input=self.conv(input=images))
+        return nn.functional.normalize(maps.float().square().mean((2, 3)), dim=1)
+
+
+class Remembering(nn.Module):
+    """Goes on from what a hook has kept in the network that it was made for."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.kept = nn.Conv2d(3, 8, 3), {}
+        self.conv.register_forward_hook(lambda conv, given, made: self.kept.update(maps=made))
+
+    def forward(self, images):
+        self.conv(images)
+        maps = self.kept.pop("maps").float()
+        return nn.functional.normalize(maps.square().mean((2, 3)), dim=1)
+
+
+class Locked(ByName):
+    """Has something that cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("kind", [ByName, Remembering, Locked])
+def test_a_network_that_cannot_be_copied_runs_itself(kind):
+    torch.manual_seed(0)
+    net, (images, labels) = kind(), make_batch(10, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        pieces = [net(crop) for crop in images.split(4)]
+    SoftmaxLoss()(torch.cat(pieces), labels).backward()
+    expected = gradients(net)
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    for _ in range(2):
+        net.zero_grad()
+        step(images, labels)
+        assert_equal_gradients(gradients(net), expected, 2e-2)
 
 
 def test_a_new_layer_is_noticed():

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -159,17 +160,18 @@ class DelfExtractor:
             workers: processes that decode; from the cores by default.
         """
         count = Machine.this(self.device).workers() if workers is None else workers
-        for window, batches in photo_windows(
-            images, indices, self.settings.max_side, self._batch_size, count
-        ):
-            found: dict[int, tuple[int, int, Features] | str] = {}
-            for batch in batches:
-                found.update(batch.errors)
-                for photo, each in zip(
-                    batch.photos, self._detect(batch.photos, batch.pixels), strict=True
-                ):
-                    found[photo.position] = (*photo.size, each)
-            yield from (found.pop(index) for index in window)
+        with closing(
+            photo_windows(images, indices, self.settings.max_side, self._batch_size, count)
+        ) as windows:
+            for window, batches in windows:
+                found: dict[int, tuple[int, int, Features] | str] = {}
+                for batch in batches:
+                    found.update(batch.errors)
+                    for photo, each in zip(
+                        batch.photos, self._detect(batch.photos, batch.pixels), strict=True
+                    ):
+                        found[photo.position] = (*photo.size, each)
+                yield from (found.pop(index) for index in window)
 
     def _batch_size(self, width: int, height: int) -> int:
         """Photos of a size that are seen at once."""

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -190,14 +191,16 @@ def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
     drawn = np.random.default_rng(settings.seed).permutation(fitter.photos.train)
     rows = drawn[: settings.pca_photos].tolist()
     done = 0
-    for _, batches in photo_windows(
-        images,
-        rows,
-        DEFAULT.max_side,
-        lambda width, height: photos_at_once(width, height, DEFAULT, fitter.device),
-        fitter.workers,
-    ):
-        for batch in batches:
+    with closing(
+        photo_windows(
+            images,
+            rows,
+            DEFAULT.max_side,
+            lambda width, height: photos_at_once(width, height, DEFAULT, fitter.device),
+            fitter.workers,
+        )
+    ) as windows:
+        for batch in (batch for _, batches in windows for batch in batches):
             for error in batch.errors.values():
                 fitter.on_note(f"{error}; the PCA is learned without it")
                 done += 1

@@ -18,7 +18,7 @@ class Forward:
     """Images to descriptors through a network, repeatable with the same random numbers.
 
     In half precision the network's `Twin` computes in its place; the gradients are the network's
-    own after `give_gradients`.
+    own after `give_gradients`. A network that cannot be copied computes itself, under autocast.
 
     Args:
         net: images [b, 3, H, W] to descriptors [b, C], with at least one parameter.
@@ -42,6 +42,7 @@ class Forward:
         self.compile = compile
         self.fallback = ""
         self._twin: Twin | None = None
+        self._can_be_copied = True
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._sizes: dict[torch.Size, int] = {}
         self._dtypes = _float_dtypes(net)
@@ -75,8 +76,15 @@ class Forward:
         images = images.to(self.device, non_blocking=True)
         if self.autocast is None:
             return images
-        if self._twin is None:
-            self._twin = Twin(self.net, images[:1], self.autocast)
+        if self._twin is None and self._can_be_copied:
+            try:
+                self._twin = Twin(self.net, images[:1], self.autocast)
+            except torch.OutOfMemoryError:
+                raise
+            except (
+                Exception
+            ):  # what a network holds, and how it calls its layers, is its own affair
+                self._can_be_copied = False
         return images.contiguous(memory_format=torch.channels_last)
 
     def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
