@@ -15,7 +15,7 @@ def arriving(crops: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(crop: Tensor) -> Tensor:
-        side.wait_stream(here)  # not before its turn, or all of them would lie on the GPU at once
+        side.wait_stream(here)  # beside the work of one micro-batch, and not further ahead
         with torch.cuda.stream(side):
             return crop.to(device, non_blocking=True)
 
