@@ -119,5 +119,5 @@ def test_half_precision_stays_near(folder, images):
 def test_half_precision_stays_near_on_real_photos():
     real = Path(os.environ["LISTWISE_REAL_DATA"])
     net = RetrievalNet("resnet50", weights=real / "weights" / "resnet50-imagenet.safetensors")
-    images = read_images(real / "data" / "roxford5k" / "jpg").subset(range(0, 4000, 500))
+    images = read_images(real / "data" / "roxford5k" / "jpg").subset([0, 1500, 3000])
     assert cosines(Model(net.eval()), images).min() > 0.999
