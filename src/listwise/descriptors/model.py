@@ -137,8 +137,8 @@ class Model:
     ) -> npt.NDArray[np.float32]:
         """Whitened descriptors of upright RGB photos that are in memory: [n, D].
 
-        They are those that `describe` gives of the photos' files, but for a cosine of 0.999 or
-        nearly where the GPU decodes these. The network must be in evaluation mode, as `load_model`
+        They are those that `describe` gives of the photos' files, but for the little by which
+        decoders differ where the GPU decodes these. The network must be in evaluation mode, as `load_model`
         leaves it.
         """
         rows = torch.empty(len(photos), self.net.dim)

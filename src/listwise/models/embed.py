@@ -60,7 +60,7 @@ def embed_photos(
         max_side: long side that larger photos are reduced to.
         workers: processes that decode, at most; fewer for few or small photos. Where the network's
             GPU can, it decodes and reduces the photos itself and these are threads that read
-            files; the descriptors have a cosine of 0.999 with the others, or nearly.
+            files; the descriptors then differ a little, as the decoders do.
         autocast: dtype in which the network runs.
         on_progress: called with the number of photos just done, unreadable ones too.
 
