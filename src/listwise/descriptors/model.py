@@ -138,8 +138,8 @@ class Model:
         """Whitened descriptors of upright RGB photos that are in memory: [n, D].
 
         They are those that `describe` gives of the photos' files, but for the little by which
-        decoders differ where the GPU decodes these. The network must be in evaluation mode, as `load_model`
-        leaves it.
+        decoders differ where the GPU decodes these. The network must be in evaluation mode, as
+        `load_model` leaves it.
         """
         rows = torch.empty(len(photos), self.net.dim)
         shapes: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}
