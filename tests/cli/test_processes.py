@@ -130,6 +130,8 @@ def test_an_interrupt_says_how_to_go_on(photos, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # What a shell starts with & is deaf to it, and so are its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert wait_for(process, (run / "checkpoint.safetensors").exists)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
