@@ -98,7 +98,6 @@ def run(
     batch: int = 4096,
     micro_batch: int = 128,
     updates: int = 1,
-    quick: bool = False,
 ) -> Iterator[Row]:
     """Measure the step in each way; crops come from memory.
 
@@ -109,7 +108,6 @@ def run(
         batch: images of a step; the slower ways are timed on a part of it.
         micro_batch: images whose graph is held at once.
         updates: steps to time, after those that warm up.
-        quick: time a quarter of the batch at most.
     """
     import torch
 
@@ -120,8 +118,6 @@ def run(
         raise InputError(f"a batch must be a multiple of {CLASS_SIZE}, {2 * CHECKED} at the least")
     place = torch.device(Machine.this(device).device)
     gpu = place.type == "cuda"
-    if quick:
-        batch = max(2 * CHECKED, batch // 4 // CLASS_SIZE * CLASS_SIZE)
     with exact_float32():
         net = make_net(backbone, size, place)
         images, labels = make_batch(batch, size, pinned=gpu)
