@@ -99,25 +99,21 @@ def _steps(images: "Images", settings: CropSettings) -> Iterator[Row]:
 
     from listwise.data import load_image, random_crop
 
-    still = settings.model_copy(
-        update={"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
-    )
     threads = cv2.getNumThreads()
     cv2.setNumThreads(0)
     try:
         paths = images.paths[:DISTINCT]
         decoded = [load_image(path, None, settings.min_side) for path in paths]
 
-        def crops(how: CropSettings) -> Callable[[int], object]:
-            return lambda i: random_crop(decoded[i], how, np.random.default_rng(i))
+        def crop(i: int) -> object:
+            return random_crop(decoded[i], settings, np.random.default_rng(i))
 
-        decode = _core_ms(lambda i: load_image(paths[i], None, settings.min_side), len(paths))
-        plain = _core_ms(crops(still), len(paths))
-        colour = max(0.0, _core_ms(crops(settings), len(paths)) - plain)
+        decoding = _core_ms(lambda i: load_image(paths[i], None, settings.min_side), len(paths))
+        cropping = _core_ms(crop, len(paths))
     finally:
         cv2.setNumThreads(threads)
-    for step, milliseconds in (("decode", decode), ("crop", plain), ("colour", colour)):
-        yield Row(step, 1, None, milliseconds)
+    yield Row("decode", 1, None, decoding)
+    yield Row("crop and colour", 1, None, cropping)
 
 
 def _core_ms(step: Callable[[int], object], count: int) -> float:
