@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
 from listwise.studies.judged import Judging
 from listwise.studies.known import STUDIES
-from listwise.studies.outcome import OUTCOME_FILE, read_outcome
+from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
 from listwise.studies.runs import plan_study, run_study, updates_within
 from listwise.studies.searched import evaluate_searched, search_benchmark
@@ -133,8 +133,8 @@ def test_other_settings_photos_or_studies_are_not_mixed(balance, photos, tmp_pat
     made, _, _ = balance
     with pytest.raises(InputError, match=r"other settings \(updates 4, now 8\)"):
         plan("balance", photos, made.out, BATCH, images=2 * SEEN)
-    with pytest.raises(InputError, match=r"other settings \(learning_rate"):
-        plan("balance", photos, made.out, BATCH | {"learning_rate": 0.5})
+    with pytest.raises(InputError, match=r"other settings \(bins 20, now 10\)"):
+        plan("balance", photos, made.out, BATCH | {"bins": 10})
     (tmp_path / "photos").mkdir()
     for folder in photos.iterdir():
         (tmp_path / "photos" / f"other-{folder.name}").symlink_to(folder)
@@ -142,6 +142,25 @@ def test_other_settings_photos_or_studies_are_not_mixed(balance, photos, tmp_pat
         plan("balance", tmp_path / "photos", made.out, BATCH)
     with pytest.raises(InputError, match="holds the study balance"):
         plan("ties", photos, made.out, BATCH)
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(InputError, match="holds the study None"):
+        plan("balance", photos, tmp_path, BATCH)
+    with pytest.raises(InputError, match="is a file: give a folder"):
+        plan("balance", photos, tmp_path / "study.json", BATCH)
+
+
+def test_learning_rates_may_be_added_to_a_finished_study(balance, photos):
+    made, findings, _ = balance
+    shared = {key: value for key, value in GIVEN.items() if key != "learning_rate"} | BATCH
+    witness = Witness()
+    more = plan_study(
+        STUDIES["balance"], photos, made.out, shared, words=["weighted"],
+        images=SEEN, seeds=1, rates=(GIVEN["learning_rate"], 1e-5), validations=2,
+    )  # fmt: skip
+    found = run_study(more, witness).outcomes
+    assert [name for _, _, name in witness.skips] == ["weighted, seed 0, learning rate 0.001"]
+    assert [name for _, _, name in witness.began] == ["weighted, seed 0, learning rate 1e-05"]
+    assert found[0].validation_map == findings.outcomes[0].validation_map
 
 
 def test_settings_of_the_study_itself_are_refused(photos, tmp_path):
@@ -166,7 +185,7 @@ def test_settings_of_the_study_itself_are_refused(photos, tmp_path):
     with pytest.raises(InputError, match="no variant 'tl-7'; there are ap"):
         plan("losses", photos, tmp_path, words=["tl-7"])
     with pytest.raises(InputError, match="named twice"):
-        plan("bins", photos, tmp_path, words=["5", "5"])
+        plan("bins", photos, tmp_path, words=["5", "05"])
 
 
 def test_every_batch_size_sees_as_many_images(photos, tmp_path):
@@ -234,13 +253,21 @@ def test_losses_at_an_equal_number_of_images(photos, tmp_path):
         assert run.backwards == run.updates * per[name]
     assert found["tl-64"].forwards > found["ap"].forwards  # mining
     assert [found[name].hyper_parameters for name in per] == [2, 6, 5]
-    few = STUDIES["losses"].variant("contrastive", TrainingSet(photos=36, classes=4))
-    assert few.settings["contrastive"] == {"negatives": 3}
     usual = STUDIES["losses"].usual
     assert usual(TrainingSet(714, 51)) == ("ap", "tl-64", "contrastive")
     assert usual(TrainingSet(6049, 159)) == ("ap", "tl-64", "tl-512", "tl-1024", "contrastive")
     assert STUDIES["classes"].usual(TrainingSet(714, 51)) == ("8", "16", "32", "all")
     assert STUDIES["batch-size"].usual(TrainingSet(714, 51))[-1] == "512"
+
+
+def test_no_query_wants_more_negatives_than_there_are_other_classes(photos, tmp_path):
+    for asked, had in ((500, 5), (3, 3)):
+        given = {"contrastive": {"negatives": asked}}
+        made = plan("losses", photos, tmp_path / "out", given, words=["ap", "contrastive"])
+        assert len(made.plan.train.class_names) == 6
+        assert made.config(made.variants[1], 0, 1e-3).contrastive.negatives == had
+        noted = [note for note in made.plan.notes if "negatives of different classes" in note]
+        assert len(noted) == (asked != had)
 
 
 def test_the_benchmark_is_searched_plain_and_whitened(photos, tmp_path):
@@ -296,7 +323,8 @@ def test_tables_of_a_study(balance):
 
 
 def test_a_damaged_outcome_is_named(tmp_path):
-    for content in ("{", "[]", '{"variant": "a"}'):
+    known = {entry.name: 0 for entry in fields(Outcome)}
+    for content in ("{", "[]", '{"variant": "a"}', json.dumps(known | {"another": 0})):
         (tmp_path / OUTCOME_FILE).write_text(content)
         with pytest.raises(InputError, match=OUTCOME_FILE):
             read_outcome(tmp_path)

@@ -2,13 +2,16 @@
 
 from listwise.studies.variants import Study, Variant, whole_number
 
+
+def _variant(bins: int) -> Variant:
+    return Variant(f"bins-{bins}", {"bins": bins}, bins)
+
+
 STUDY = Study(
     name="bins",
     title="Number of quantization bins",
     axis="bins M",
     varies=("bins",),
     usual=lambda photos: ("5", "10", "20", "50", "100"),
-    variant=lambda word, photos: Variant(
-        f"bins-{word}", {"bins": whole_number(word)}, whole_number(word)
-    ),
+    variant=lambda word, photos: _variant(whole_number(word)),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
-from listwise.studies.variants import Study, TrainingSet, Variant
+from listwise.studies.variants import Study, TrainingSet, words_of
 
 TRIPLETS = (64, 512, 1024)
 OTHERS = ("tie-aware", "fastap", "smoothap", "multi-similarity")
@@ -28,7 +28,7 @@ HYPER_PARAMETERS = {
 
 
 def hyper_parameters(config: TrainConfig) -> int:
-    """How many settings the config's loss has that other losses have not."""
+    """How many settings the config's loss has, with its batches and its mining."""
     return HYPER_PARAMETERS[config.loss]
 
 
@@ -38,19 +38,11 @@ def _usual(photos: TrainingSet) -> tuple[str, ...]:
     return ("ap", *triplets, "contrastive")
 
 
-def _variant(word: str, photos: TrainingSet) -> Variant:
-    settings = LOSSES[word]
-    if word == "contrastive" and photos.classes <= ContrastiveSettings().negatives:
-        # Each negative is of a class of its own.
-        settings = {**settings, "contrastive": {"negatives": photos.classes - 1}}
-    return Variant(word, settings)
-
-
 STUDY = Study(
     name="losses",
     title="Losses, everything else equal",
     varies=("loss", "triplet.tuples"),
     known=tuple(LOSSES),
     usual=_usual,
-    variant=_variant,
+    variant=words_of(LOSSES),
 )

@@ -42,6 +42,10 @@ class Outcome:
         return row | {column_name(name): value for name, value in judged.items()}
 
 
+# Whether it is kept depends on the other runs; the benchmark's figures have a file of their own.
+_OF_THE_RUN = {entry.name for entry in fields(Outcome)} - {"kept", "judged"}
+
+
 @dataclass
 class Findings:
     """What is known so far: every finished run, and the untrained network on the benchmark."""
@@ -66,7 +70,8 @@ def column_name(name: str) -> str:
 
 def write_outcome(run: Path, outcome: Outcome) -> None:
     """Leave the sign that a run is finished."""
-    write_text(run / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
+    content = {name: value for name, value in asdict(outcome).items() if name in _OF_THE_RUN}
+    write_text(run / OUTCOME_FILE, json.dumps(content, indent=2) + "\n")
 
 
 def read_outcome(run: Path) -> Outcome | None:
@@ -75,7 +80,7 @@ def read_outcome(run: Path) -> Outcome | None:
     if not path.exists():
         return None
     content = read_json(path)
-    if not {entry.name for entry in fields(Outcome)} <= content.keys():
+    if content.keys() != _OF_THE_RUN:
         raise InputError(f"{path} was not written by this version: give another --out")
     return Outcome(**content)
 

@@ -1,7 +1,7 @@
 """The engine of the studies: runs that differ in one thing, each of which is made once.
 
-Each run is one of `listwise.training`, in `runs/VARIANT/seed-K` of the study's folder. A finished
-run has an `outcome.json` and is not made again; one that was interrupted goes on.
+Each run is one of `listwise.training`, in `runs/VARIANT/rate-R/seed-K` of the study's folder. A
+finished run has an `outcome.json` and is not made again; one that was interrupted goes on.
 """
 
 import json
@@ -25,6 +25,7 @@ from listwise.studies.variants import Study, TrainingSet, Variant
 from listwise.studies.view import StudyView
 from listwise.training import Plan, Trainer, prepare
 from listwise.training.choices import PASSES
+from listwise.training.prepare import within
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.trainer import CHECKPOINT_FILE, CONFIG_FILE, MODEL_FOLDER, RUN_FILE, read_run
 from listwise.training.view import View
@@ -67,12 +68,7 @@ class StudyPlan:
 
     def config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         """The settings of a run: the shared ones, the variant's, and a schedule of equal images."""
-        asked = merge(
-            self.plan.config.model_dump(),
-            variant.settings,
-            {"seed": seed, "learning_rate": rate, "patience": None},
-        )
-        config = make_config(asked, f"{self.study.name}, variant {variant.name}")
+        config, _ = within(self._asked(variant, seed, rate), self.plan.train)
         updates = updates_within(self.images, config, self.plan.train.labels)
         if updates == 0:
             raise InputError(
@@ -88,12 +84,18 @@ class StudyPlan:
         }
         return config.model_copy(update=schedule)
 
+    def notes(self, variant: Variant) -> list[str]:
+        """What of a variant's settings is more than the photos allow, and was changed."""
+        return within(self._asked(variant, 0, self.rates[0]), self.plan.train)[1]
+
+    def _asked(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
+        given = {"seed": seed, "learning_rate": rate, "patience": None}
+        asked = merge(self.plan.config.model_dump(), variant.settings, given)
+        return make_config(asked, f"{self.study.name}, variant {variant.name}")
+
     def folder(self, variant: Variant, seed: int, rate: float) -> Path:
         """Where a run is made."""
-        folder = self.out / "runs" / variant.name
-        if len(self.rates) > 1:
-            folder /= f"rate-{rate:g}"
-        return folder / f"seed-{seed}"
+        return self.out / "runs" / variant.name / f"rate-{rate:g}" / f"seed-{seed}"
 
 
 def plan_study(
@@ -151,6 +153,7 @@ def plan_study(
         for seed in range(seeds):
             for rate in made.rates:
                 _check_run(made, variant, seed, rate)
+        plan.notes.extend(made.notes(variant))
     return made
 
 
@@ -223,9 +226,11 @@ def _name(made: StudyPlan, variant: Variant, seed: int, rate: float) -> str:
 
 def _check_study(made: StudyPlan) -> None:
     """Refuse a folder of another study: its tables would be replaced."""
+    if made.out.exists() and not made.out.is_dir():
+        raise InputError(f"{made.out} is a file: give a folder as --out")
     path = made.out / STUDY_FILE
     if path.exists():
-        name = read_json(path)["study"]
+        name = read_json(path).get("study")
         if name != made.study.name:
             raise InputError(f"{made.out} holds the study {name}: give another --out")
 

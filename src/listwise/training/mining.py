@@ -154,6 +154,10 @@ def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple
         positives and negatives [n, h, 2].
     """
     hardest = min(hardest, len(labels))
+    # With the i-th farthest positive and the j-th nearest negative there are i j triplets at least
+    # as hard as theirs, itself among them: only those with i j <= h can be of the h hardest.
+    places = torch.arange(1, hardest + 1, device=labels.device)
+    of_positive, of_negative = torch.nonzero(places[:, None] * places <= hardest).T
     gaps, pairs = [], []
     for query in torch.split(torch.arange(len(labels), device=labels.device), _BLOCK):
         scores = descriptors[query] @ descriptors.T
@@ -161,15 +165,13 @@ def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple
         negative = scores.masked_fill(same, -torch.inf).topk(hardest)
         same[torch.arange(len(query), device=labels.device), query] = False
         positive = scores.masked_fill(~same, torch.inf).topk(hardest, largest=False)
-        # The hardest triplets are among the pairs of the hardest positives and negatives.
-        every = negative.values[:, None, :] - positive.values[:, :, None]
-        best = every.flatten(1).topk(hardest)
+        best = (negative.values[:, of_negative] - positive.values[:, of_positive]).topk(hardest)
         gaps.append(best.values)
         pairs.append(
             torch.stack(
                 [
-                    positive.indices.gather(1, best.indices // hardest),
-                    negative.indices.gather(1, best.indices % hardest),
+                    positive.indices.gather(1, of_positive[best.indices]),
+                    negative.indices.gather(1, of_negative[best.indices]),
                 ],
                 2,
             )

@@ -68,29 +68,30 @@ def prepare(
         # As checked: what the user wrote may be text where a number is meant.
         settled = asked.model_dump(exclude_unset=True)
         config, reasons = choose_settings(settled, train, report.sizes, machine)
-    config = _within(config, train, notes)
+    config, changed = within(config, train)
+    notes += changed
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
     return Plan(Path(data), train, validation, config, reasons, notes)
 
 
-def _within(config: TrainConfig, train: LabelledImages, notes: list[str]) -> TrainConfig:
+def within(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, list[str]]:
     """The config with no more images and classes than there are, and a note where it changed."""
     others = len(train.class_names) - 1
     if config.mined is None and config.batch_size > len(train):
-        notes.append(
+        note = (
             f"batches of {config.batch_size} are more than there are training photos: "
             f"every batch is all {len(train)} of them"
         )
-        return config.model_copy(update={"batch_size": len(train)})
+        return config.model_copy(update={"batch_size": len(train)}), [note]
     if config.loss == "contrastive" and config.contrastive.negatives > others:
-        notes.append(
+        note = (
             f"{config.contrastive.negatives} negatives of different classes are more than there "
             f"are other classes: every query has {others}"
         )
         fewer = config.contrastive.model_copy(update={"negatives": others})
-        return config.model_copy(update={"contrastive": fewer})
-    return config
+        return config.model_copy(update={"contrastive": fewer}), [note]
+    return config, []
 
 
 def _training_part(images: LabelledImages) -> LabelledImages:
