@@ -12,7 +12,7 @@ demo: $(VENV)/.installed  ## make a toy data set, train on it, show what trainin
 	$(BIN)/listwise demo
 
 test: $(VENV)/.installed-dev ## run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev ## ruff: rules and format
 	$(BIN)/ruff check .

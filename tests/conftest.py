@@ -1,7 +1,14 @@
 """A small set of real photos that a network can learn to tell apart."""
 
 import colorsys
+import multiprocessing
+import os
 from pathlib import Path
+
+# Where tests run side by side, threads of theirs would wait for one another. Libraries read this as
+# they are imported, here and in the processes that tests start.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -9,6 +16,32 @@ from PIL import Image, ImageDraw
 
 CLASSES = 8
 PHOTOS = 6
+OF_ONE_SERVER = ("tests/search/test_index_contract.py", "tests/search/test_milvus.py")
+
+# For the tests that start many processes: forked from one that has imported what takes long. There
+# is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.
+multiprocessing.set_forkserver_preload(
+    [
+        "listwise.local.asmk_index",
+        "listwise.search.embedded",
+        "listwise.search.milvus",
+        "hypothesis",
+        "pytest",
+    ]
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files side by side, but on one side those that need a Milvus server: no two run at once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "Milvus" if file in OF_ONE_SERVER else file
+
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def draw_photo(kind: int, generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:

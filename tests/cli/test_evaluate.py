@@ -23,16 +23,18 @@ def place(tmp_path_factory):
     return folder
 
 
-def listwise(place, *arguments):
-    command = [sys.executable, "-m", "listwise", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=place)
+@pytest.fixture
+def there(listwise, place, monkeypatch):
+    """Run `listwise` at the place; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(place)
+    return listwise
 
 
 def test_figures_of_two_models_as_json_and_a_report(place):
-    done = listwise(
-        place, "evaluate", "run1/model", "toy", "--against", "run0/model", "--qe",
-        "--report", "report.html", "--json", "--max-side", 64,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "listwise"]
+    command += ["evaluate", "run1/model", "toy", "--against", "run0/model", "--qe"]
+    command += ["--report", "report.html", "--json", "--max-side", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=place)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     names = ["run0/model", "run0/model + αQE", "run1/model", "run1/model + αQE"]
@@ -45,33 +47,33 @@ def test_figures_of_two_models_as_json_and_a_report(place):
     assert "<h1" in page
 
 
-def test_a_table_of_labelled_photos(place):
-    done = listwise(
-        place, "evaluate", "run0/model", "toy/train.csv", "--split", "val", "--report", "own.html"
+def test_a_table_of_labelled_photos(there, place):
+    code, out, err = there(
+        "evaluate", "run0/model", "toy/train.csv", "--split", "val", "--report", "own.html"
     )
-    assert done.returncode == 0, done.stderr
-    assert "mAP@R" in done.stdout
+    assert code == 0, err
+    assert "mAP@R" in out
     assert (place / "own.html").exists()
 
 
-def test_distractors_of_this_model_count(place):
+def test_distractors_of_this_model_count(there, place):
     size = ["--max-side", 64]
-    extracted = listwise(place, "extract", "run0/model", "toy/jpg", "more.parquet", *size)
-    assert extracted.returncode == 0, extracted.stderr
+    code, _, err = there("extract", "run0/model", "toy/jpg", "more.parquet", *size)
+    assert code == 0, err
     options = ["--distractors", "more.parquet", "--json", *size, "--report", "more.html"]
-    plain = json.loads(listwise(place, "evaluate", "run0/model", "toy", "--json", *size).stdout)
-    more = json.loads(listwise(place, "evaluate", "run0/model", "toy", *options).stdout)
+    plain = json.loads(there("evaluate", "run0/model", "toy", "--json", *size)[1])
+    more = json.loads(there("evaluate", "run0/model", "toy", *options)[1])
     hard = [found["figures"]["run0/model"]["Hard"]["mAP"] for found in (plain, more)]
     assert hard[1] < hard[0]
     page = (place / "more.html").read_text()
     assert f">{100 * hard[1]:.1f}<" in page
     assert "distractors" in page
-    refused = listwise(place, "evaluate", "run1/model", "toy", *options)
-    assert refused.returncode == 2
-    assert "another model" in refused.stderr
+    code, _, err = there("evaluate", "run1/model", "toy", *options)
+    assert code == 2
+    assert "another model" in err
 
 
-def test_unreadable_photos_are_named(place):
+def test_unreadable_photos_are_named(there, place):
     for kind in ("a", "b"):
         folder = place / "own" / kind
         folder.mkdir(parents=True)
@@ -80,19 +82,19 @@ def test_unreadable_photos_are_named(place):
                 folder / f"{i}.png"
             )
     (place / "own" / "a" / "broken.jpg").write_bytes(b"no photo")
-    done = listwise(place, "evaluate", "run0/model", "own")
-    assert done.returncode == 0, done.stderr
-    assert "1 photo is unreadable and left out" in done.stdout
-    assert "broken.jpg" in done.stdout.replace("\n", "")
+    code, out, err = there("evaluate", "run0/model", "own")
+    assert code == 0, err
+    assert "1 photo is unreadable and left out" in out
+    assert "broken.jpg" in out.replace("\n", "")
 
 
-def test_poolings_print_a_markdown_table(place):
-    done = listwise(
-        place, "study", "poolings", "toy", "--whiten-on", "toy/train.csv",
+def test_poolings_print_a_markdown_table(there):
+    code, out, err = there(
+        "study", "poolings", "toy", "--whiten-on", "toy/train.csv",
         "--backbone", "resnet10t", "--weights", "random", "--max-side", 64, "--dim", 8,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    assert code == 0, err
+    lines = out.splitlines()
     assert lines[0] == "| pooling | | Easy | Medium | Hard |"
     assert len(lines) == 2 + 5 * 3
 
@@ -113,8 +115,8 @@ def test_poolings_print_a_markdown_table(place):
         (["study", "poolings", "toy", "--whiten-on", "gone.csv"], "gone.csv"),
     ],
 )
-def test_mistakes_are_one_line(place, arguments, says):
-    done = listwise(place, *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_mistakes_are_one_line(there, arguments, says):
+    code, _, err = there(*arguments)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1

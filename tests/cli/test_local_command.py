@@ -85,7 +85,10 @@ def test_a_wrong_codebook_leaves_no_index_behind(listwise, photos):
 
 @pytest.mark.slow
 def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
-    code, _, err = listwise("local", "extract", toy / "train.csv", "other.arrow", "--count", 150)
+    here = ("--workers", 0)
+    code, _, err = listwise(
+        "local", "extract", toy / "train.csv", "other.arrow", "--count", 150, *here
+    )
     assert (code, err) == (0, "")
     listwise("local", "codebook", "other.arrow", "words.safetensors", "--words", 256)
     torch.manual_seed(0)
@@ -111,9 +114,9 @@ def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
         counts = [data["matches"][entry[4]][0] for entry in verified]
         counted = [count for count in counts if count >= 8]
         assert counts[: len(counted)] == sorted(counted, reverse=True)
-    assert json.loads(listwise(*command)[1])["figures"] == rows  # from what was kept
+    assert json.loads(listwise(*command, *here)[1])["figures"] == rows  # from what was kept
     (kept,) = tmp_path.glob("local-*-hesaff/model-*")
-    command = (*command[:7], "--descriptors", kept, "--no-verify", "--json")
+    command = (*command[:7], "--descriptors", kept, "--no-verify", "--json", *here)
     code, out, err = listwise(*command)
     assert code == 0, err
     again = json.loads(out)["figures"]

@@ -51,13 +51,24 @@ def wait_for(process, condition):
     return False
 
 
-def kill_when(process, condition):
-    """Kill a run and its workers at a moment; False if it was over before."""
-    came = wait_for(process, condition)
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    return came and process.returncode == -signal.SIGKILL
+# A run that kills itself just before it puts in place the so-manieth file that matches.
+KILLED_BEFORE = """
+import fnmatch, os, runpy, signal, sys
+
+_, pattern, left, *arguments = sys.argv
+left = int(left)
+
+def look(event, details):
+    global left
+    if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(look)
+sys.argv = ["listwise", *arguments]
+runpy.run_module("listwise", run_name="__main__")
+"""
 
 
 @pytest.mark.slow
@@ -68,42 +79,48 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
     )
     chance = random.Random(0)
 
-    def written(name):
-        def look():
-            return any(run.glob(name))
+    def once(condition):
+        return lambda arguments: (arguments, condition)
 
-        return look
+    def before(pattern, number):
+        """Such files are there for too short a while to be sure to see one from here."""
+        itself = [sys.executable, "-c", KILLED_BEFORE, pattern, str(number)]
+        return lambda arguments: ([*itself, *arguments[3:]], lambda: False)
 
-    def later():
-        """After the next line of the metrics and a random while."""
+    def later(arguments):
+        """After the next two lines of the metrics and up to three times what lay between them."""
         path = run / "metrics.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        delay, seen = chance.uniform(0, 0.3), []
+        size, times, part = path.stat().st_size, [], chance.uniform(0, 3)
 
         def look():
-            if not seen and path.exists() and path.stat().st_size > size:
-                seen.append(time.monotonic())
-            return seen and time.monotonic() > seen[0] + delay
+            nonlocal size
+            if len(times) < 2 and path.stat().st_size > size:
+                size = path.stat().st_size
+                times.append(time.monotonic())
+            return len(times) == 2 and time.monotonic() > times[1] + part * (times[1] - times[0])
 
-        return look
+        return arguments, look
 
     moments = [
-        lambda: written("model"),  # within the first validation
-        lambda: written("checkpoint*.tmp"),
-        lambda: written("model/*.tmp"),
+        once((run / "model").exists),  # within the first validation
+        before("*/checkpoint*.tmp", 2),
+        before("*/model/*.tmp", 1),
         later,
-        lambda: written("checkpoint*.tmp"),
+        before("*/checkpoint*.tmp", 1),
         later,
     ]
     kills = 0
     arguments = train_command(photos, run, 24)
     for moment in moments:
-        condition = moment()
+        started, condition = moment(arguments)
         process = subprocess.Popen(
-            arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            started, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         with process:
-            kills += kill_when(process, condition)
+            if wait_for(process, condition):
+                process.kill()
+            process.wait()
+            kills += process.returncode == -signal.SIGKILL
             # Killed or done, not ended by an error; orphaned workers may complain of a kill.
             assert process.returncode in (0, -signal.SIGKILL), process.stderr.read()
         arguments = command("train", "--resume", run)

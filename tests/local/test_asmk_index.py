@@ -377,7 +377,6 @@ def change_and_die(folder, moment, journal):
 def test_a_kill_leaves_the_index_whole(tmp_path):
     journal = tmp_path / "journal"
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["listwise.local.asmk_index", "pytest", "hypothesis"])
     query = make_photo(1000)
 
     def run(folder, moment):

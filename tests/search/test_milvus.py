@@ -29,9 +29,7 @@ from listwise.search.milvus_tuning import EXACT, fast
 
 pytest.importorskip("milvus_lite")
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=8)
-# New processes that have imported what takes long, and nothing of gRPC, which survives no fork.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["listwise.search.milvus"])
 
 
 @pytest.fixture(params=["lite", "server"])
