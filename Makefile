@@ -11,6 +11,8 @@ help:                     ## say what there is
 demo: $(VENV)/.installed  ## make a toy data set, train on it, show what training brought
 	$(BIN)/listwise demo
 
+# Files side by side, at most four for memory's sake (2 to 3 GB each), and in their order: the longest,
+# the demo, is then among the first.
 test: $(VENV)/.installed-dev ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

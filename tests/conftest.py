@@ -1,4 +1,4 @@
-"""A small set of real photos that a network can learn to tell apart."""
+"""For all tests: how they run side by side, and a few photos that a network can tell apart."""
 
 import colorsys
 import multiprocessing

@@ -143,7 +143,7 @@ def test_other_settings_photos_or_studies_are_not_mixed(balance, photos, tmp_pat
     with pytest.raises(InputError, match="holds the study balance"):
         plan("ties", photos, made.out, BATCH)
     (tmp_path / "study.json").write_text("{}")
-    with pytest.raises(InputError, match="holds the study None"):
+    with pytest.raises(InputError, match=r"study\.json was not written by a study"):
         plan("balance", photos, tmp_path, BATCH)
     with pytest.raises(InputError, match="is a file: give a folder"):
         plan("balance", photos, tmp_path / "study.json", BATCH)

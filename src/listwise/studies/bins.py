@@ -1,9 +1,10 @@
 """Figure 4: the number of bins M of the score axis."""
 
-from listwise.studies.variants import Study, Variant, whole_number
+from listwise.studies.variants import Study, TrainingSet, Variant, whole_number
 
 
-def _variant(bins: int) -> Variant:
+def _variant(word: str, photos: TrainingSet) -> Variant:
+    bins = whole_number(word)
     return Variant(f"bins-{bins}", {"bins": bins}, bins)
 
 
@@ -13,5 +14,5 @@ STUDY = Study(
     axis="bins M",
     varies=("bins",),
     usual=lambda photos: ("5", "10", "20", "50", "100"),
-    variant=lambda word, photos: _variant(whole_number(word)),
+    variant=_variant,
 )

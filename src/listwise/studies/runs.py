@@ -231,6 +231,8 @@ def _check_study(made: StudyPlan) -> None:
     path = made.out / STUDY_FILE
     if path.exists():
         name = read_json(path).get("study")
+        if name is None:
+            raise InputError(f"{path} was not written by a study: remove it")
         if name != made.study.name:
             raise InputError(f"{made.out} holds the study {name}: give another --out")
 
