@@ -28,7 +28,6 @@ def small_toy(monkeypatch):
     """Toy landmarks of three buildings for each part."""
     make = partial(toy.make_toy_landmarks, buildings=9, views=6, workers=1)
     monkeypatch.setattr(toy, "make_toy_landmarks", make)
-    return make
 
 
 def test_a_study_is_made_once_and_goes_on_after_an_interruption(
@@ -121,6 +120,7 @@ def test_the_guide_names_flags_that_exist(listwise):
         (["bins", "PHOTOS", "--variants", "1", "--out", "o"], "bins: Input should be greater"),
         (["bins", "PHOTOS", "--config", "gone.yaml", "--out", "o"], "gone.yaml"),
         (["classes", "PHOTOS", "--variants", "8", "--out", "o"], "say all"),
+        (["poolings", "toy", "--whiten-on", "toy"], "drawn into the folder --out"),
     ],
 )
 def test_mistakes_are_one_line(listwise, photos, arguments, says):
@@ -132,9 +132,8 @@ def test_mistakes_are_one_line(listwise, photos, arguments, says):
 
 
 def test_poolings_are_written(listwise, small_toy, tmp_path):
-    folder = small_toy(tmp_path / "landmarks")
     code, out, err = listwise(
-        "study", "poolings", folder, "--whiten-on", folder / "train.csv", "--out", "out",
+        "study", "poolings", "toy", "--whiten-on", "toy", "--out", "out",
         "--backbone", "test_resnet.r160_in1k", "--weights", "random", "--max-side", 48,
         "--dim", 4, "--device", "cpu",
     )  # fmt: skip

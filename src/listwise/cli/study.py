@@ -232,7 +232,7 @@ def _run(
         own = {*study.varies, *(["learning_rate"] if tried else [])}
         given = merge({key: value for key, value in SMALL.items() if key not in own}, given)
         images = images or SMALL_IMAGES
-    toy = _draw_toy(console, out) if photos == TOY else None
+    toy = _draw_toy(console, out) if _is_toy(photos) else None
     judged = None
     if benchmark is not None:
         judged = find_dataset(toy if toy and benchmark == TOY else benchmark, data).benchmark()
@@ -266,6 +266,11 @@ def _run(
     _say_where(console, out)
 
 
+def _is_toy(photos: str) -> bool:
+    """Whether the toy landmarks are meant; a folder of that name goes first."""
+    return photos == TOY and not Path(TOY).exists()
+
+
 def _draw_toy(console: "Console", out: Path) -> Path:
     """The toy landmarks in the study's folder, drawn if they are not there yet."""
     from rich.progress import Progress
@@ -289,11 +294,15 @@ for _name, _study in STUDIES.items():
 
 
 @app.command(
-    epilog="Example:  listwise study poolings roxford5k --whiten-on landmarks.csv "
-    "--backbone resnet50 --weights resnet50.safetensors --out studies/poolings"
+    epilog="Examples:\n\nlistwise study poolings roxford5k --whiten-on landmarks.csv "
+    "--backbone resnet50 --weights resnet50.safetensors --out studies/poolings\n\n"
+    "listwise study poolings toy --whiten-on toy --backbone tf_efficientnet_lite0 "
+    "--out studies/poolings"
 )
 def poolings(
-    benchmark: Annotated[str, typer.Argument(help="A judged benchmark: its name or folder.")],
+    benchmark: Annotated[
+        str, typer.Argument(help="A judged benchmark: its name or folder; toy draws toy landmarks.")
+    ],
     whiten_on: Annotated[
         str,
         typer.Option(help="Photos to learn the whitening on: a folder, table, list or data set."),
@@ -323,8 +332,16 @@ def poolings(
     from rich.console import Console
 
     from listwise.data.catalog import find_dataset, photos_of
+    from listwise.data.toy import TOY_LABELS
     from listwise.errors import InputError
 
+    console = Console(stderr=json, highlight=False)
+    if _is_toy(benchmark):
+        if out is None:
+            raise InputError("the toy landmarks are drawn into the folder --out: give one")
+        toy = _draw_toy(console, out)
+        benchmark = str(toy)
+        whiten_on = str(toy / TOY_LABELS) if whiten_on == TOY else whiten_on
     judged = find_dataset(benchmark, data).benchmark()
     if judged.kind == "labelled":
         raise InputError(f"{benchmark} is a labelled set: this study takes a judged benchmark")
@@ -332,7 +349,6 @@ def poolings(
 
     from listwise.studies.poolings import compare_poolings, poolings_table, write_poolings
 
-    console = Console(stderr=json, highlight=False)
     photos = len(judged.queries) + len(judged.database) + len(others)
     with counting(console, "describing", photos) as advance:
         rows = compare_poolings(
