@@ -355,6 +355,7 @@ def linked_zip() -> bytes:
         link("inside", "", tarfile.FIFOTYPE),
         linked_zip(),
     ],
+    ids=lambda archive: "archive",  # by number: bytes would be names that hold the time
 )
 def test_nothing_lands_outside(archive: bytes, flat: bool, tmp_path: Path) -> None:
     path, folder = tmp_path / "evil", tmp_path / "in" / "here"
