@@ -24,7 +24,7 @@ multiprocessing.set_forkserver_preload(
     [
         "listwise.local.asmk_index",
         "listwise.search.embedded",
-        "listwise.search.milvus",
+        "listwise.search.milvus.index",
         "hypothesis",
         "pytest",
     ]

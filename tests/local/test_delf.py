@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from listwise.data import Images
 from listwise.errors import InputError
 from listwise.local import delf_photos
-from listwise.local.delf import DelfExtractor, attend, detect, levels
-from listwise.local.delf_net import CONFIG_FILE, WEIGHTS_FILE, Delf, DelfConfig, resized
-from listwise.local.delf_settings import DelfSettings
+from listwise.local.delf.extractor import DelfExtractor, attend, detect, levels
+from listwise.local.delf.net import CONFIG_FILE, WEIGHTS_FILE, Delf, DelfConfig, resized
+from listwise.local.delf.settings import DelfSettings
 from listwise.local.extract import Extractor, extract_features
 from listwise.local.verification import similar_pairs
 from listwise.models import RetrievalNet

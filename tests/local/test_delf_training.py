@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw
 
 from listwise.data import CropSettings, LabelledImages, load_image, read_labelled, whole_image
 from listwise.errors import InputError
-from listwise.local.delf import attend
-from listwise.local.delf_fit import DelfProgress, draw_rows, hold_out_photos
-from listwise.local.delf_net import Delf, resized
-from listwise.local.delf_settings import DelfTraining
-from listwise.local.delf_training import DelfResult, train_delf
+from listwise.local.delf.extractor import attend
+from listwise.local.delf.fit import DelfProgress, draw_rows, hold_out_photos
+from listwise.local.delf.net import Delf, resized
+from listwise.local.delf.settings import DelfTraining
+from listwise.local.delf.training import DelfResult, train_delf
 from listwise.models import RetrievalNet
 
 COMMON = DelfTraining(

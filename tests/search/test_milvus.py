@@ -23,9 +23,9 @@ from listwise.search.index import (
     index_exists,
     open_index,
 )
-from listwise.search.milvus_connection import Connection, parse_place
-from listwise.search.milvus_rows import MESSAGE, THUMBNAIL_BYTES, messages
-from listwise.search.milvus_tuning import EXACT, fast
+from listwise.search.milvus.connection import Connection, parse_place
+from listwise.search.milvus.rows import MESSAGE, THUMBNAIL_BYTES, messages
+from listwise.search.milvus.tuning import EXACT, fast
 
 pytest.importorskip("milvus_lite")
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=8)

@@ -12,7 +12,7 @@ from listwise.descriptors import load_model
 from listwise.models import RetrievalNet
 from listwise.search.filling import add_photos, header_of
 from listwise.search.index import create_index, open_index
-from listwise.serving.searcher import Searcher
+from listwise.search.searcher import Searcher
 from listwise.serving.settings import ServeSettings
 
 

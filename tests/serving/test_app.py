@@ -20,7 +20,7 @@ from listwise.data import Images, load_image
 from listwise.errors import InputError
 from listwise.search.filling import add_photos
 from listwise.search.index import entry_key, open_index
-from listwise.serving.searcher import Searcher
+from listwise.search.searcher import Searcher
 from listwise.serving.settings import Limits
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

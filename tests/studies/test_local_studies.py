@@ -15,6 +15,7 @@ from listwise.local.features import Features
 from listwise.local.rerank import MINIMUM
 from listwise.local.verification import Verified
 from listwise.models import RetrievalNet
+from listwise.results.evaluate import scores, search_benchmark
 from listwise.studies import local as module
 from listwise.studies.local import (
     describe_globally,
@@ -23,7 +24,6 @@ from listwise.studies.local import (
     global_scores,
     verified_row,
 )
-from listwise.studies.searched import scores, search_benchmark
 
 
 @dataclass

@@ -10,7 +10,7 @@ from listwise.data.catalog import Benchmark, find_dataset
 from listwise.data.ground_truth import GroundTruth
 from listwise.descriptors import Model
 from listwise.models import RetrievalNet
-from listwise.studies.searched import evaluate_searched, search_benchmark
+from listwise.results.evaluate import evaluate_searched, search_benchmark
 
 pytestmark = pytest.mark.skipif(
     "LISTWISE_REAL_DATA" not in os.environ, reason="LISTWISE_REAL_DATA names no folder"

@@ -11,12 +11,12 @@ import yaml
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
+from listwise.results.evaluate import evaluate_searched, search_benchmark
 from listwise.studies.judged import Judging
 from listwise.studies.known import STUDIES
 from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
 from listwise.studies.runs import plan_study, run_study, updates_within
-from listwise.studies.searched import evaluate_searched, search_benchmark
 from listwise.studies.variants import TrainingSet
 from listwise.studies.view import StudyView
 from listwise.training.sampling import draw_batch

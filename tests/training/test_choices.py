@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from listwise.data import LabelledImages
+from listwise.machine import Machine
 from listwise.settings import TrainConfig
-from listwise.training.choices import Machine, choose_settings
+from listwise.training.choices import choose_settings
 
 LAPTOP = Machine("cpu", 8, False)
 SERVER = Machine("cuda", 16, True)
@@ -99,14 +100,14 @@ def test_a_batch_beyond_the_photos_counts_as_the_photos():
 
 
 def test_processes_on_one_machine_share_its_cores(monkeypatch):
-    alone = Machine.this("cpu")
+    alone = Machine.detect("cpu")
     assert alone == Machine("cpu", alone.cores, False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * alone.cores))
-    assert Machine.this("cpu").cores == 1
+    assert Machine.detect("cpu").cores == 1
 
 
 def test_auto_takes_a_gpu_if_any():
-    assert Machine.this("auto").device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert Machine.detect("auto").device == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_mined_tuples_make_the_batch():

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from listwise.data import CropDataset, CropSettings, read_labelled
+from listwise.data.workers import naming_lost_workers
 from listwise.errors import InputError
 from listwise.training import loading
-from listwise.training.loading import load_batches, naming_lost_workers
+from listwise.training.loading import load_batches
 
 
 @pytest.fixture

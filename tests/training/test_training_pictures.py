@@ -1,7 +1,7 @@
 import numpy as np
 
 from listwise.data import read_labelled
-from listwise.pictures import COLORS
+from listwise.data.sheets import COLORS
 from listwise.training.pictures import choose_queries, ranked_list_picture
 
 

@@ -75,11 +75,11 @@ def run(
         device: a GPU that decodes and crops in their place, if it is one.
     """
     from listwise.data import Images, read_images
-    from listwise.training.choices import Machine
+    from listwise.machine import Machine
 
     if photos < 1:
         raise InputError("there must be a photo to decode: give 1 or more")
-    every = Machine.this("cpu").cores
+    every = Machine.detect("cpu").cores
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
         if folder is None:
             paths = make_photos(Path(scratch), photos, round(1.44 * size), round(1.08 * size))

@@ -111,12 +111,12 @@ def run(
     """
     import torch
 
-    from listwise.training.choices import Machine
+    from listwise.machine import Machine
     from listwise.training.memory import free_bytes
 
     if batch < 2 * CHECKED or batch % CLASS_SIZE:
         raise InputError(f"a batch must be a multiple of {CLASS_SIZE}, {2 * CHECKED} at the least")
-    place = torch.device(Machine.this(device).device)
+    place = torch.device(Machine.detect(device).device)
     gpu = place.type == "cuda"
     with exact_float32():
         net = make_net(backbone, size, place)

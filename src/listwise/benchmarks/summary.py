@@ -41,9 +41,9 @@ def run(device: str = "auto", settings: dict[str, dict[str, Any]] | None = None)
         device: "cpu", "cuda", or "auto", which takes a GPU if there is one.
         settings: arguments of each benchmark; those that suit the device by default.
     """
-    from listwise.training.choices import Machine
+    from listwise.machine import Machine
 
-    device = Machine.this(device).device
+    device = Machine.detect(device).device
     settings = settings or (GPU_SETTINGS if device.startswith("cuda") else CPU_SETTINGS)
     yield from _loss(device, **settings["loss"])
     yield from _step(device, **settings["step"])

@@ -58,10 +58,10 @@ def loss(
     from listwise.benchmarks import loss as benchmark
     from listwise.benchmarks.measure import machine
     from listwise.errors import InputError
-    from listwise.training.choices import Machine
+    from listwise.machine import Machine
 
     batches = _whole_numbers(sizes)
-    device = "cuda" if Machine.this(device).device.startswith("cuda") else "cpu"
+    device = "cuda" if Machine.detect(device).device.startswith("cuda") else "cpu"
     known = benchmark.methods_on(device)
     columns = known if methods is None else tuple(map(str.strip, methods.split(";")))
     if not set(columns) <= set(known):
@@ -155,10 +155,10 @@ def input_side(
 ) -> None:
     """Photos decoded and augmented a second, by one core, by all, and by a GPU."""
     from listwise.benchmarks import input as benchmark
-    from listwise.training.choices import Machine
+    from listwise.machine import Machine
 
     _show(
-        benchmark.run(photos, size, folder=folder, device=Machine.this(device).device),
+        benchmark.run(photos, size, folder=folder, device=Machine.detect(device).device),
         f"Crops of {size} × {size}",
         [("", "<"), ("workers", ">"), ("photos/s", ">"), ("ms of a core", ">")],
         lambda row: [

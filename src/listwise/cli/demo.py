@@ -50,7 +50,7 @@ def demo(
     from listwise.data.catalog import find_dataset
     from listwise.data.toy import TOY_LABELS, make_toy_landmarks
     from listwise.descriptors import Model, load_model
-    from listwise.studies.searched import (
+    from listwise.results.evaluate import (
         evaluate_searched,
         figures,
         scores,
@@ -173,7 +173,7 @@ def _draw(
     import numpy as np
 
     from listwise.data.ground_truth import GroundTruth
-    from listwise.pictures import Mark, Tile, ranked_sheet
+    from listwise.data.sheets import Mark, Tile, ranked_sheet
 
     truth = benchmark.truth
     assert isinstance(truth, GroundTruth)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from listwise.data.catalog import Benchmark
-    from listwise.evaluation.report import ModelResult
+    from listwise.results.report import ModelResult
     from listwise.studies import Searched
 
 EXAMPLES = """Examples:
@@ -67,7 +67,7 @@ def evaluate(
 
     from listwise.descriptors import DescriptorFile, load_model
     from listwise.errors import InputError
-    from listwise.studies.searched import evaluate_searched, figures, search_benchmark
+    from listwise.results.evaluate import evaluate_searched, figures, search_benchmark
 
     if opened.kind == "labelled" and (qe or distractors is not None):
         raise InputError(
@@ -170,7 +170,7 @@ def _write(
 ) -> None:
     from dataclasses import replace
 
-    from listwise.evaluation.report import TableRow, write_report
+    from listwise.results.report import TableRow, write_report
 
     shown = [replace(result, figures=rows[result.name]) for result in _shown(searched)]
     notes = []
@@ -197,14 +197,14 @@ def _shown(searched: "dict[str, Searched]") -> "list[ModelResult]":
     """What the report shows of each model."""
     from listwise.data.ground_truth import GroundTruth
     from listwise.data.oxford import OxfordGroundTruth
-    from listwise.evaluation.report import (
+    from listwise.results.evaluate import class_names, evaluate_classes, scores
+    from listwise.results.report import (
         Gallery,
         Photos,
         labelled_results,
         oxford_result,
         revisited_result,
     )
-    from listwise.studies.searched import class_names, evaluate_classes, scores
 
     benchmark = next(iter(searched.values())).benchmark
     truth, queries, database = benchmark.truth, benchmark.queries, benchmark.database

@@ -172,8 +172,8 @@ def train(
     for line in report.lines():
         say(console, f"note: {line}", "yellow")
 
-    from listwise.local.delf_settings import DelfTraining
-    from listwise.local.delf_training import train_delf
+    from listwise.local.delf.settings import DelfTraining
+    from listwise.local.delf.training import train_delf
     from listwise.settings import CropSettings
 
     settings = DelfTraining(
@@ -396,8 +396,8 @@ def evaluate(
         raise InputError(f"{report}: there is no folder {report.parent} for the report")
 
     from listwise.local.codebook import Codebook
+    from listwise.results.evaluate import figures
     from listwise.studies.local import evaluate_scores
-    from listwise.studies.searched import figures
 
     console = Console(stderr=json, highlight=False)
     words = Codebook.load(codebook, device)
@@ -442,6 +442,7 @@ def _rows(
 ) -> "list[LocalRow]":
     from listwise.descriptors import load_model
     from listwise.local.pairs import verify_pairs
+    from listwise.machine import Machine
     from listwise.studies.local import (
         LocalRow,
         describe_globally,
@@ -451,7 +452,6 @@ def _rows(
         search_asmk,
         verified_row,
     )
-    from listwise.training.choices import Machine
 
     def note(text: str) -> None:
         say(console, f"note: {text}", "yellow")
@@ -492,7 +492,7 @@ def _rows(
             return [LocalRow(name, table, {}) for name, table in tables.items()]
         pairs = {pair for table in tables.values() for pair in first_pairs(table)}
         with counting(console, "verifying", len(pairs)) as advance:
-            processes = Machine.this("cpu").cores if workers is None else workers
+            processes = Machine.detect("cpu").cores if workers is None else workers
             verified = verify_pairs(queries, database, pairs, processes, advance)
     return [
         row
@@ -505,7 +505,8 @@ def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: 
     import numpy as np
 
     from listwise.data.ground_truth import GroundTruth
-    from listwise.evaluation.report import (
+    from listwise.results.evaluate import figures
+    from listwise.results.report import (
         PointsOf,
         TableRow,
         oxford_result,
@@ -513,7 +514,6 @@ def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: 
         write_report,
     )
     from listwise.studies.local import evaluate_scores
-    from listwise.studies.searched import figures
 
     def points_of(row: "LocalRow") -> PointsOf | None:
         def points(query: int, image: int) -> Any:
@@ -548,8 +548,8 @@ def _extractor(delf: Path | None, count: int | None, device: str) -> "Extractor"
         from listwise.local.extract import DEFAULT, HessianAffine
 
         return DEFAULT if count is None else HessianAffine(count)
-    from listwise.local.delf import DelfExtractor
-    from listwise.local.delf_settings import DelfSettings
+    from listwise.local.delf.extractor import DelfExtractor
+    from listwise.local.delf.settings import DelfSettings
 
     settings = DelfSettings() if count is None else DelfSettings(count=count)
     return DelfExtractor(delf, settings, device)

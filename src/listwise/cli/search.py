@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from listwise.data.images import Box
     from listwise.search import Index
-    from listwise.serving.searcher import Hit, Searcher
+    from listwise.search.searcher import Hit, Searcher
 
 EXAMPLES = """Examples:
 
@@ -68,7 +68,7 @@ def search(
     from listwise.data import load_image
     from listwise.search import open_index
     from listwise.search.index import entry_key
-    from listwise.serving.searcher import Searcher
+    from listwise.search.searcher import Searcher
 
     names, examples = photos or [], entry or []
     if not names and not examples:
@@ -181,7 +181,7 @@ def _draw(
     from PIL import Image
 
     from listwise.data.images import cut_out
-    from listwise.pictures import contact_sheet
+    from listwise.data.sheets import contact_sheet
     from listwise.search.filling import thumbnail_from_photo
 
     def small(key: int) -> Image.Image:

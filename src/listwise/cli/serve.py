@@ -101,8 +101,8 @@ def _app(
     with console.status(f"reading {index.uri}"):
         import numpy as np
 
+        from listwise.search.searcher import Searcher
         from listwise.serving.app import create_app
-        from listwise.serving.searcher import Searcher
 
         # What an engine reads when it first searches is read now.
         index.search(np.zeros((1, index.header.dim), np.float32), 1)

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 
 from listwise.data import Images, whole_image
+from listwise.data.workers import naming_lost_workers
 from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
 from listwise.descriptors.whitening import Whitening
+from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.embed import BATCH_PIXELS, embed_parts, inference_network
-from listwise.training.choices import Machine
-from listwise.training.loading import naming_lost_workers
 
 
 class Described(NamedTuple):
@@ -73,7 +73,7 @@ class Model:
 
     @property
     def _machine(self) -> Machine:
-        return Machine.this(str(self.device))
+        return Machine.detect(str(self.device))
 
     def describe(
         self,
@@ -190,7 +190,7 @@ def load_model(folder: str | Path, device: str = "auto") -> Model:
 
 def load_network(folder: str | Path, device: str = "auto") -> RetrievalNet:
     """Open the network of a model folder without its whitening, laid out for its device."""
-    machine = Machine.this(device)
+    machine = Machine.detect(device)
     net = RetrievalNet.load(folder, machine.device)
     if machine.device.startswith("cuda"):
         net.to(memory_format=torch.channels_last)

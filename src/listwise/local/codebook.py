@@ -19,7 +19,7 @@ from listwise import __version__
 from listwise.errors import InputError
 from listwise.files import write_tensors
 from listwise.local.words import nearest_words, word_totals
-from listwise.training.choices import Machine
+from listwise.machine import Machine
 
 FORMAT_VERSION: Final = 1
 WORDS: Final = 65_536
@@ -131,7 +131,7 @@ class Codebook:
     @cached_property
     def _on_gpu(self) -> Tensor | None:
         """The centroids where a GPU can use them, None without one."""
-        device = Machine.this(self.device).device
+        device = Machine.detect(self.device).device
         if not device.startswith("cuda"):
             return None
         return torch.from_numpy(self.centroids).to(device)
@@ -227,7 +227,7 @@ def learn_codebook(
         on_iteration: told how many iterations are done.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
     """
-    chosen = Machine.this(device).device
+    chosen = Machine.detect(device).device
     if words < 1 or per_word < 1 or iterations < 1:
         raise InputError("a codebook needs one word, one descriptor a word and one iteration")
     generator = np.random.default_rng(seed)

@@ -15,13 +15,13 @@ import cv2
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError, Images, image_size
+from listwise.data.workers import naming_lost_workers
 from listwise.descriptors.parts import open_parts, parts_key, remove_parts
 from listwise.errors import InputError
 from listwise.files import publish
 from listwise.local.features import COUNT, Features, photo_features
 from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo, is_feature_file
-from listwise.training.choices import Machine
-from listwise.training.loading import naming_lost_workers
+from listwise.machine import Machine
 
 PART = 64  # photos in a part, which is what a kill can cost: some seconds
 
@@ -168,7 +168,7 @@ def _results(
             yield _result(extractor, images.paths[index], images.box(index))
         return
     # Forked processes would inherit the locks of this one's threads.
-    count = min(workers or Machine.this("cpu").cores, max(1, len(indices)))
+    count = min(workers or Machine.detect("cpu").cores, max(1, len(indices)))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_settle)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,14 +15,22 @@ from PIL import Image
 from listwise.data import Box, ImageError
 from listwise.local.features import Features, hessian_affine, photo_features
 from listwise.local.verification import verify
-from listwise.search.index import Entry
-from listwise.training.choices import Machine
+from listwise.machine import Machine
 
 TOP = 100
 MINIMUM = 7
 """Inliers from which two photos show the same thing: fewer are found by chance."""
 
 _Key = tuple[str, Box | None, int, int]
+
+
+class PhotoPart(Protocol):
+    """A photo on disk, and the part of it that is meant; all of it where `box` is None."""
+
+    @property
+    def path(self) -> str: ...  # noqa: D102
+    @property
+    def box(self) -> Box | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +79,12 @@ class Reranker:
         self._limit = cache_bytes
         self._cache: OrderedDict[_Key, Features] = OrderedDict()
         self._lock = threading.Lock()
-        self._workers = workers or Machine.this("cpu").cores
+        self._workers = workers or Machine.detect("cpu").cores
 
     def rerank(
         self,
         queries: Sequence[Image.Image],
-        entries: Sequence[Entry],
+        entries: Sequence[PhotoPart],
         boxes: Sequence[Box | None] | None = None,
     ) -> list[Reranked]:
         """Order entries by the inliers they share with the query photo they share most with.
@@ -101,7 +110,7 @@ class Reranker:
             for i in range(len(entries))
         ]
 
-    def features(self, entry: Entry) -> Features:
+    def features(self, entry: PhotoPart) -> Features:
         """Features of an entry's photo, from memory if they are there.
 
         Raises:
@@ -125,7 +134,9 @@ class Reranker:
                 self.cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return features
 
-    def _compare(self, queries: Sequence[Features], position: int, entry: Entry) -> Reranked | None:
+    def _compare(
+        self, queries: Sequence[Features], position: int, entry: PhotoPart
+    ) -> Reranked | None:
         """What an entry shares with the best of the queries; None if its photo is unreadable."""
         try:
             features = self.features(entry)

@@ -1,7 +1,6 @@
 """Whole photos to descriptors, photos of one shape together."""
 
 import math
-import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from listwise.data import ImageError, Images, load_image, whole_image
 from listwise.data.gpu_photos import CHUNK_PIXELS, Wanted, decoded_photos, gpu_decodes
 from listwise.data.labelled import size_or_error
+from listwise.data.workers import ignore_interrupts
 from listwise.errors import InputError
 from listwise.models.folding import Twin
 from listwise.models.net import RetrievalNet
@@ -146,11 +146,6 @@ def embed_parts(
     finally:
         net.train(training)
         batches.close()
-
-
-def ignore_interrupts(worker: int) -> None:
-    """For workers: Ctrl-C reaches them too, but it is the main process that ends them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 Found = dict[int, tuple[Tensor, tuple[int, int]]]

@@ -265,7 +265,7 @@ def _engine(uri: str) -> tuple[Any, str]:
     # milvus-lite's files are folders, which shells end with a slash.
     file = uri.rstrip("/").endswith(".db")
     if file or uri.startswith("milvus://"):
-        from listwise.search.milvus import MilvusIndex
+        from listwise.search.milvus.index import MilvusIndex
 
         return MilvusIndex, uri.rstrip("/") if file else uri
     if "://" in uri:

@@ -22,13 +22,13 @@ from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError, load_image
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.index import Entry, NoEntryError
+from listwise.search.searcher import Searcher
 from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import Asked
 from listwise.serving.fields import FORM, BadRequestError, K, asked_in, key_in
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
-from listwise.serving.searcher import Searcher
 from listwise.serving.service import Gone, Service
 from listwise.serving.settings import ServeSettings
 from listwise.serving.uploads import form_of

@@ -19,7 +19,7 @@ from listwise.data.images import (
 )
 from listwise.local.rerank import TOP
 from listwise.search.index import Float32, Index
-from listwise.serving.searcher import Hit, Query, Searcher
+from listwise.search.searcher import Hit, Query, Searcher
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 

@@ -7,11 +7,11 @@ from typing import Any
 from anyio import to_thread
 
 from listwise.search.index import Entry, Index, NoEntryError
+from listwise.search.searcher import Hit, Searcher
 from listwise.serving.batching import Batcher
 from listwise.serving.engine import Asked, Engine, ToRerank
 from listwise.serving.fields import BadRequestError
 from listwise.serving.metrics import Metrics
-from listwise.serving.searcher import Hit, Searcher
 from listwise.serving.settings import ServeSettings
 from listwise.serving.store import Store, Stored
 from listwise.serving.uploads import Held, Upload

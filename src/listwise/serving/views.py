@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from listwise.data.images import Box
 from listwise.search.index import Entry
-from listwise.serving.searcher import Hit
+from listwise.search.searcher import Hit
 
 MATCHES = 100
 

@@ -1,5 +1,5 @@
 """Models on benchmarks: where networks and protocols meet."""
 
-from listwise.studies.searched import Searched, evaluate_searched, search_benchmark
+from listwise.results.evaluate import Searched, evaluate_searched, search_benchmark
 
 __all__ = ["Searched", "evaluate_searched", "search_benchmark"]

@@ -10,8 +10,8 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model, Whitening
 from listwise.files import write_text
+from listwise.results.evaluate import evaluate_searched, search_benchmark
 from listwise.studies.outcome import read_json
-from listwise.studies.searched import evaluate_searched, search_benchmark
 
 JUDGED_FILE = "judged.json"
 PLAIN, WHITENED = "plain", "whitened"

@@ -27,7 +27,7 @@ from listwise.local.pairs import Pair
 from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verified
-from listwise.studies.searched import Results
+from listwise.results.evaluate import Results
 
 Scores = NDArray[np.floating]
 

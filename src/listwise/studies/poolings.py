@@ -13,15 +13,15 @@ from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening
 from listwise.errors import InputError
 from listwise.files import write_text
+from listwise.machine import Machine
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.embed import embed_parts
 from listwise.models.pooling import make_pooling
+from listwise.results.evaluate import Descriptors, Searched, evaluate_searched
 from listwise.studies.outcome import column_name
 from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE
 from listwise.studies.plots import Panel, Point, draw
-from listwise.studies.searched import Descriptors, Searched, evaluate_searched
 from listwise.studies.tables import Spread, write_csv
-from listwise.training.choices import Machine
 
 VARIANTS = ("plain", "whitened", "whitened + αQE")
 
@@ -62,7 +62,7 @@ def compare_poolings(
         on_progress: called with the number of photos just done.
         on_unreadable: called with the errors of photos in `whiten_on` that were left out.
     """
-    machine = Machine.this(device)
+    machine = Machine.detect(device)
     net = RetrievalNet(backbone, weights=weights).to(machine.device).eval()
     layers = [make_pooling(name).to(machine.device) for name in poolings]
 

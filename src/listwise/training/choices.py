@@ -1,56 +1,17 @@
 """Settings for people who gave none: from the data and the machine, each with its reason."""
 
 import math
-import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from listwise.data import LabelledImages
-from listwise.errors import InputError
+from listwise.machine import Machine
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; small sets overfit beyond
 SMALL_BACKBONE = "tf_efficientnet_lite0"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What there is to compute with; `cores` are this process's share of them."""
-
-    device: str
-    cores: int
-    bfloat16: bool
-
-    @staticmethod
-    def this(device: str = "auto") -> "Machine":
-        """The machine this runs on."""
-        gpus = torch.cuda.device_count()
-        if device == "auto":
-            device = "cuda" if gpus else "cpu"
-        try:
-            named = torch.device(device)
-        except RuntimeError:
-            named = torch.device("meta")
-        if named.type not in ("cpu", "cuda"):
-            raise InputError(f"device {device!r} is not one to train on: give cpu, cuda or cuda:1")
-        gpu = named.type == "cuda"
-        if gpu and (named.index or 0) >= gpus:
-            raise InputError(f"no device {device!r} here: PyTorch sees {gpus} GPU(s)")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        share = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return Machine(device, max(1, share), gpu and torch.cuda.is_bf16_supported())
-
-    def workers(self) -> int:
-        """Processes to decode photos with.
-
-        Without a GPU the network itself needs the cores, and crops are cheap beside it.
-        """
-        gpu = self.device.startswith("cuda")
-        return max(1, self.cores - 1) if gpu else min(2, self.cores)
 
 
 def choose_settings(

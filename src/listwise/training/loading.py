@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 
 import cv2
 import torch
@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from listwise.data import CropBatch, CropDataset, ImageError, collate
 from listwise.data.crops import CropPlan, draw_crop
 from listwise.data.gpu_photos import CHUNK_PIXELS, Wanted, decoded_photos, gpu_decodes
-from listwise.errors import InputError
-from listwise.models.embed import ignore_interrupts
+from listwise.data.workers import ignore_interrupts
 from listwise.training.memory import free_bytes
 from listwise.training.sampling import Indices
 
@@ -82,21 +81,6 @@ def _settle(worker: int) -> None:
     """A worker is one of many: it has a core, not the machine, and leaves Ctrl-C to others."""
     ignore_interrupts(worker)
     cv2.setNumThreads(0)
-
-
-@contextmanager
-def naming_lost_workers() -> Iterator[None]:
-    """Say what it means that a decoding process is gone, wherever PyTorch notices it."""
-    try:
-        yield
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        # It may go while a batch is fetched from it, and the connection with it.
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
-        raise InputError(
-            "a process that decodes photos was ended by the system, mostly for lack of memory or "
-            "of shared memory (docker run --shm-size): use fewer --workers"
-        ) from error
 
 
 def _assemble(

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from listwise.data import LabelledImages
-from listwise.pictures import Tile, ranked_sheet
+from listwise.data.sheets import Tile, ranked_sheet
 
 
 def choose_queries(labels: npt.NDArray[np.int64], count: int) -> list[int]:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
 from listwise.errors import InputError
+from listwise.machine import Machine
 from listwise.settings import TrainConfig, make_config
-from listwise.training.choices import Machine, choose_settings
+from listwise.training.choices import choose_settings
 
 TRAIN_SPLIT, VAL_SPLIT = "train", "val"
 
@@ -51,7 +52,7 @@ def prepare(
             "paper" takes section 4.2's.
     """
     asked = make_config(given, "the settings")
-    machine = Machine.this(asked.device)
+    machine = Machine.detect(asked.device)
     images = _training_part(labelled_of(data, split_column=asked.split_column))
     images, report = check_images(images, asked.strict)
     train, validation = _divide(images, asked)

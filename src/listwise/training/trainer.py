@@ -17,6 +17,7 @@ from torch import Tensor
 
 from listwise import __version__
 from listwise.data import CropBatch, CropDataset
+from listwise.data.workers import naming_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.files import write_text
@@ -27,7 +28,7 @@ from listwise.models.pooling import GeM
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.distributed import failing_together, world
-from listwise.training.loading import load_batches, naming_lost_workers
+from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining import make_miner
 from listwise.training.objective import make_loss

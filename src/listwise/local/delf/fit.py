@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from listwise.data import CropBatch, CropDataset, CropSettings, LabelledImages
+from listwise.data.workers import naming_lost_workers
 from listwise.errors import InputError
 from listwise.files import write_tensors
-from listwise.local.delf_net import read_state, resized
-from listwise.local.delf_settings import DelfTraining
+from listwise.local.delf.net import read_state, resized
+from listwise.local.delf.settings import DelfTraining
 from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from listwise.training.loading import load_batches, naming_lost_workers
+from listwise.training.loading import load_batches
 from listwise.training.sampling import Indices
 
 MOST_HELD_OUT = 1000  # photos; accuracy is then known to a percent or two

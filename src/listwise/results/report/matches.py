@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from listwise.data.images import ImageError, image_size
 from listwise.errors import InputError
-from listwise.evaluation.report.content import Match
+from listwise.results.report.content import Match
 
 PointsOf = Callable[[int, int], ArrayLike | None]
 """From the positions of a query and an image to the points [m, 4] that they share.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from listwise.errors import InputError
-from listwise.evaluation.report.content import Curve
+from listwise.results.report.content import Curve
 
 _WIDTH, _HEIGHT = 360, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 346, 10, 226  # the plot's edges in the drawing

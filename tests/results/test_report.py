@@ -18,7 +18,7 @@ from listwise.data.ground_truth import GroundTruth
 from listwise.data.oxford import OxfordGroundTruth
 from listwise.errors import InputError
 from listwise.evaluation import average_precision, evaluate_labelled, evaluate_revisited
-from listwise.evaluation.report import (
+from listwise.results.report import (
     Gallery,
     Judged,
     ModelResult,

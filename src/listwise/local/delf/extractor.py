@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from listwise.data import Box, Images, whole_image
-from listwise.local.delf_net import Delf, resized
-from listwise.local.delf_photos import Decoded, decode, photo_windows
-from listwise.local.delf_settings import DelfSettings
+from listwise.local.delf.net import Delf, resized
+from listwise.local.delf.photos import Decoded, decode, photo_windows
+from listwise.local.delf.settings import DelfSettings
 from listwise.local.features import Features
+from listwise.machine import Machine
 from listwise.models.embed import BATCH_PIXELS
-from listwise.training.choices import Machine
 
 SMALLEST = 64  # pixels of a level's short side: less is mostly border
 DEFAULT = DelfSettings()
@@ -108,12 +108,12 @@ class DelfExtractor:
     @property
     def net(self) -> Delf:
         """The network, opened once in a process."""
-        return _opened(Path(self.folder), Machine.this(self.device).device)[0]
+        return _opened(Path(self.folder), Machine.detect(self.device).device)[0]
 
     @property
     def fingerprint(self) -> str:
         """The network's."""
-        return _opened(Path(self.folder), Machine.this(self.device).device)[1]
+        return _opened(Path(self.folder), Machine.detect(self.device).device)[1]
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class DelfExtractor:
     @property
     def together(self) -> bool:
         """Whether `many` is faster than a process for each core: on a GPU."""
-        return Machine.this(self.device).device.startswith("cuda")
+        return Machine.detect(self.device).device.startswith("cuda")
 
     def many(
         self, images: Images, indices: Sequence[int], workers: int | None = None
@@ -159,7 +159,7 @@ class DelfExtractor:
             indices: positions of those wanted.
             workers: processes that decode; from the cores by default.
         """
-        count = Machine.this(self.device).workers() if workers is None else workers
+        count = Machine.detect(self.device).workers() if workers is None else workers
         with closing(
             photo_windows(images, indices, self.settings.max_side, self._batch_size, count)
         ) as windows:
@@ -182,7 +182,7 @@ class DelfExtractor:
         if not photos:
             return []
         device = self.net.mean.device
-        half = Machine.this(str(device)).bfloat16 if self.bfloat16 is None else self.bfloat16
+        half = Machine.detect(str(device)).bfloat16 if self.bfloat16 is None else self.bfloat16
         found = detect(self.net, pixels.to(device), self.settings, torch.bfloat16 if half else None)
         return [
             each.scaled(photo.zoom).moved(*photo.corner)

@@ -15,16 +15,16 @@ from listwise.evaluation.labelled import LabelledResult
 from listwise.evaluation.oxford import evaluate_oxford
 from listwise.evaluation.protocol import ProtocolResult
 from listwise.evaluation.ranks import rank_scores
-from listwise.evaluation.report.content import (
+from listwise.evaluation.revisited import evaluate_revisited
+from listwise.results.report.content import (
     ListEntry,
     Mark,
     ModelResult,
     QueryResult,
     RankedList,
 )
-from listwise.evaluation.report.curves import precision_recall_curve
-from listwise.evaluation.report.matches import Matched, PointsOf, matched
-from listwise.evaluation.revisited import evaluate_revisited
+from listwise.results.report.curves import precision_recall_curve
+from listwise.results.report.matches import Matched, PointsOf, matched
 
 Indices = NDArray[np.int64]
 

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from listwise import __version__
 from listwise.data import LabelledImages
+from listwise.data.workers import naming_lost_workers
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.local.delf import DEFAULT, attend, photos_at_once
-from listwise.local.delf_fit import DelfProgress, Fitter, Group, Step, hold_out_photos
-from listwise.local.delf_net import CONFIG_FILE, Delf, DelfConfig, resnet
-from listwise.local.delf_photos import photo_windows
-from listwise.local.delf_settings import DelfTraining
+from listwise.local.delf.extractor import DEFAULT, attend, photos_at_once
+from listwise.local.delf.fit import DelfProgress, Fitter, Group, Step, hold_out_photos
+from listwise.local.delf.net import CONFIG_FILE, Delf, DelfConfig, resnet
+from listwise.local.delf.photos import photo_windows
+from listwise.local.delf.settings import DelfTraining
+from listwise.machine import Machine
 from listwise.models import RetrievalNet
-from listwise.training.choices import Machine
-from listwise.training.loading import naming_lost_workers
 
 PARTIAL_FOLDER = "training"
 KEY_FILE = "listwise.key"
@@ -67,7 +67,7 @@ def train_delf(
     """
     out = Path(out)
     note = cache(on_note)  # once is enough
-    machine = Machine.this(settings.device)
+    machine = Machine.detect(settings.device)
     half = machine.bfloat16 if settings.precision == "auto" else settings.precision == "bfloat16"
     photos = hold_out_photos(images, settings.val_fraction, settings.seed)
     torch.manual_seed(settings.seed)

@@ -13,8 +13,8 @@ from listwise.descriptors.settings import make_settings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_revisited
 from listwise.models import RetrievalNet
+from listwise.results.evaluate import evaluate_searched, figures, scores, search_benchmark
 from listwise.studies.poolings import VARIANTS, compare_poolings
-from listwise.studies.searched import evaluate_searched, figures, scores, search_benchmark
 
 
 @pytest.fixture(scope="session")

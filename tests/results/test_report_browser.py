@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from listwise.evaluation.report import Judged, Photos, PointsOf, judged_result, write_report
+from listwise.results.report import Judged, Photos, PointsOf, judged_result, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = [

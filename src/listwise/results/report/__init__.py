@@ -1,6 +1,6 @@
 """A page that shows how well models search: figures, curves, and what each query found."""
 
-from listwise.evaluation.report.build import (
+from listwise.results.report.build import (
     Gallery,
     Judged,
     Photos,
@@ -9,7 +9,7 @@ from listwise.evaluation.report.build import (
     oxford_result,
     revisited_result,
 )
-from listwise.evaluation.report.content import (
+from listwise.results.report.content import (
     ListEntry,
     Match,
     ModelResult,
@@ -17,9 +17,9 @@ from listwise.evaluation.report.content import (
     RankedList,
     TableRow,
 )
-from listwise.evaluation.report.curves import precision_recall_curve
-from listwise.evaluation.report.matches import PointsOf
-from listwise.evaluation.report.page import write_report
+from listwise.results.report.curves import precision_recall_curve
+from listwise.results.report.matches import PointsOf
+from listwise.results.report.page import write_report
 
 __all__ = [
     "Gallery",

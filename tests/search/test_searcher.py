@@ -11,7 +11,7 @@ from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search.filling import add_photos, header_of
 from listwise.search.index import NoEntryError, create_index, entry_key
-from listwise.serving.searcher import Query, Searcher
+from listwise.search.searcher import Query, Searcher
 
 
 def unit(vector):

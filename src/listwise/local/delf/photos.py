@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from listwise.data import ImageError, Images, image_size, load_image, whole_image
 from listwise.data.labelled import size_or_error
-from listwise.models.embed import ignore_interrupts
+from listwise.data.workers import ignore_interrupts
 
 WINDOW = 2048  # photos among which those of one shape are looked for
 

@@ -24,8 +24,8 @@ from listwise.search.index import (
     Tuned,
     possible_keys,
 )
-from listwise.search.milvus_connection import Connection, parse_place
-from listwise.search.milvus_rows import (
+from listwise.search.milvus.connection import Connection, parse_place
+from listwise.search.milvus.rows import (
     ENTRY,
     FIELDS,
     MESSAGE,
@@ -35,7 +35,7 @@ from listwise.search.milvus_rows import (
     messages,
     schema,
 )
-from listwise.search.milvus_tuning import (
+from listwise.search.milvus.tuning import (
     EXACT,
     Method,
     Sample,

@@ -15,7 +15,8 @@ from typing import Any
 from listwise import __version__
 from listwise.data.images import ImageError, image_size
 from listwise.errors import InputError
-from listwise.evaluation.report.content import (
+from listwise.files import write_text
+from listwise.results.report.content import (
     ListEntry,
     Match,
     ModelResult,
@@ -23,9 +24,8 @@ from listwise.evaluation.report.content import (
     RankedList,
     TableRow,
 )
-from listwise.evaluation.report.curves import draw_curves
-from listwise.evaluation.report.thumbnails import thumbnails
-from listwise.files import write_text
+from listwise.results.report.curves import draw_curves
+from listwise.results.report.thumbnails import thumbnails
 
 
 def write_report(
@@ -306,7 +306,7 @@ def _fractions(query: QueryResult) -> list[float] | None:
 
 
 def _page(title: str, body: list[str], data: str, with_points: bool) -> str:
-    folder = files("listwise.evaluation.report")
+    folder = files("listwise.results.report")
     style = folder.joinpath("style.css").read_text("utf-8")
     script = folder.joinpath("script.js").read_text("utf-8")
     lists = folder.joinpath("lists.html").read_text("utf-8")

@@ -1,0 +1,1 @@
+"""DELF: deep local features and their attention, extraction and training."""

@@ -1,0 +1,1 @@
+"""A model on a benchmark: its figures, its table and its report page."""

@@ -1,0 +1,1 @@
+"""An index in Milvus: a server, a cluster, or a file of milvus-lite."""

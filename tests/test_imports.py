@@ -1,0 +1,131 @@
+"""The import graph: packages import those above them, without cycles, and load little."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import listwise
+
+ROOT = Path(listwise.__file__).parent
+# From the first to the last: a package imports those before it.
+ORDER = [
+    "losses",
+    "evaluation",
+    "data",
+    "models",
+    "training",
+    "descriptors",
+    "local",
+    "search",
+    "results",
+    "studies",
+    "serving",
+    "benchmarks",
+    "api",
+    "cli",
+    "__main__",
+]
+# Small modules that everything may import, and that import one another in this order.
+COMMON = ["errors", "files", "blocks", "settings", "machine"]
+
+
+def imports() -> list[tuple[str, str]]:
+    """Every import of one module of the package by another, wherever in a file it stands."""
+    found = []
+    for file in sorted(ROOT.rglob("*.py")):
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        importer = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found += [(importer, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{importer} imports relatively"
+                for alias in node.names:
+                    below = f"{node.module}.{alias.name}"
+                    found.append((importer, below if is_module(below) else str(node.module)))
+    return [(a, b) for a, b in found if b.split(".")[0] == "listwise" and a != "listwise"]
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def place(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    packages = {
+        path.stem
+        for path in ROOT.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert packages - {"__init__"} <= {*ORDER, *COMMON}
+
+
+def test_packages_import_only_those_above_them() -> None:
+    rank = {name: number for number, name in enumerate([*COMMON, *ORDER])}
+    wrong = [
+        f"{importer} imports {imported}"
+        for importer, imported in imports()
+        if place(imported) and rank[place(imported)] > rank[place(importer)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph: dict[str, set[str]] = {}
+    for importer, imported in imports():
+        # A package's own __init__ collects what is in it; that is no cycle.
+        if not importer.startswith(imported + ".") and not imported.startswith(importer + "."):
+            graph.setdefault(importer, set()).add(imported)
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module in done:
+            return
+        for imported in graph.get(module, ()):
+            visit(imported, (*path, module))
+        done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+LOADED = """
+import sys
+import {module}
+print(*[name for name in sys.modules if name.startswith("listwise") or name in {watched}])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("listwise", {"torch", "numpy", "PIL", "timm"}),
+        ("listwise.losses", {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"}),
+        ("listwise.evaluation", {"torch", "timm", "PIL", "pydantic"}),
+        ("listwise.descriptors", {"cv2", "faiss", "lancedb", "pyarrow", "yaml"}),
+        ("listwise.search", {"fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb"}),
+        ("listwise.cli.main", {"torch", "numpy", "fastapi", "faiss", "lancedb"}),
+    ],
+)
+def test_importing_a_package_loads_only_what_it_needs(module: str, forbidden: set[str]) -> None:
+    source = LOADED.format(module=module, watched=sorted(forbidden))
+    loaded = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not forbidden & set(loaded)
+    below = {"listwise." + name for name in ("training", "studies", "serving", "cli", "benchmarks")}
+    if module != "listwise.cli.main":
+        assert not [name for name in loaded if ".".join(name.split(".")[:2]) in below]
+    if module == "listwise.losses":
+        assert {name for name in loaded if name.count(".") == 1} <= {
+            "listwise.errors",
+            "listwise.losses",
+        }
