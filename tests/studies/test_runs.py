@@ -19,8 +19,8 @@ from listwise.studies.outputs import write_outputs
 from listwise.studies.runs import plan_study, run_study, updates_within
 from listwise.studies.variants import TrainingSet
 from listwise.studies.view import StudyView
+from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
-from listwise.training.view import View
 
 GIVEN = {
     "backbone": "test_resnet.r160_in1k",
@@ -46,7 +46,7 @@ class Witness(StudyView):
 
     def run(self, number, count, name):
         self.began.append((number, count, name))
-        return Stopping() if number == self.stop_in else View()
+        return Stopping() if number == self.stop_in else TrainView()
 
     def skipped(self, number, count, name):
         self.skips.append((number, count, name))
@@ -55,7 +55,7 @@ class Witness(StudyView):
         self.finds.append(list(findings.outcomes))
 
 
-class Stopping(View):
+class Stopping(TrainView):
     """Ends the run as a person would, after its second update."""
 
     def update(self, report):

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from listwise.errors import InputError
-from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
 
 
 def make(seed):

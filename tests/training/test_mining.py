@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from listwise.errors import InputError
 from listwise.settings import ContrastiveSettings, TripletSettings, make_config
-from listwise.training import mining
-from listwise.training.mining import (
+from listwise.training.mining import miners as mining
+from listwise.training.mining.miners import (
     ContrastiveMiner,
     TripletMiner,
     fixed_positives,

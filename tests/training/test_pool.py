@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.training import Trainer, prepare
-from listwise.training.pool import mine_tuples
-from listwise.training.record import read_metrics
+from listwise.training.mining.pool import mine_tuples
+from listwise.training.run.record import read_metrics
 
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from listwise.training.record import METRICS_FILE, TENSORBOARD_FOLDER, Record, read_metrics
+from listwise.training.run.record import METRICS_FILE, TENSORBOARD_FOLDER, Record, read_metrics
 
 
 def board(run):

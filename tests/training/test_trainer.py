@@ -19,10 +19,10 @@ from listwise.settings import make_config
 from listwise.training import Trainer, prepare, resume
 from listwise.training import trainer as trainer_module
 from listwise.training.memory import Fit
-from listwise.training.record import read_metrics
+from listwise.training.run.record import read_metrics
+from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
 from listwise.training.trainer import smallest_batch, worth_compiling
-from listwise.training.view import View
 
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",
@@ -43,7 +43,7 @@ SETTINGS = {
 }
 
 
-class Witness(View):
+class Witness(TrainView):
     """Keeps what it is told, and stops the run at an update if asked to."""
 
     def __init__(self, stop_at=None):

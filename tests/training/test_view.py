@@ -3,11 +3,11 @@ import re
 
 from rich.console import Console
 
-from listwise.training.view import (
-    LiveView,
+from listwise.training.run.view import (
+    LiveTrainView,
+    TrainView,
     UpdateReport,
     ValidationReport,
-    View,
     readable_time,
 )
 
@@ -28,7 +28,7 @@ def play(view):
 
 def record(terminal):
     file = io.StringIO()
-    play(LiveView(Console(file=file, force_terminal=terminal, width=110)))
+    play(LiveTrainView(Console(file=file, force_terminal=terminal, width=110)))
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
 
 
@@ -52,7 +52,7 @@ def test_a_terminal_shows_how_it_goes():
 
 def test_a_terminal_shows_validation_as_it_goes():
     file = io.StringIO()
-    view = LiveView(Console(file=file, force_terminal=True, width=110))
+    view = LiveTrainView(Console(file=file, force_terminal=True, width=110))
     view.start(0, 20)
     view.working("validating", 12, 30)
     view._bars.refresh()
@@ -66,9 +66,9 @@ def test_a_terminal_shows_validation_as_it_goes():
 
 def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("listwise.training.view.time.perf_counter", lambda: now)
+    monkeypatch.setattr("listwise.training.run.view.time.perf_counter", lambda: now)
     file = io.StringIO()
-    view = LiveView(Console(file=file, width=200))
+    view = LiveTrainView(Console(file=file, width=200))
     view.start(100, 200)
     now += 40
     view.update(UpdateReport(110, 200, 0.1, 1e-4, 10.0))
@@ -78,7 +78,7 @@ def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
 
 
 def test_silence():
-    play(View())
+    play(TrainView())
 
 
 def test_times_are_readable():

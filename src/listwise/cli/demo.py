@@ -57,7 +57,7 @@ def demo(
         search_benchmark,
     )
     from listwise.training import Trainer, prepare
-    from listwise.training.view import LiveView
+    from listwise.training.run.view import LiveTrainView
 
     console = Console(highlight=False)
     photos, run = folder / "toy-landmarks", folder / "run"
@@ -78,7 +78,7 @@ def demo(
     plan = prepare(photos / TOY_LABELS, {**SETTINGS, "seed": seed})
     show_plan(plan, console)
     _forget_last(run, photos)
-    trainer = Trainer(plan, run, LiveView(console))
+    trainer = Trainer(plan, run, LiveTrainView(console))
     with console.status("searching with the network as it came"):
         first = search_benchmark(Model(trainer.net), benchmark)
     result = trainer.fit()

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from listwise.training import Plan, TrainResult
-from listwise.training.view import readable_time
+from listwise.training import TrainPlan, TrainResult
+from listwise.training.run.view import readable_time
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def in_processes() -> Iterator[bool]:
         dist.destroy_process_group()
 
 
-def show_plan(plan: Plan, console: Console) -> None:
+def show_plan(plan: TrainPlan, console: Console) -> None:
     """Print what will be trained on what, and why so."""
     for note in plan.notes:
         console.print(

@@ -64,12 +64,12 @@ def train(
     from listwise.cli.run import in_processes, show_plan, show_result
     from listwise.training import Trainer, prepare
     from listwise.training import resume as resume_run
+    from listwise.training.run.view import LiveTrainView
     from listwise.training.trainer import RUN_FILE, check_unused
-    from listwise.training.view import LiveView
 
     with in_processes() as first:
         console = Console(stderr=json, quiet=not first)
-        view = LiveView(console)
+        view = LiveTrainView(console)
         folder = resume or run or Path("runs") / Path(str(data)).resolve().stem
         try:
             if resume is not None:

@@ -18,7 +18,7 @@ descriptors has no jumps and runs in half precision for both, summed in float32.
 Results are the same from run to run: histograms and losses are added up as whole numbers.
 
 **Host.** A step is six launches up to 4096 images: three kernels forward; the weights, the product
-and its scaling backward. What they need beside tensors is worked out once for a shape, see `_Plan`.
+and its scaling backward. What they need beside tensors is worked out once for a shape (`_Kernels`).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -117,48 +117,50 @@ def quantized_loss(
     """
     if weights is not None:
         weights = weights.to(descriptors.device, torch.float32)
-    plan = _plan_for(descriptors, labels, weights is not None, bins, include_self, start, stop)
+    kernels = _kernels_for(
+        descriptors, labels, weights is not None, bins, include_self, start, stop
+    )
     with _device_of(descriptors):
-        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, plan)
+        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, kernels)
     return loss
 
 
 class _QuantizedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, plan: "_Plan"
+        ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, kernels: "_Kernels"
     ) -> Tensor:
         if weights is not None:
             weights = _aligned(weights)
         box = mailbox(descriptors.device)
-        room = plan.prepare(descriptors, labels, weights, box.room(3 * plan.prepare_programs))
+        room = kernels.prepare(descriptors, labels, weights, box.room(3 * kernels.prepare_programs))
         box.sent()
-        plan.histograms(room)
+        kernels.histograms(room)
         # The kernels above go on while the host looks at what the first one found.
-        worst, unsound, counted = box.read(3 * plan.prepare_programs).reshape(3, -1)
+        worst, unsound, counted = box.read(3 * kernels.prepare_programs).reshape(3, -1)
         refuse_lengths(float(worst.max()))
         refuse_weights(not unsound.any())
         total = float(counted.sum(dtype="float64"))
         refuse_no_positives(total)
-        loss = plan.precision(room, weights, total)
+        loss = kernels.precision(room, weights, total)
         ctx.save_for_backward(room.parts, room.kinds, room.slopes)
-        ctx.plan = plan
+        ctx.kernels = kernels
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return ctx.plan.gradient(*ctx.saved_tensors, gradient), None, None, None
+        return ctx.kernels.gradient(*ctx.saved_tensors, gradient), None, None, None
 
 
 def label_histograms(
     descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
 ) -> Tensor:
     """Histograms of the relevant and of all images of each query: [2, Q, M], float32."""
-    plan = _plan_for(descriptors, labels, False, bins, include_self, start, stop)
+    kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
-        room = plan.prepare(descriptors, labels, None)
-        plan.histograms(room)
+        room = kernels.prepare(descriptors, labels, None)
+        kernels.histograms(room)
     return (
         room.table[:-2]
         .view(stop - start, 2, bins)
@@ -187,12 +189,12 @@ def label_histograms_backward(
         stop: end of the queries.
     """
     bins = slopes.shape[-1] - 1
-    plan = _plan_for(descriptors, labels, False, bins, include_self, start, stop)
+    kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
-        room = plan.prepare(descriptors, labels, None)
+        room = kernels.prepare(descriptors, labels, None)
         room.slopes[:-2].view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
         room.slopes[-2] = slopes.abs().amax()
-        return plan.gradient(room.parts, room.kinds, room.slopes, slopes.new_ones(()))
+        return kernels.gradient(room.parts, room.kinds, room.slopes, slopes.new_ones(()))
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class _Room:
     slopes: Tensor
 
 
-class _Plan:
+class _Kernels:
     """The kernels for batches of a certain shape, and the room that they need."""
 
     def __init__(
@@ -385,10 +387,10 @@ class _Plan:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
 
-_plan = lru_cache(maxsize=64)(_Plan)
+_cached_kernels = lru_cache(maxsize=64)(_Kernels)
 
 
-def _plan_for(
+def _kernels_for(
     descriptors: Tensor,
     labels: Tensor,
     weighted: bool,
@@ -396,9 +398,9 @@ def _plan_for(
     include_self: bool,
     start: int,
     stop: int,
-) -> _Plan:
+) -> _Kernels:
     size, dim = descriptors.shape
-    return _plan(
+    return _cached_kernels(
         descriptors.device,
         descriptors.dtype,
         labels.dtype,

@@ -10,7 +10,7 @@ from listwise.studies.plots import Panel, Point, draw
 from listwise.studies.runs import StudyPlan
 from listwise.studies.tables import Spread, markdown, write_csv
 from listwise.studies.variants import Variant
-from listwise.training.view import readable_time
+from listwise.training.run.view import readable_time
 
 RESULTS_FILE, TABLE_FILE, PLOT_FILE = "results.csv", "table.md", "plot.svg"
 VALIDATION = "validation"

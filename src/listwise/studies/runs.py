@@ -23,12 +23,12 @@ from listwise.studies.losses import hyper_parameters
 from listwise.studies.outcome import Findings, Outcome, read_json, read_outcome, write_outcome
 from listwise.studies.variants import Study, TrainingSet, Variant
 from listwise.studies.view import StudyView
-from listwise.training import Plan, Trainer, prepare
+from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.choices import PASSES
 from listwise.training.prepare import within
+from listwise.training.run.view import TrainView
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.trainer import CHECKPOINT_FILE, CONFIG_FILE, MODEL_FOLDER, RUN_FILE, read_run
-from listwise.training.view import View
 
 # In units of updates, of which variants have different numbers; or the study's own.
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
@@ -53,7 +53,7 @@ class StudyPlan:
     """
 
     study: Study
-    plan: Plan
+    plan: TrainPlan
     variants: list[Variant]
     out: Path
     images: int
@@ -256,7 +256,7 @@ def _check_run(made: StudyPlan, variant: Variant, seed: int, rate: float) -> Non
         raise InputError(f"{folder} is a run on other photos or labels: give another --out")
 
 
-def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: View) -> Outcome:
+def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: TrainView) -> Outcome:
     folder = made.folder(variant, seed, rate)
     config = made.config(variant, seed, rate)
     begun = (folder / RUN_FILE).exists()

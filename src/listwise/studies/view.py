@@ -7,15 +7,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from listwise.studies.outcome import Findings
-from listwise.training.view import LiveView, View
+from listwise.training.run.view import LiveTrainView, TrainView
 
 
 class StudyView:
     """Is told how far a study is; this one shows nothing."""
 
-    def run(self, number: int, count: int, name: str) -> View:
+    def run(self, number: int, count: int, name: str) -> TrainView:
         """A run begins, the `number`-th of so many; gives what its trainer tells."""
-        return View()
+        return TrainView()
 
     def skipped(self, number: int, count: int, name: str) -> None:
         """A run was finished before."""
@@ -37,10 +37,10 @@ class LiveStudyView(StudyView):
         self.console = console
         self._found = found
 
-    def run(self, number: int, count: int, name: str) -> View:
+    def run(self, number: int, count: int, name: str) -> TrainView:
         """Say which run begins."""
         self._say(f"run {number} of {count}: {name}", "bold")
-        return LiveView(self.console)
+        return LiveTrainView(self.console)
 
     def skipped(self, number: int, count: int, name: str) -> None:
         """Say which run is there already."""

@@ -1,7 +1,7 @@
 """Training: the three-stage step and what is built around it."""
 
 from listwise.settings import TrainConfig
-from listwise.training.prepare import Plan, prepare
+from listwise.training.prepare import TrainPlan, prepare
 from listwise.training.step import Counts, Loss, MultistageStep
 from listwise.training.trainer import Trainer, TrainResult, resume
 
@@ -9,8 +9,8 @@ __all__ = [
     "Counts",
     "Loss",
     "MultistageStep",
-    "Plan",
     "TrainConfig",
+    "TrainPlan",
     "TrainResult",
     "Trainer",
     "prepare",

@@ -16,7 +16,7 @@ TRAIN_SPLIT, VAL_SPLIT = "train", "val"
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainPlan:
     """What will be trained on what, and what a person should know of it.
 
     `reasons` says why a setting was chosen that the user did not give; `notes` are sentences.
@@ -41,7 +41,7 @@ class Plan:
 
 def prepare(
     data: str | Path, given: dict[str, Any], preset: Literal["auto", "paper"] = "auto"
-) -> Plan:
+) -> TrainPlan:
     """Read and check the images, hold out validation classes, and settle every setting.
 
     Args:
@@ -73,7 +73,7 @@ def prepare(
     notes += changed
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
-    return Plan(Path(data), train, validation, config, reasons, notes)
+    return TrainPlan(Path(data), train, validation, config, reasons, notes)
 
 
 def within(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, list[str]]:

@@ -26,19 +26,19 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.pooling import GeM
 from listwise.settings import TrainConfig, read_settings
-from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.distributed import failing_together, world
 from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
-from listwise.training.mining import make_miner
+from listwise.training.mining.miners import make_miner
+from listwise.training.mining.pool import mine_tuples
 from listwise.training.objective import make_loss
-from listwise.training.pictures import choose_queries, ranked_list_picture
-from listwise.training.pool import mine_tuples
-from listwise.training.prepare import Plan, prepare
-from listwise.training.record import Record
+from listwise.training.prepare import TrainPlan, prepare
+from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
+from listwise.training.run.pictures import choose_queries, ranked_list_picture
+from listwise.training.run.record import Record
+from listwise.training.run.view import TrainView, UpdateReport, ValidationReport
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
-from listwise.training.view import UpdateReport, ValidationReport, View
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
@@ -78,12 +78,17 @@ class Trainer:
     """
 
     def __init__(
-        self, plan: Plan, run: str | Path, view: View | None = None, *, resume: bool = False
+        self,
+        plan: TrainPlan,
+        run: str | Path,
+        view: TrainView | None = None,
+        *,
+        resume: bool = False,
     ) -> None:
         self.plan = plan
         self.run = Path(run)
         self.rank, self.processes = world()
-        self.view: View = (view if self.rank == 0 else None) or View()
+        self.view: TrainView = (view if self.rank == 0 else None) or TrainView()
         config = plan.config
         self.device = torch.device(config.device)
         if self.processes > 1 and self.device.type == "cuda":
@@ -456,7 +461,7 @@ def check_unused(run: str | Path) -> None:
         )
 
 
-def resume(run: str | Path, view: View | None = None) -> Trainer:
+def resume(run: str | Path, view: TrainView | None = None) -> Trainer:
     """The trainer of an interrupted run, with its own data and settings."""
     about = read_run(run)
     plan = prepare(about["data"], read_settings(Path(run) / CONFIG_FILE), preset="paper")

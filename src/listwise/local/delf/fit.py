@@ -20,8 +20,8 @@ from listwise.errors import InputError
 from listwise.files import write_tensors
 from listwise.local.delf.net import read_state, resized
 from listwise.local.delf.settings import DelfTraining
-from listwise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.loading import load_batches
+from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.sampling import Indices
 
 MOST_HELD_OUT = 1000  # photos; accuracy is then known to a percent or two

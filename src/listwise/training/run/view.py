@@ -27,7 +27,7 @@ class ValidationReport:
     best: bool
 
 
-class View:
+class TrainView:
     """Is told what happens; this one shows nothing."""
 
     def say(self, line: str) -> None:
@@ -49,7 +49,7 @@ class View:
         """The run is over."""
 
 
-class LiveView(View):
+class LiveTrainView(TrainView):
     """A progress bar with loss, validation mAP, images a second and the time left.
 
     Where the output is no terminal, one line a validation.

@@ -11,7 +11,7 @@ from listwise.data import LabelledImages
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.training.distributed import failing_together, gather_numbers, gather_rows, world
-from listwise.training.mining import Miner
+from listwise.training.mining.miners import Miner
 from listwise.training.sampling import Indices
 
 
