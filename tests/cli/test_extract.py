@@ -77,7 +77,7 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
         patch.setattr(RetrievalNet, "forward", interrupted)
         code, _, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
     assert code == 130
-    assert err == "listwise: stopped; go on with the same command\n"
+    assert err == "listwise: stopped; run the same command again to resume\n"
     code, out, _ = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
     assert code == 0
     assert "note: 20 of 48 photos were done before" in out

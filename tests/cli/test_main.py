@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from listwise.cli import main as main_module
+from listwise.errors import InputError
 
 
 @pytest.fixture
@@ -77,3 +79,33 @@ def test_a_reader_that_left_is_no_error(arguments):
         os.close(writing)
     assert done.stderr == b""
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "shown"),
+    [
+        (["extract", "m", "photos", "out"], "lower `max_side`", "lower --max-side"),
+        (["train", "photos"], "raise `triplet.pool`", "raise --triplet-pool"),
+        (["train", "photos"], "choose another `run_folder`", "choose another --run-folder"),
+        (["whiten", "m"], "give `source`, not `folder`", "give SOURCE, not `folder`"),
+        (["index", "build", "i"], "`scales` takes numbers", "--scales takes numbers"),
+    ],
+)
+def test_the_arguments_of_an_error_are_written_as_typed(said, monkeypatch, words, message, shown):
+    command = main_module.app
+
+    def fail(**_):
+        raise InputError(message)
+
+    monkeypatch.setattr(type(command), "__call__", lambda self, **_: fail())
+    assert said(*words) == f"listwise: {shown}\n"
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def stop(**_):
+        raise typer.Abort
+
+    monkeypatch.setattr(main_module, "app", stop)
+    with pytest.raises(SystemExit) as left:
+        main_module.main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "listwise: stopped\n")

@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Progress bars; none of them shows where the output is not a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,26 +6,56 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 
 @contextmanager
-def counting(console: "Console", what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar that a call moves on by a number; nothing where the output is no terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+def progress_bar(
+    console: "Console", what: str, total: int | None = None
+) -> Iterator[Callable[[int], None]]:
+    """A bar that a call advances by a number of steps."""
+    with _bars(console) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda count: bars.advance(task, count)
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+
+@contextmanager
+def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar that a call sets to a number of steps done, out of a total."""
+    with _bars(console) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar of bytes that a call sets to what is done, out of a total if known, of one thing."""
+    with _bars(console, download=True) as bars:
+        task = bars.add_task("", total=None)
+        shown = ""
+
+        def report(what: str, done: int, total: int | None) -> None:
+            nonlocal shown
+            if what != shown:
+                bars.reset(task, description=what, total=total)
+                shown = what
+            bars.update(task, completed=done, total=total)
+
+        yield report
+
+
+def _bars(console: "Console", download: bool = False) -> "Progress":
+    from rich import progress as rich
+
+    amount: list[rich.ProgressColumn] = [rich.MofNCompleteColumn()]
+    if download:
+        amount = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
+    return rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        *amount,
+        rich.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    silent = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=silent) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(bar, count)

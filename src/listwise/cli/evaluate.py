@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from listwise.cli.bars import counting
-from listwise.cli.extract import numbers, say, warn_of_unreadable
+from listwise.cli.bars import progress_bar
+from listwise.cli.options import parse_numbers
+from listwise.cli.output import say, warn_of_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,7 @@ def evaluate(
 
     from rich.console import Console
 
-    sizes = numbers("--scales", scales)
+    sizes = parse_numbers(scales, "scales")
     opened = _open_benchmark(benchmark, data, split)
 
     from listwise.descriptors import DescriptorFile, load_model
@@ -94,7 +95,7 @@ def evaluate(
         }
         alone = opened.queries is opened.database
         photos = len(opened.database) + (0 if alone else len(opened.queries))
-        with counting(console, f"describing with {name}", photos) as advance:
+        with progress_bar(console, f"describing with {name}", photos) as advance:
             searched[name] = search_benchmark(network, opened, advance, **settings)
         warn_of_unreadable(console, searched[name].unreadable)
         with console.status("ranking"):
@@ -180,7 +181,7 @@ def _write(
             "queries are without them."
         )
 
-    with counting(console, "making the report", 0) as advance:
+    with progress_bar(console, "making the report", 0) as advance:
         write_report(
             path,
             f"{benchmark.name}: {' and '.join(searched)}",

@@ -1,13 +1,15 @@
 """`listwise extract`: photos to a descriptor file."""
 
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from listwise.cli.bars import counting
+from listwise.cli.bars import progress_bar
+from listwise.cli.options import parse_numbers
+from listwise.cli.output import note, say, stoppable, warn_of_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +67,7 @@ def extract(
 
     from listwise.data.catalog import photos_of
 
-    sizes = numbers("--scales", scales)
+    sizes = parse_numbers(scales, "scales")
     images = photos_of(source)
     rank, processes = _place()
     if processes > 1:
@@ -139,39 +141,7 @@ def extract_with_bar(
     """`listwise.descriptors.extract` with a progress bar, its notes above it."""
     from listwise.descriptors import extract as run
 
-    try:
-        with counting(console, "extracting", len(images)) as advance:
-            return run(
-                model,
-                images,
-                out,
-                on_progress=advance,
-                on_note=lambda note: say(console, f"note: {note}", "yellow"),
-                **settings,
-            )
-    except KeyboardInterrupt:
-        print("listwise: stopped; go on with the same command", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def warn_of_unreadable(console: "Console", errors: "tuple[str, ...]") -> None:
-    """Name the photos that were left out, five of them at most."""
-    if errors:
-        what = "1 photo is" if len(errors) == 1 else f"{len(errors)} photos are"
-        more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-        say(console, f"{what} unreadable and left out: {'; '.join(errors[:5])}{more}", "yellow")
-
-
-def say(console: "Console", text: str, style: str) -> None:
-    """Print a line as it is: names of files are no markup."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers with commas between them."""
-    from listwise.errors import InputError
-
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"{option} takes numbers with commas, not {text!r}") from None
+    with stoppable(), progress_bar(console, "extracting", len(images)) as advance:
+        return run(
+            model, images, out, on_progress=advance, on_note=partial(note, console), **settings
+        )

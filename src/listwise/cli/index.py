@@ -1,6 +1,5 @@
 """`listwise index`: photos into an index and out of it."""
 
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from listwise.cli.bars import counting
-from listwise.cli.extract import numbers, say
+from listwise.cli.bars import progress_bar
+from listwise.cli.options import parse_bytes, parse_numbers
+from listwise.cli.output import say
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def build(
     from listwise.search.index import index_exists
 
     intent = _intent(memory, milliseconds, recall)
-    sizes = numbers("--scales", scales)
+    sizes = parse_numbers(scales, "scales")
     found = [_source(source) for source in sources]
     console = Console(stderr=json, highlight=False)
     opened_model = _model(console, model, device)
@@ -306,13 +306,13 @@ def _fill(
         for source in sources:
             if isinstance(source, Path):
                 file = DescriptorFile.open(source)
-                with counting(console, "adding", len(file)) as advance:
+                with progress_bar(console, "adding", len(file)) as advance:
                     found = add_descriptors(
                         index, file, root, thumbnails=thumbnails, on_progress=advance
                     )
             else:
                 assert model is not None
-                with counting(console, "adding", len(source)) as advance:
+                with progress_bar(console, "adding", len(source)) as advance:
                     found = add_photos(
                         index,
                         model,
@@ -396,19 +396,12 @@ def _intent(memory: str | None, milliseconds: float | None, recall: float | None
 
     from listwise.search.index import SearchIntent
 
-    size = None if memory is None else _bytes_of(memory)
+    size = None if memory is None else parse_bytes(memory, "memory")
     try:
         return SearchIntent(memory=size, milliseconds=milliseconds, recall=recall)
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"--{first['loc'][0]} {first['input']}: {first['msg'].lower()}") from None
-
-
-def _bytes_of(text: str) -> int:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise InputError(f"--memory takes a size such as 500MB or 2GB, not {text!r}")
-    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
 
 
 def _bytes(count: float) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from listwise.cli.bars import counting
-from listwise.cli.extract import say, warn_of_unreadable
+from listwise.cli.bars import progress_bar
+from listwise.cli.options import parse_box
+from listwise.cli.output import say, stoppable, warn_of_unreadable
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def extract(
 
     console = Console(stderr=json, highlight=False)
     extractor = _extractor(delf, count, device)
-    with _stoppable(), counting(console, "extracting", len(images)) as advance:
+    with stoppable(), progress_bar(console, "extracting", len(images)) as advance:
         file = extract_features(
             images,
             out,
@@ -188,7 +189,7 @@ def train(
         device=device,
         workers=workers,
     )
-    with _stoppable(), _training_bars(console) as advance:
+    with stoppable(), _training_bars(console) as advance:
         result = train_delf(
             images,
             out,
@@ -225,7 +226,7 @@ def codebook(
     for file in files[1:]:
         file.require(files[0].header.extractor)
     batches = (each.descriptors for file in files for each in file)
-    with _stoppable(), counting(console, "k-means", iterations) as advance:
+    with stoppable(), progress_bar(console, "k-means", iterations) as advance:
         found = learn_codebook(
             batches,
             files[0].header.extractor,
@@ -281,7 +282,7 @@ def index(
     opened.remove(remove or [])
     for file in files:
         missing = [row for row, name in enumerate(file.ids) if name not in opened]
-        with _stoppable(), counting(console, "indexing", len(missing)) as advance:
+        with stoppable(), progress_bar(console, "indexing", len(missing)) as advance:
             opened.add(
                 [file.ids[row] for row in missing],
                 (file.read(row).descriptors for row in missing),
@@ -322,7 +323,6 @@ def search(
     from rich.markup import escape
     from rich.table import Table
 
-    from listwise.cli.search import read_box
     from listwise.local.asmk_index import AsmkIndex
     from listwise.local.search import search_local
     from listwise.local.storage import FeatureFile
@@ -335,7 +335,7 @@ def search(
     if file is not None:
         file.require(extractor.name)
     with console.status("searching"):
-        query = extractor(str(photo), None if box is None else read_box(box))
+        query = extractor(str(photo), None if box is None else parse_box(box))
         hits = search_local(opened, query, k, file.get if file else None)
     if json:
         rows = [
@@ -458,8 +458,8 @@ def _rows(
 
     photos = len(benchmark.queries) + len(benchmark.database)
     tables = {str(path): global_scores(benchmark, path) for path in descriptors}
-    with _stoppable():
-        with counting(console, "extracting", photos) as advance:
+    with stoppable():
+        with progress_bar(console, "extracting", photos) as advance:
             queries, database = describe_locally(
                 benchmark,
                 extractor,
@@ -468,7 +468,7 @@ def _rows(
                 on_progress=advance,
                 on_note=note,
             )
-        with counting(console, "indexing and searching", photos) as advance:
+        with progress_bar(console, "indexing and searching", photos) as advance:
             index, table = search_asmk(
                 queries, database, words, folder / f"index-{words.fingerprint[:12]}", advance
             )
@@ -478,7 +478,7 @@ def _rows(
         for path in models:
             network = load_model(path, device)
             kept = folder / f"model-{network.fingerprint[:12]}"
-            with counting(console, f"describing with {path}", photos) as advance:
+            with progress_bar(console, f"describing with {path}", photos) as advance:
                 describe_globally(
                     benchmark,
                     network,
@@ -491,7 +491,7 @@ def _rows(
         if not verify:
             return [LocalRow(name, table, {}) for name, table in tables.items()]
         pairs = {pair for table in tables.values() for pair in first_pairs(table)}
-        with counting(console, "verifying", len(pairs)) as advance:
+        with progress_bar(console, "verifying", len(pairs)) as advance:
             processes = Machine.detect("cpu").cores if workers is None else workers
             verified = verify_pairs(queries, database, pairs, processes, advance)
     return [
@@ -525,7 +525,7 @@ def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: 
     truth, asked, among = benchmark.truth, benchmark.queries.paths, benchmark.database.paths
     make: Any = revisited_result if isinstance(truth, GroundTruth) else oxford_result
     others, shown = rows[:-2], rows[-2:]  # the last search, and how verification changed it
-    with counting(console, "making the report", 0) as advance:
+    with progress_bar(console, "making the report", 0) as advance:
         write_report(
             path,
             f"{benchmark.name}: local descriptors",
@@ -553,15 +553,6 @@ def _extractor(delf: Path | None, count: int | None, device: str) -> "Extractor"
 
     settings = DelfSettings() if count is None else DelfSettings(count=count)
     return DelfExtractor(delf, settings, device)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("listwise: stopped; go on with the same command", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`listwise`: the commands put together, and errors turned into one line."""
 
 import os
+import re
 import sys
 import warnings
 from typing import Annotated, Any
@@ -69,7 +70,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line; a mistake of the user is one line on stderr and exit code 2."""
     if not sys.warnoptions:
         # What libraries warn their callers of tells a person at the terminal nothing.
         warnings.simplefilter("ignore")
@@ -81,7 +82,10 @@ def main() -> None:
         command = error.ctx.command_path if error.ctx else "listwise"
         _leave(f"{error.format_message().rstrip('.')}; see {command} --help")
     except InputError as error:
-        _leave(str(error))
+        _leave(_with_flags(str(error), sys.argv[1:]))
+    except typer.Abort:
+        print("listwise: stopped", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:
         # Whoever read the output has enough; nor must the interpreter try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -93,6 +97,27 @@ def main() -> None:
         if torch is None or not isinstance(error, torch.OutOfMemoryError):
             raise
         _leave(str(error))
+
+
+def _with_flags(message: str, words: list[str]) -> str:
+    """The message with each argument in backticks written as the running command takes it.
+
+    `max_side` becomes --max-side, `triplet.pool` becomes --triplet-pool, and `out`, where it has no
+    flag, OUT. What the command does not take stays as it is.
+    """
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    typed = {}
+    for parameter in command.params:
+        flag = max(parameter.opts, key=len)
+        shown = flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
+        typed[parameter.name] = typed[flag.lstrip("-").replace("-", "_")] = shown
+
+    def write(found: re.Match[str]) -> str:
+        return str(typed.get(found[1].replace(".", "_"), found[0]))
+
+    return re.sub(r"`([a-z_.]+)`", write, message)
 
 
 def _leave(reason: str) -> None:

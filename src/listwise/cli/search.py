@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from listwise.cli.extract import say
+from listwise.cli.options import parse_box
+from listwise.cli.output import say
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -128,17 +129,7 @@ def _find(
 def _boxes(written: list[str], photos: int) -> "list[Box | None]":
     if len(written) not in (0, photos):
         raise InputError(f"{len(written)} boxes for {photos} photos: give one for each, or none")
-    return [read_box(text) for text in written] or [None] * photos
-
-
-def read_box(text: str) -> "Box":
-    """A box as it is typed: four numbers with commas."""
-    from listwise.cli.extract import numbers
-
-    edges = numbers("--box", text)
-    if len(edges) != 4:
-        raise InputError(f"--box takes four numbers x0,y0,x1,y1, not {text!r}")
-    return edges[0], edges[1], edges[2], edges[3]
+    return [parse_box(text) for text in written] or [None] * photos
 
 
 def _print(console: "object", hits: "list[Hit]") -> None:

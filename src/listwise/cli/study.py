@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from listwise.cli.bars import counting
-from listwise.cli.extract import numbers, say, warn_of_unreadable
+from listwise.cli.bars import progress_bar
+from listwise.cli.options import parse_numbers
+from listwise.cli.output import say, warn_of_unreadable
 from listwise.cli.settings import given_settings, with_setting_flags
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _run(
         raise InputError("a study runs in one process: start it without torchrun")
     if benchmark is None and (dim is not None or max_side is not None):
         raise InputError("--dim and --max-side are for a --benchmark")
-    tried = numbers("--rates", rates) if rates else ()
+    tried = parse_numbers(rates, "rates") if rates else ()
     given = merge(read_settings(config) if config else {}, given)
 
     from listwise.cli.run import show_plan
@@ -350,7 +351,7 @@ def poolings(
     from listwise.studies.poolings import compare_poolings, poolings_table, write_poolings
 
     photos = len(judged.queries) + len(judged.database) + len(others)
-    with counting(console, "describing", photos) as advance:
+    with progress_bar(console, "describing", photos) as advance:
         rows = compare_poolings(
             judged,
             others,

@@ -60,7 +60,7 @@ def whiten(
 
     from rich.console import Console
 
-    from listwise.cli.extract import say
+    from listwise.cli.output import say
     from listwise.errors import InputError
 
     console = Console(stderr=json, highlight=False)
@@ -119,7 +119,8 @@ def _learn(
     """Learn from a descriptor file, or from photos by way of one that is removed afterwards."""
     from dataclasses import replace
 
-    from listwise.cli.extract import extract_with_bar, warn_of_unreadable
+    from listwise.cli.extract import extract_with_bar
+    from listwise.cli.output import warn_of_unreadable
     from listwise.data import Images, LabelledImages
     from listwise.data.catalog import labelled_of, photos_of
     from listwise.descriptors import DescriptorFile, Model, Whitening

@@ -1,0 +1,114 @@
+"""Options and arguments that several commands share, each declared once."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from listwise.errors import InputError
+
+# What a command reads.
+ModelFolder = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model folder, such as runs/photos/model.")
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="PHOTOS",
+        help="A folder, a .csv or .parquet table with a path column, a .txt list, or the name of a "
+        "data set.",
+    ),
+]
+IndexPlace = Annotated[
+    str,
+    typer.Argument(
+        metavar="INDEX", help="An index: a folder, milvus://host:port/name, or a .db file."
+    ),
+]
+IndexModel = Annotated[
+    Path | None,
+    typer.Option(help="The model folder of the index. [dim]default: where it was[/dim]"),
+]
+Data = Annotated[
+    Path | None, typer.Option(help="Folder that holds the data sets. [dim]default: data[/dim]")
+]
+Split = Annotated[
+    str | None, typer.Option(help="Use only this split of a labelled table, such as test.")
+]
+
+# How photos are described.
+MaxSide = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Reduce photos to this long side, in pixels. [dim]default: original size[/dim]"
+    ),
+]
+Scales = Annotated[
+    str, typer.Option(help="Sizes at which each photo is described, separated by commas.")
+]
+Power = Annotated[
+    float, typer.Option(help="Power of the generalized mean over the descriptors of the scales.")
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="float32|bfloat16",
+        help="Precision of the network. [dim]default: bfloat16 on a GPU that supports it[/dim]",
+    ),
+]
+Dim = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Dimensions to keep after whitening. [dim]default: all that vary[/dim]"
+    ),
+]
+
+# How a command runs.
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto uses a GPU if present.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes that decode photos. [dim]default: from the cores[/dim]"),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Stop at the first photo that cannot be read.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
+
+# What a command prints and writes.
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Report = Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")]
+
+
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+    """Parse numbers separated by commas; `option` is the name that an error shows."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"`{option}` takes numbers separated by commas, not {text!r}") from None
+
+
+def parse_integers(text: str, option: str) -> tuple[int, ...]:
+    """Parse whole numbers separated by commas; `option` is the name that an error shows."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"`{option}` takes whole numbers separated by commas, not {text!r}"
+        ) from None
+
+
+def parse_box(text: str) -> tuple[float, float, float, float]:
+    """Parse a box x0,y0,x1,y1 in pixels."""
+    edges = parse_numbers(text, "box")
+    if len(edges) != 4:
+        raise InputError(f"`box` takes four numbers x0,y0,x1,y1, not {text!r}")
+    return edges[0], edges[1], edges[2], edges[3]
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Parse a size such as 500MB or 2GB; `option` is the name that an error shows."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise InputError(f"`{option}` takes a size such as 500MB or 2GB, not {text!r}")
+    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))

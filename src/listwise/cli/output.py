@@ -1,0 +1,82 @@
+"""What commands print: messages for a person, JSON for a program, and how they stop."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RESUME = "run the same command again to resume"
+
+
+def open_console(json: bool = False) -> "Console":
+    """The console for messages and progress bars: stderr if stdout carries JSON."""
+    from rich.console import Console
+
+    return Console(stderr=json, highlight=False)
+
+
+def say(console: "Console", text: str, style: str = "none") -> None:
+    """Print a line as it is: names of files are not markup."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(console: "Console", text: str) -> None:
+    """Print something that the user should know; `partial(note, console)` is an `on_note`."""
+    say(console, f"note: {text}", "yellow")
+
+
+def warn_of_unreadable(console: "Console", errors: Sequence[str]) -> None:
+    """Name the photos that were left out, at most five of them."""
+    if errors:
+        count = "1 photo is" if len(errors) == 1 else f"{len(errors)} photos are"
+        more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+        say(console, f"{count} unreadable and left out: {'; '.join(errors[:5])}{more}", "yellow")
+
+
+def print_json(result: Any) -> None:
+    """Print a result as one line of JSON; what is not finite becomes null.
+
+    Takes dataclasses, pydantic models, NumPy values, paths, and mappings and sequences of them.
+    """
+    import json
+
+    typer.echo(json.dumps(_plain(result)))
+
+
+def _plain(value: Any) -> Any:
+    import dataclasses
+    import math
+
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif hasattr(value, "model_dump"):
+        value = value.model_dump()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+@contextmanager
+def stoppable(resume: str = RESUME) -> Iterator[None]:
+    """End the command with one line and exit code 130 at Ctrl-C.
+
+    Args:
+        resume: what to do to resume; empty where nothing was kept.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = f"; {resume}" if resume else ""
+        print(f"listwise: stopped{hint}", file=sys.stderr)
+        raise typer.Exit(130) from None
