@@ -16,15 +16,15 @@ from PIL import Image, ImageDraw
 
 CLASSES = 8
 PHOTOS = 6
-OF_ONE_SERVER = ("tests/search/test_index_contract.py", "tests/search/test_milvus.py")
+OF_ONE_SERVER = ("tests/search/test_store_contract.py", "tests/search/test_milvus.py")
 
 # For the tests that start many processes: forked from one that has imported what takes long. There
 # is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.
 multiprocessing.set_forkserver_preload(
     [
         "listwise.local.asmk_index",
-        "listwise.search.embedded",
-        "listwise.search.milvus.index",
+        "listwise.search.folder.store",
+        "listwise.search.milvus.store",
         "hypothesis",
         "pytest",
     ]

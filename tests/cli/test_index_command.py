@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from listwise.models import RetrievalNet
-from listwise.search import open_index
+from listwise.search import open_store
 
 BUILD = ("--model", "model", "--workers", 0, "--device", "cpu")
 
@@ -61,7 +61,7 @@ def test_build_add_remove_info(shop, tmp_path):
     code, _, err = shop("index", "remove", "shop", "nowhere.jpg")
     assert code == 2
     assert "shop has no photo nowhere.jpg" in err
-    with open_index("shop") as index:
+    with open_store("shop") as index:
         assert not any(entry.id.startswith("class3/") for entry in index)
 
 

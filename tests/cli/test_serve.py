@@ -7,8 +7,8 @@ import torch
 
 from listwise.descriptors import Model
 from listwise.models import RetrievalNet
+from listwise.search.engines import create_store
 from listwise.search.filling import header_of
-from listwise.search.index import create_index
 
 
 def make_model(folder, seed):
@@ -21,7 +21,7 @@ def make_model(folder, seed):
 @pytest.fixture
 def index(tmp_path):
     model = make_model(tmp_path / "model", 0)
-    create_index(tmp_path / "index", header_of(model, tmp_path / "model")).close()
+    create_store(tmp_path / "index", header_of(model, tmp_path / "model")).close()
     return tmp_path / "index"
 
 

@@ -10,7 +10,7 @@ from test_features import textured
 
 from listwise.data import ImageError
 from listwise.local.rerank import MINIMUM, Reranker, rerank_by_inliers
-from listwise.search.index import Entry
+from listwise.search.entries import Entry
 
 
 @given(counts=st.lists(st.integers(0, 40), max_size=30), rest=st.integers(0, 5))

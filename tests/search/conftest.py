@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from index_examples import *  # noqa: F403
 from milvus_server import find_program, running
 
 Places = Callable[[], str]

@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from listwise.search import compressed, embedded, exact_search, search_cache, tuning
-from listwise.search.compressed import CompressedSearch, compressed_memory, trained_index
-from listwise.search.embedded import EmbeddedIndex
-from listwise.search.index import (
-    Entry,
-    IndexHeader,
-    NewEntries,
-    SearchIntent,
-    create_index,
-    entry_key,
-    open_index,
-)
-from listwise.search.lance_table import Rows
-from listwise.search.tuning import Truth
+from listwise.search import exact_search
+from listwise.search.engines import create_store, open_store
+from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.folder import compressed, search_cache, tuning
+from listwise.search.folder import store as folder_store
+from listwise.search.folder.compressed import CompressedSearch, compressed_memory, trained_index
+from listwise.search.folder.store import FolderStore
+from listwise.search.folder.table import Rows
+from listwise.search.folder.tuning import Truth
+from listwise.search.store import IndexHeader, SearchIntent
 
 DIM = 64
 LITTLE = SearchIntent(memory=300_000)  # bytes: less than the descriptors take
@@ -56,7 +52,7 @@ def rows() -> np.ndarray:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> Path:
     folder = tmp_path_factory.mktemp("made") / "index"
-    with create_index(folder, header()) as index:
+    with create_store(folder, header()) as index:
         index.put(entries(0, rows))
         index.tune(LITTLE)
     return folder
@@ -75,7 +71,7 @@ def header() -> IndexHeader:
 def test_recall_is_what_was_measured(tmp_path: Path, rows: np.ndarray) -> None:
     queries = clustered(np.random.default_rng(1), 200)
     notes: list[str] = []
-    with create_index(tmp_path / "index", header()) as index:
+    with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows))
         for wanted in (None, 0.99):
             intent = SearchIntent(memory=300_000, recall=wanted)
@@ -105,11 +101,11 @@ def test_changes_are_searched_at_once_and_after_opening(
     def never(*arguments: object) -> None:
         raise AssertionError("the lists were made anew")
 
-    monkeypatch.setattr(embedded, "trained_index", never)
-    reader = open_index(folder)
+    monkeypatch.setattr(folder_store, "trained_index", never)
+    reader = open_store(folder)
     queries = clustered(np.random.default_rng(2), 30)
     nearest = reader.search(queries[:1], 1)[1][0, 0]
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         index.search(queries, 1)
         index.put(entries(len(rows), queries[:20]))  # new
         index.put(entries(3, -rows[3:4]))  # changed
@@ -117,11 +113,11 @@ def test_changes_are_searched_at_once_and_after_opening(
         check_changed(index, rows, queries, int(nearest))
     reader.refresh()
     check_changed(reader, rows, queries, int(nearest))
-    check_changed(open_index(folder), rows, queries, int(nearest))
+    check_changed(open_store(folder), rows, queries, int(nearest))
 
 
 def check_changed(index: object, rows: np.ndarray, queries: np.ndarray, gone: int) -> None:
-    assert isinstance(index, EmbeddedIndex)
+    assert isinstance(index, FolderStore)
     assert isinstance(index._searched().search, CompressedSearch)
     scores, found = index.search(queries[:20], 10)
     assert found[:, 0].tolist() == [entry_key(f"n{len(rows) + i}") for i in range(20)]
@@ -133,10 +129,10 @@ def check_changed(index: object, rows: np.ndarray, queries: np.ndarray, gone: in
 
 
 def test_an_entry_removed_elsewhere_is_not_found_even_before_a_refresh(folder: Path) -> None:
-    reader = open_index(folder)
+    reader = open_store(folder)
     query = clustered(np.random.default_rng(5), 1)
     first = int(reader.search(query, 1)[1][0, 0])
-    open_index(folder).remove([first])
+    open_store(folder).remove([first])
     assert first not in reader.search(query, 10)[1]
 
 
@@ -160,7 +156,7 @@ def test_a_damaged_cache_is_made_anew(
     else:
         (folder / "search.json").write_text("{]")
     queries = clustered(np.random.default_rng(2), 50)
-    with caplog.at_level(logging.WARNING), open_index(folder) as index:
+    with caplog.at_level(logging.WARNING), open_store(folder) as index:
         assert recall(index.search(queries, 10)[1], rows, queries, 10) > 0.9
     if damage == "state":  # nothing is known of an intent then, and exact search will do
         assert not caplog.records
@@ -169,7 +165,7 @@ def test_a_damaged_cache_is_made_anew(
         assert index.info()["intent"] == LITTLE.model_dump()
         assert len(list(folder.glob("search-*"))) == 2
         caplog.clear()
-        open_index(folder).search(queries, 10)
+        open_store(folder).search(queries, 10)
         assert not caplog.records
 
 
@@ -183,7 +179,7 @@ def test_a_full_disk_is_a_warning(
         raise RuntimeError("write error: No space left on device")
 
     monkeypatch.setattr(search_cache.faiss, "write_index", full)
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         assert index.tune(SearchIntent(memory=250_000)).recall > 0.9
         assert index.search(rows[:1], 1)[1].tolist() == [[entry_key("n0")]]
     assert "how to search is not remembered" in caplog.text
@@ -192,13 +188,13 @@ def test_a_full_disk_is_a_warning(
 def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / "search.json").read_text()
     with monkeypatch.context() as patch:
-        patch.setattr(embedded, "set_probes", None)  # nothing is measured again
-        with open_index(folder) as index:
+        patch.setattr(folder_store, "set_probes", None)  # nothing is measured again
+        with open_store(folder) as index:
             tuned = index.tune(LITTLE)
     assert (folder / "search.json").read_text() == before
     assert json.loads(before)["tuned"]["method"] == tuned.method
     # Another intent is another choice.
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         assert index.tune(SearchIntent()).method == "exact"
         assert index.info()["method"] == "exact"
     assert not list(folder.glob("search-*"))
@@ -206,17 +202,17 @@ def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_many_changes_are_saved(folder: Path, rows: np.ndarray) -> None:
     more = clustered(np.random.default_rng(4), 1500)
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         index.put(entries(len(rows), more))
     [before] = folder.glob("search-*.faiss")
     size = before.stat().st_size
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         index.search(more[:1], 1)
     [after] = folder.glob("search-*.faiss")
     assert after != before
     assert after.stat().st_size > 1.5 * size
     queries = clustered(np.random.default_rng(2), 50)
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         every = np.concatenate([rows, more])
         assert recall(index.search(queries, 10)[1], every, queries, 10) > 0.9
 
@@ -225,10 +221,10 @@ def test_a_search_does_not_wait_for_a_writer(
     folder: Path, rows: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     more = clustered(np.random.default_rng(4), 1500)
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         index.put(entries(len(rows), more))
     before = (folder / "search.json").read_text()
-    with FileLock(folder / "lock"), open_index(folder) as index:
+    with FileLock(folder / "lock"), open_store(folder) as index:
         assert index.search(more[:1], 1)[1].tolist() == [[entry_key(f"n{len(rows)}")]]
     assert (folder / "search.json").read_text() == before  # saving is left to another time
     assert not caplog.records
@@ -240,7 +236,7 @@ def test_an_index_outgrows_exact_search(
     monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: entries / 10)
     monkeypatch.setattr(tuning, "_EXACT_MILLISECONDS", 100)
     notes: list[str] = []
-    with create_index(tmp_path / "index", header()) as index:
+    with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows[:900]))
         assert index.tune(SearchIntent(), notes.append).method == "exact"
         index.put(entries(900, rows[900:1400]))  # not twice what is fast: it stays
@@ -257,10 +253,10 @@ def test_it_changes_by_itself_when_opened(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with create_index(tmp_path / "index", header()) as index:
+    with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows))
     monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: 1e6)
-    with open_index(tmp_path / "index") as index:
+    with open_store(tmp_path / "index") as index:
         index.search(rows[:1], 1)
         assert index.info()["method"].startswith("compressed")
     assert "making a compressed one" in caplog.text
@@ -285,7 +281,7 @@ def test_exact_where_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_met_is_said(tmp_path: Path, rows: np.ndarray) -> None:
     notes: list[str] = []
-    with create_index(tmp_path / "index", header()) as index:
+    with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows[:300]))
         index.tune(SearchIntent(memory=100, milliseconds=1e-6, recall=1.0), notes.append)
     assert "bytes of memory instead of 100" in notes[-1]
@@ -294,7 +290,7 @@ def test_what_cannot_be_met_is_said(tmp_path: Path, rows: np.ndarray) -> None:
 
 def test_any_size_can_be_compressed(tmp_path: Path, rows: np.ndarray) -> None:
     for count in (0, 1, 2, 13):
-        with create_index(tmp_path / f"index{count}", header()) as index:
+        with create_store(tmp_path / f"index{count}", header()) as index:
             index.put(entries(0, rows[:count]))
             index.tune(SearchIntent(memory=1))
             _, found = index.search(rows[:3], 20)

@@ -14,9 +14,9 @@ from listwise.data import read_images
 from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.search import add_descriptors, add_photos, create_index, header_of, open_index
+from listwise.search import add_descriptors, add_photos, create_store, header_of, open_store
+from listwise.search.entries import entry_key
 from listwise.search.filling import THUMBNAIL_BYTES, thumbnail, thumbnail_from_photo
-from listwise.search.index import entry_key
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def model(model_folder):
 
 @pytest.fixture
 def index(tmp_path, model, model_folder):
-    with create_index(tmp_path / "index", header_of(model, model_folder)) as index:
+    with create_store(tmp_path / "index", header_of(model, model_folder)) as index:
         yield index
 
 
@@ -253,7 +253,7 @@ def test_an_index_is_whole_again_after_it_is_opened_anew(index, model, photos):
     add(index, model, photos)
     queries = model.describe(read_images(photos / "class4"), workers=0).descriptors
     scores, keys = index.search(queries, 5)
-    with open_index(index.uri) as again:
+    with open_store(index.uri) as again:
         assert again.header == index.header
         found_scores, found_keys = again.search(queries, 5)
     assert np.array_equal(keys, found_keys)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from listwise.search import flat
-from listwise.search.flat import FlatSearch, best
+from listwise.search.folder import flat
+from listwise.search.folder.flat import FlatSearch, best
 
 steps = st.lists(
     st.tuples(st.booleans(), st.sets(st.integers(0, 30), min_size=1, max_size=12)), max_size=12

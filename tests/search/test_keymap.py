@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from listwise.search.keymap import KeyMap
+from listwise.search.folder.keymap import KeyMap
 
 numbers = st.integers(-5, 20)
 changes = st.lists(st.one_of(st.dictionaries(numbers, st.integers()), st.sets(numbers)), max_size=8)

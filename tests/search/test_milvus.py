@@ -12,20 +12,14 @@ import numpy as np
 import pytest
 
 from listwise.errors import InputError
-from listwise.search import exact_search, milvus
-from listwise.search.index import (
-    Entry,
-    IndexHeader,
-    NewEntries,
-    SearchIntent,
-    create_index,
-    entry_key,
-    index_exists,
-    open_index,
-)
+from listwise.search import exact_search
+from listwise.search.engines import create_store, open_store, store_exists
+from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.milvus import store as milvus_store
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import MESSAGE, THUMBNAIL_BYTES, messages
 from listwise.search.milvus.tuning import EXACT, fast
+from listwise.search.store import IndexHeader, SearchIntent
 
 pytest.importorskip("milvus_lite")
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=8)
@@ -120,7 +114,7 @@ def test_places():
 )
 def test_places_that_are_none_are_refused(uri):
     with pytest.raises(InputError, match="write milvus://host:port/name") as caught:
-        open_index(uri)
+        open_store(uri)
     assert "secret" not in str(caught.value)
 
 
@@ -135,7 +129,7 @@ def test_places_that_are_none_are_refused(uri):
 def test_without_pymilvus_one_line_says_what_to_install(uri, module, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=r"pip install 'listwise\[milvus\]'") as caught:
-        create_index(uri.format(folder=tmp_path), HEADER)
+        create_store(uri.format(folder=tmp_path), HEADER)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -145,7 +139,7 @@ def test_a_server_that_is_not_there_is_one_line(capfd):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = time.monotonic()
-    for function in (open_index, index_exists):
+    for function in (open_store, store_exists):
         with pytest.raises(InputError, match=f"no Milvus server answers at 127.0.0.1:{port}") as e:
             function(f"milvus://127.0.0.1:{port}/a")
         assert "\n" not in str(e.value)
@@ -160,40 +154,40 @@ def test_a_server_that_never_answers_is_one_line(capfd):
         port = silent.getsockname()[1]
         start = time.monotonic()
         with pytest.raises(InputError, match=f"no Milvus server answers at 127.0.0.1:{port}"):
-            open_index(f"milvus://127.0.0.1:{port}/a")
+            open_store(f"milvus://127.0.0.1:{port}/a")
         assert time.monotonic() - start < 10
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_file_may_be_named_as_a_shell_completes_it(lite_places):
     place = lite_places()
-    create_index(place, HEADER).close()
+    create_store(place, HEADER).close()
     assert Path(place).is_dir()
-    with open_index(f"{place}/") as index:
+    with open_store(f"{place}/") as index:
         assert len(index) == 0
 
 
 def test_files_that_are_not_of_milvus_lite(tmp_path):
     (tmp_path / "text.db").write_text("not a folder")
-    assert not index_exists(str(tmp_path / "text.db"))
+    assert not store_exists(str(tmp_path / "text.db"))
     with pytest.raises(InputError, match="not a folder of milvus-lite"):
-        create_index(tmp_path / "text.db", HEADER)
+        create_store(tmp_path / "text.db", HEADER)
     with pytest.raises(InputError, match="there is no folder"):
-        create_index(tmp_path / "missing" / "a.db", HEADER)
-    assert not index_exists(str(tmp_path / "none.db"))
+        create_store(tmp_path / "missing" / "a.db", HEADER)
+    assert not store_exists(str(tmp_path / "none.db"))
     assert not (tmp_path / "none.db").exists()
 
 
 def say_what_opening_gives(place, answers):
     try:
-        answers.put(len(open_index(place)))
+        answers.put(len(open_store(place)))
     except InputError as error:
         answers.put(str(error))
 
 
 def test_a_file_in_use_by_another_process_is_one_line(lite_places):
     place, answers = lite_places(), PROCESSES.SimpleQueue()
-    with create_index(place, HEADER):
+    with create_store(place, HEADER):
         run(say_what_opening_gives, place, answers)
         assert answers.get() == (
             f"{place} cannot be opened: is it open in another process, or not milvus-lite's?"
@@ -203,7 +197,7 @@ def test_a_file_in_use_by_another_process_is_one_line(lite_places):
 
 
 def test_a_failed_call_is_one_line(new_place, capfd):
-    with create_index(new_place(), HEADER) as index:
+    with create_store(new_place(), HEADER) as index:
         index._connection.call("drop_collection")
         with pytest.raises(InputError, match=r"failed: ") as caught:
             len(index)
@@ -219,31 +213,31 @@ def test_a_collection_of_another_program_is_left_alone(server_places):
     place = parse_place(uri)
     client = MilvusClient(place.address, timeout=5, dedicated=True)
     client.create_collection(place.collection, dimension=4)
-    assert not index_exists(uri)
+    assert not store_exists(uri)
     with pytest.raises(InputError, match="another program's collection"):
-        create_index(uri, HEADER)
+        create_store(uri, HEADER)
     assert client.has_collection(place.collection)
     client.close()
 
 
 def create_and_die(place, moment):
     die_before(moment)
-    create_index(place, HEADER.model_copy(update={"dim": 5}))
+    create_store(place, HEADER.model_copy(update={"dim": 5}))
 
 
 @pytest.mark.parametrize("moment", ["create_index", "alter_collection_properties"])
 def test_a_kill_while_an_index_is_made_leaves_none(moment, new_place):
     place = new_place()
     assert run(create_and_die, place, moment) == -signal.SIGKILL
-    assert not index_exists(place)
-    with create_index(place, HEADER) as index:
+    assert not store_exists(place)
+    with create_store(place, HEADER) as index:
         assert index.header == HEADER
         fill(index, clustered(10, 8)[0])
         assert len(index) == 10
 
 
 def put_and_remove(place, ready):
-    with open_index(place) as index:
+    with open_store(place) as index:
         ready.put(True)
         while True:
             for start in range(0, 400, 40):
@@ -253,7 +247,7 @@ def put_and_remove(place, ready):
 
 def test_kills_while_entries_are_put_and_removed_leave_whole_entries(new_place):
     place = new_place()
-    create_index(place, HEADER).close()
+    create_store(place, HEADER).close()
     generator = np.random.default_rng(0)
     for _ in range(4):
         ready = PROCESSES.SimpleQueue()
@@ -263,10 +257,10 @@ def test_kills_while_entries_are_put_and_removed_leave_whole_entries(new_place):
         time.sleep(generator.uniform(0.05, 1.5))
         process.kill()
         process.join()
-        with open_index(place) as index:
+        with open_store(place) as index:
             numbers = check_whole(index)
     # The next run goes on.
-    with open_index(place) as index:
+    with open_store(place) as index:
         for start in range(0, 400, 40):
             index.put(some(start))
         assert check_whole(index) == list(range(400))
@@ -289,7 +283,7 @@ def check_whole(index):
 
 
 def tune_and_die(place):
-    index = open_index(place)
+    index = open_store(place)
     die_before("create_index")
     index.tune(SearchIntent(milliseconds=1e-6))
 
@@ -297,17 +291,17 @@ def tune_and_die(place):
 def test_a_kill_between_two_methods_of_search_is_mended(server_places):
     place = server_places()
     rows, queries = clustered(200, 8)
-    with create_index(place, HEADER) as index:
+    with create_store(place, HEADER) as index:
         keys = fill(index, rows)
     assert run(tune_and_die, place) == -signal.SIGKILL
-    with open_index(place) as index:
-        assert index.info()["search"].startswith("HNSW")
+    with open_store(place) as index:
+        assert index.info()["method"].startswith("HNSW")
         assert recall(index, queries, rows, keys) >= 0.99
 
 
 def test_texts_that_milvus_cannot_hold_are_refused(lite_places):
     rows = np.eye(1, 8, dtype=np.float32)
-    with create_index(lite_places(), HEADER) as index:
+    with create_store(lite_places(), HEADER) as index:
         most = os.urandom(THUMBNAIL_BYTES)
         index.put(NewEntries([Entry("a", "", 1, 1)], rows, [most]))
         assert index.thumbnail(Entry("a", "", 1, 1).key) == most
@@ -332,8 +326,8 @@ def test_messages_stay_below_their_limit():
 
 
 def test_entries_are_walked_through_where_a_window_holds_too_many(lite_places, monkeypatch):
-    monkeypatch.setattr(milvus, "_MOST", 100)
-    with create_index(lite_places(), HEADER) as index:
+    monkeypatch.setattr(milvus_store, "_MOST", 100)
+    with create_store(lite_places(), HEADER) as index:
         keys = fill(index, clustered(1000, 8)[0])
         assert sorted(entry.key for entry in index) == sorted(keys.tolist())
         assert [entry.key for entry in index.page(400, 3)] == sorted(keys.tolist())[400:403]
@@ -341,7 +335,7 @@ def test_entries_are_walked_through_where_a_window_holds_too_many(lite_places, m
 
 def test_milvus_gives_no_more_results_than_it_can(lite_places):
     with (
-        create_index(lite_places(), HEADER) as index,
+        create_store(lite_places(), HEADER) as index,
         pytest.raises(InputError, match="between 1 and 16384"),
     ):
         index.search(np.eye(1, 8), 16385)
@@ -379,7 +373,7 @@ def test_searching_harder_ends_with_all_that_there_is():
 
 
 def test_milvus_lite_stays_exact(lite_places):
-    with create_index(lite_places(), HEADER) as index:
+    with create_store(lite_places(), HEADER) as index:
         rows, queries = clustered(300, 8)
         keys = fill(index, rows)
         tuned = index.tune(SearchIntent(milliseconds=1e-6, memory=1))
@@ -392,7 +386,7 @@ def test_milvus_lite_stays_exact(lite_places):
 def test_a_server_searches_as_it_is_asked_to(server_places):
     place, dim = server_places(), 32
     rows, queries = clustered(3000, dim)
-    with create_index(place, HEADER.model_copy(update={"dim": dim})) as index:
+    with create_store(place, HEADER.model_copy(update={"dim": dim})) as index:
         keys = fill(index, rows)
         cases = [
             (SearchIntent(), "exact", 1),
@@ -418,9 +412,9 @@ def test_a_server_searches_as_it_is_asked_to(server_places):
             assert new.key in index.search(rows[:1], 20)[1]
             index.remove([new.key])
             assert new.key not in index.search(rows[:1], 20)[1]
-            with open_index(place) as again:
+            with open_store(place) as again:
                 info = again.info()
-                assert info["search"] == tuned.method
+                assert info["method"] == tuned.method
                 assert info["recall"] == tuned.recall
                 assert SearchIntent(**info["intent"]) == intent
 
@@ -431,7 +425,7 @@ def test_fifty_thousand_descriptors_are_searched_as_by_exact_search(new_place):
     # A file takes minutes for as many as a server takes in seconds.
     count = 50_000 if place.startswith("milvus://") else 10_000
     rows, queries = clustered(count, 2048)
-    with create_index(place, HEADER.model_copy(update={"dim": 2048})) as index:
+    with create_store(place, HEADER.model_copy(update={"dim": 2048})) as index:
         entries = [Entry(f"photo {number}", f"/{number}", 1, 1) for number in range(len(rows))]
         for start in range(0, len(rows), 10_000):
             part = slice(start, start + 10_000)
@@ -439,5 +433,5 @@ def test_fifty_thousand_descriptors_are_searched_as_by_exact_search(new_place):
         keys = np.array([entry.key for entry in entries])
         assert len(index) == count
         assert recall(index, queries, rows, keys) >= 0.99
-    with open_index(place) as index:
+    with open_store(place) as index:
         assert recall(index, queries, rows, keys) >= 0.99

@@ -10,9 +10,7 @@ import threading
 import time
 
 import httpx
-import numpy as np
 import uvicorn
-from PIL import Image
 
 from listwise.serving.app import create_app
 
@@ -76,13 +74,3 @@ def wait_for(condition, seconds=20):
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.005)
-
-
-def texture(seed, size=(240, 180)):
-    """A photo of blobs that geometry can be verified on."""
-    generator = np.random.default_rng(seed)
-    total = np.zeros((size[1], size[0], 3))
-    for cells in (12, 40):
-        small = generator.integers(0, 255, (cells, cells, 3), dtype=np.uint8)
-        total += np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC))
-    return Image.fromarray((total / 2).astype(np.uint8))

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from index_examples import texture
 from PIL import Image
-from serving_examples import TOKEN, texture, wait_for
+from serving_examples import TOKEN, wait_for
 
 from listwise.data import Images, load_image
 from listwise.errors import InputError
+from listwise.search.engines import open_store
+from listwise.search.entries import entry_key
 from listwise.search.filling import add_photos
-from listwise.search.index import entry_key, open_index
-from listwise.search.searcher import Searcher
+from listwise.search.index import Index
 from listwise.serving.settings import Limits
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -62,7 +64,7 @@ def numbers(client):
     return {name: float(value) for name, value in re.findall(r"^(\w\S*) (\S+)$", text, re.M)}
 
 
-class Gated(Searcher):
+class Gated(Index):
     """Describes nothing while its gate is closed, and counts what it describes at once."""
 
     def __init__(self, searcher):
@@ -224,8 +226,8 @@ def test_a_bad_field_is_named(server, photos, fields, says):
 
 @pytest.fixture(scope="module")
 def module_searcher(filled, model):
-    with open_index(filled) as index:
-        yield Searcher(index, model)
+    with open_store(filled) as index:
+        yield Index(index, model)
 
 
 @pytest.fixture(scope="module")
@@ -700,7 +702,7 @@ def test_what_another_process_writes_is_found(searcher, serve, folder, model, tm
     client = serve(searcher)
     texture(1).save(tmp_path / "new.png")
     assert client.post("/api/search", **upload(texture(1))).status_code == 200
-    with open_index(folder) as other:
+    with open_store(folder) as other:
         images = Images((str(tmp_path / "new.png"),), ("new",), None)
         add_photos(other, model, images, workers=0)
 
@@ -708,7 +710,7 @@ def test_what_another_process_writes_is_found(searcher, serve, folder, model, tm
         return client.post("/api/search", **upload(texture(1), k="1")).json()["results"][0]["id"]
 
     wait_for(lambda: first() == "new", 5)
-    with open_index(folder) as other:
+    with open_store(folder) as other:
         other.remove([entry_key("new")])
     wait_for(lambda: first() != "new", 5)
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
-from listwise.search import Entry, IndexHeader, NewEntries, create_index, exact_search, open_index
-from listwise.search.index import SearchIntent
+from listwise.search import Entry, IndexHeader, NewEntries, create_store, exact_search, open_store
+from listwise.search.store import SearchIntent
 
 SIZES = (100_000, 1_000_000)
 K = 10
@@ -105,7 +105,7 @@ def write_index(folder: Path) -> None:
         dim=database.shape[1],
         settings=ExtractSettings(),
     )
-    with create_index(folder / "index", header) as index:
+    with create_store(folder / "index", header) as index:
         for start in range(0, len(database), ROWS):
             rows = np.array(database[start : start + ROWS])
             entries = [Entry(str(start + i), "", 0, 0) for i in range(len(rows))]
@@ -124,13 +124,13 @@ def faiss_flat(folder: Path) -> tuple[Ask, str]:
 
 def listwise_index(folder: Path, intent: SearchIntent) -> tuple[Ask, str]:
     """Our index, tuned for an intent beforehand; what is measured opens it anew."""
-    from listwise.search.index import entry_key
+    from listwise.search.entries import entry_key
 
     count = len(np.load(folder / "database.npy", mmap_mode="r"))
     places = {entry_key(str(i)): i for i in range(count)}
-    with open_index(folder / "index") as index:
+    with open_store(folder / "index") as index:
         tuned = index.tune(intent)
-    opened = open_index(folder / "index")
+    opened = open_store(folder / "index")
 
     def ask(queries: Vectors) -> NDArray[np.int64]:
         _, keys = opened.search(queries, K)
@@ -154,7 +154,7 @@ def lancedb_index(folder: Path) -> tuple[Ask, str]:
     """LanceDB's own search in the table of our index, with its usual IVF-PQ index."""
     import lancedb
 
-    from listwise.search.index import entry_key
+    from listwise.search.entries import entry_key
 
     table = lancedb.connect(folder / "index").open_table("entries")
     table.create_index(metric="dot", vector_column_name="descriptor", replace=True)
@@ -286,7 +286,7 @@ def run_server(
             uploads.append(file.getvalue())
         RetrievalNet("tf_efficientnet_lite0", weights="random").save(place / "model")
         model = load_model(place / "model")
-        with create_index(place / "index", header_of(model, place / "model")) as index:
+        with create_store(place / "index", header_of(model, place / "model")) as index:
             add_photos(index, model, read_images(place / "photos"))
         port = _free_port()
         command = [sys.executable, "-m", "listwise", "serve", str(place / "index")]

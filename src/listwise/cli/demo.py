@@ -131,17 +131,17 @@ def _index(folder: Path, model: Path, device: str, benchmark: "Benchmark") -> No
     """Make an index of the benchmark's photos, in place of an earlier demo's."""
     from listwise.descriptors import load_model
     from listwise.errors import InputError
-    from listwise.search import add_photos, create_index, header_of, open_index
-    from listwise.search.index import index_exists
+    from listwise.search import add_photos, create_store, header_of, open_store
+    from listwise.search.engines import store_exists
 
-    if index_exists(str(folder)):
-        with open_index(folder) as index:
+    if store_exists(str(folder)):
+        with open_store(folder) as index:
             made_of = index.header.model_folder
         if made_of != str(model.absolute()):
             raise InputError(f"{folder} is an index of another model: give another --folder")
         shutil.rmtree(folder)
     network = load_model(model, device)
-    with create_index(folder, header_of(network, model)) as index:
+    with create_store(folder, header_of(network, model)) as index:
         add_photos(index, network, benchmark.database)
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from listwise.data import Images
     from listwise.descriptors import Model
-    from listwise.search import Index
+    from listwise.search import Store
     from listwise.search.filling import Added
-    from listwise.search.index import IndexHeader, SearchIntent
+    from listwise.search.store import IndexHeader, SearchIntent
 
 app = typer.Typer(help="Make an index of photos, add to it, remove from it.", no_args_is_help=True)
 
@@ -111,9 +111,9 @@ def build(
     """Make an index of photos, or go on with one."""
     from rich.console import Console
 
-    from listwise.search import create_index, open_index
+    from listwise.search import create_store, open_store
+    from listwise.search.engines import store_exists
     from listwise.search.filling import header_of
-    from listwise.search.index import index_exists
 
     intent = _intent(memory, milliseconds, recall)
     sizes = parse_numbers(scales, "scales")
@@ -124,8 +124,8 @@ def build(
     files = [source for source in found if isinstance(source, Path)]
     if files:
         header = _header_of_files(header, files)
-    if index_exists(index):
-        opened = open_index(index)
+    if store_exists(index):
+        opened = open_store(index)
         say(console, f"note: {index} is there, with {len(opened)} photos: going on", "yellow")
         opened.header.check(header.model, index)
         if opened.header.settings != header.settings:
@@ -134,7 +134,7 @@ def build(
                 "same, or build another index"
             )
     else:
-        opened = create_index(index, header)
+        opened = create_store(index, header)
     with opened:
         added = _fill(console, opened, opened_model, found, root, thumbnails, workers)
         with console.status("choosing how to search"):
@@ -158,11 +158,11 @@ def add(
     """Add photos: new ones and changed ones; what is there already is left alone."""
     from rich.console import Console
 
-    from listwise.search import open_index
+    from listwise.search import open_store
 
     console = Console(stderr=json, highlight=False)
     found = [_source(source) for source in sources]
-    with open_index(index) as opened:
+    with open_store(index) as opened:
         photos = any(not isinstance(source, Path) for source in found)
         network = model_of(console, opened, model, device) if photos else None
         added = _fill(console, opened, network, found, root, thumbnails, workers)
@@ -183,10 +183,10 @@ def remove(
 
     from rich.console import Console
 
-    from listwise.search import open_index
+    from listwise.search import open_store
 
     console = Console(stderr=json, highlight=False)
-    with open_index(index) as opened:
+    with open_store(index) as opened:
         keys = [key for name in names for key in _keys(opened, name)]
         count = opened.remove(keys)
         left = len(opened)
@@ -210,11 +210,11 @@ def tune(
 
     from rich.console import Console
 
-    from listwise.search import open_index
+    from listwise.search import open_store
 
     intent = _intent(memory, milliseconds, recall)
     console = Console(stderr=json, highlight=False)
-    with open_index(index) as opened, console.status("measuring ways to search"):
+    with open_store(index) as opened, console.status("measuring ways to search"):
         tuned = opened.tune(intent, lambda note: say(console, f"note: {note}", "yellow"))
     if json:
         typer.echo(encoder.dumps(asdict(tuned)))
@@ -230,9 +230,9 @@ def info(index: Place, json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from listwise.search import open_index
+    from listwise.search import open_store
 
-    with open_index(index) as opened:
+    with open_store(index) as opened:
         facts = opened.info()
     if json:
         typer.echo(encoder.dumps(facts))
@@ -244,7 +244,7 @@ def info(index: Place, json: Json = False) -> None:
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-def model_of(console: "Console", index: "Index", given: Path | None, device: str) -> "Model":
+def model_of(console: "Console", index: "Store", given: Path | None, device: str) -> "Model":
     """The index's model, from where it was or from where the user says it is."""
     folder = given or Path(index.header.model_folder)
     if given is None and not folder.is_dir():
@@ -290,7 +290,7 @@ def _header_of_files(header: "IndexHeader", paths: list[Path]) -> "IndexHeader":
 
 def _fill(
     console: "Console",
-    index: "Index",
+    index: "Store",
     model: "Model | None",
     sources: "list[Images | Path]",
     root: Path | None,
@@ -330,7 +330,7 @@ def _fill(
 
 
 def _report(
-    console: "Console", index: "Index", added: "Added", json: bool, tuned: Any = None
+    console: "Console", index: "Store", added: "Added", json: bool, tuned: Any = None
 ) -> None:
     import json as encoder
     from dataclasses import asdict
@@ -369,11 +369,11 @@ def _searches(tuned: Any) -> str:
     )
 
 
-def _keys(index: "Index", name: str) -> list[int]:
+def _keys(index: "Store", name: str) -> list[int]:
     """The entries that a user names: by id, or by the photos themselves."""
     from listwise.data.catalog import photos_of
+    from listwise.search.entries import entry_key
     from listwise.search.filling import photo_digest
-    from listwise.search.index import entry_key
 
     if index.get([entry_key(name)]):
         return [entry_key(name)]
@@ -394,7 +394,7 @@ def _keys(index: "Index", name: str) -> list[int]:
 def _intent(memory: str | None, milliseconds: float | None, recall: float | None) -> "SearchIntent":
     from pydantic import ValidationError
 
-    from listwise.search.index import SearchIntent
+    from listwise.search.store import SearchIntent
 
     size = None if memory is None else parse_bytes(memory, "memory")
     try:

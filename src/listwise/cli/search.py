@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from listwise.data.images import Box
-    from listwise.search import Index
-    from listwise.search.searcher import Hit, Searcher
+    from listwise.search import Store
+    from listwise.search.index import Hit, Index
 
 EXAMPLES = """Examples:
 
@@ -67,9 +67,9 @@ def search(
 
     from listwise.cli.index import model_of
     from listwise.data import load_image
-    from listwise.search import open_index
-    from listwise.search.index import entry_key
-    from listwise.search.searcher import Searcher
+    from listwise.search import open_store
+    from listwise.search.entries import entry_key
+    from listwise.search.index import Index
 
     names, examples = photos or [], entry or []
     if not names and not examples:
@@ -79,13 +79,13 @@ def search(
         raise InputError(f"--sheet {sheet}: give a name that ends with .png")
     images = [load_image(name) for name in names]
     console = Console(stderr=json, highlight=False)
-    with open_index(index) as opened:
+    with open_store(index) as opened:
         keys = [entry_key(name) for name in examples]
         known = opened.get(keys)
         for name, key in zip(examples, keys, strict=True):
             if key not in known:
                 raise InputError(f"{index} has no photo {name}: --entry takes an id of the index")
-        searcher = Searcher(opened, model_of(console, opened, model, device))
+        searcher = Index(opened, model_of(console, opened, model, device))
         with console.status("searching"):
             hits = _find(searcher, images, boxes, keys, k, expand, rerank)
         if sheet is not None:
@@ -102,7 +102,7 @@ def search(
 
 
 def _find(
-    searcher: "Searcher",
+    searcher: "Index",
     images: "list[Image]",
     boxes: "list[Box | None]",
     keys: list[int],
@@ -161,7 +161,7 @@ def _print(console: "object", hits: "list[Hit]") -> None:
 
 def _draw(
     sheet: Path,
-    index: "Index",
+    index: "Store",
     images: "list[Image]",
     boxes: "list[Box | None]",
     keys: list[int],

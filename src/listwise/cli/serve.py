@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from listwise.descriptors import Model
-    from listwise.search.index import Index
+    from listwise.search.store import Store
     from listwise.serving.settings import ServeSettings
 
 EXAMPLES = """Examples:
@@ -82,9 +82,9 @@ def serve(
     console = Console(stderr=True, highlight=False)
     with _listening(host, port) as listening:
         with console.status(f"opening {index}"):
-            from listwise.search.index import open_index
+            from listwise.search.engines import open_store
 
-            opened = open_index(index)
+            opened = open_store(index)
         with opened:
             app = _app(console, opened, model_of(console, opened, model, device), settings)
             anywhere = host in ("0.0.0.0", "::")
@@ -96,17 +96,17 @@ def serve(
 
 
 def _app(
-    console: "Console", index: "Index", model: "Model", settings: "ServeSettings"
+    console: "Console", index: "Store", model: "Model", settings: "ServeSettings"
 ) -> "FastAPI":
     with console.status(f"reading {index.uri}"):
         import numpy as np
 
-        from listwise.search.searcher import Searcher
+        from listwise.search.index import Index
         from listwise.serving.app import create_app
 
         # What an engine reads when it first searches is read now.
         index.search(np.zeros((1, index.header.dim), np.float32), 1)
-        return create_app(Searcher(index, model), settings)
+        return create_app(Index(index, model), settings)
 
 
 def _run(app: "FastAPI", listening: "socket.socket", timeout: float) -> None:

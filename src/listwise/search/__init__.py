@@ -1,5 +1,7 @@
 """Finding the nearest descriptors: exactly, in an index, and with expanded queries."""
 
+from listwise.search.engines import create_store, open_store
+from listwise.search.entries import Entry, NewEntries
 from listwise.search.exact import ExactIndex, exact_search
 from listwise.search.expansion import (
     VectorIndex,
@@ -7,30 +9,25 @@ from listwise.search.expansion import (
     database_augmentation,
 )
 from listwise.search.filling import add_descriptors, add_photos, header_of
-from listwise.search.index import (
-    Entry,
-    Index,
-    IndexHeader,
-    NewEntries,
-    SearchIntent,
-    create_index,
-    open_index,
-)
+from listwise.search.index import Hit, Index
+from listwise.search.store import IndexHeader, SearchIntent, Store
 
 __all__ = [
     "Entry",
     "ExactIndex",
+    "Hit",
     "Index",
     "IndexHeader",
     "NewEntries",
     "SearchIntent",
+    "Store",
     "VectorIndex",
     "add_descriptors",
     "add_photos",
     "alpha_query_expansion",
-    "create_index",
+    "create_store",
     "database_augmentation",
     "exact_search",
     "header_of",
-    "open_index",
+    "open_store",
 ]

@@ -18,7 +18,8 @@ from listwise.data.images import Box
 from listwise.descriptors import DescriptorFile, Model
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
-from listwise.search.index import Entry, Index, IndexHeader, NewEntries
+from listwise.search.entries import Entry, NewEntries
+from listwise.search.store import IndexHeader, Store
 
 # Photos in a commit, which is what a kill can cost: some seconds on a GPU, a minute without.
 PART = {"cpu": 64, "cuda": 2048}
@@ -71,7 +72,7 @@ def settings_here(header: IndexHeader, model: Model) -> ExtractSettings:
 
 
 def add_photos(
-    index: Index,
+    index: Store,
     model: Model,
     images: Images,
     *,
@@ -124,7 +125,7 @@ def add_photos(
 
 
 def add_descriptors(
-    index: Index,
+    index: Store,
     file: DescriptorFile,
     root: str | Path | None = None,
     *,
@@ -203,7 +204,7 @@ def photo_digest(content: bytes, box: Box | None = None) -> str:
     return digest.hexdigest()
 
 
-def _not_there(index: Index, asked: Sequence[Entry | ImageError], result: Added) -> list[int]:
+def _not_there(index: Store, asked: Sequence[Entry | ImageError], result: Added) -> list[int]:
     """The positions of photos to be described; those that are there are brought up to date."""
     entries = [entry for entry in asked if isinstance(entry, Entry)]
     by_key = index.get([entry.key for entry in entries])
@@ -255,7 +256,7 @@ def _still_there(entry: Entry) -> bool:
         return False
 
 
-def _move(index: Index, moves: Sequence[tuple[Entry, Entry]]) -> None:
+def _move(index: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
     """Write entries anew with the descriptors and thumbnails they have."""
     if not moves:
         return

@@ -1,277 +1,204 @@
-"""What an index is, whichever engine holds it: entries, their descriptors, and search."""
+"""Search by example: photos, parts of photos, entries of the index, or several of them."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+import os
+import time
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
+import numpy.typing as npt
+from PIL import Image
 
-from listwise import __version__
-from listwise.data.images import Box
-from listwise.descriptors.settings import ExtractSettings
+from listwise.data.images import Box, ImageError, cut_out
+from listwise.descriptors import Model
 from listwise.errors import InputError
+from listwise.search.entries import Entry, Float32, NoEntryError
+from listwise.search.expansion import alpha_query_expansion
+from listwise.search.filling import settings_here
+from listwise.search.store import Store
 
-FORMAT_VERSION = 1
-Float32 = NDArray[np.float32]
-Keys = NDArray[np.int64]
-
-
-class IndexHeader(BaseModel):
-    """What an index remembers of its descriptors: the model that makes them, and how.
-
-    `model` is the fingerprint of network and whitening, `model_folder` where they were.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    format_version: int = FORMAT_VERSION
-    listwise: str = __version__
-    model: str
-    model_folder: str
-    whitened: bool
-    dim: int = Field(ge=1)
-    settings: ExtractSettings = ExtractSettings()
-
-    def check(self, model: str, where: str) -> None:
-        """Refuse the descriptors of another model."""
-        if model != self.model:
-            raise InputError(
-                f"{where} holds descriptors of the model {self.model[:12]} (from "
-                f"{self.model_folder}), not of {model[:12]}: use that model, or build another index"
-            )
-
-
-class NoEntryError(InputError):
-    """An index has no entry with a key."""
-
-
-class SearchIntent(BaseModel):
-    """What a user wants of search: bytes of memory at most, milliseconds a query, recall@10.
-
-    None leaves a choice to the library, which searches exactly as long as that is fast.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    memory: int | None = Field(None, ge=1)
-    milliseconds: float | None = Field(None, gt=0)
-    recall: float | None = Field(None, gt=0, le=1)
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """How an index searches now, in words, and what was measured: recall@10, ms a query, bytes."""
-
-    method: str
-    recall: float
-    milliseconds: float
-    memory: int
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A photo of an index.
-
-    `id` is its name as the source wrote it, `path` where it lies (empty if that is not known);
-    `box` is the part of it that was described, all of it if None; `digest` is a hash of the file
-    and the box, empty if the file was not read; `attributes` are the user's.
-    """
-
-    id: str
-    path: str
-    width: int
-    height: int
-    box: Box | None = None
-    digest: str = ""
-    attributes: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def key(self) -> int:
-        """The entry's number in every engine."""
-        return entry_key(self.id)
-
-
-def entry_key(name: str) -> int:
-    """63 bits of a hash of an id: an entry's number in every engine."""
-    # What a terminal or a file system gives need not be UTF-8.
-    content = name.encode(errors="surrogateescape")
-    return int.from_bytes(blake2b(content, digest_size=8).digest()) >> 1
-
-
-def possible_keys(keys: Iterable[int]) -> list[int]:
-    """Those that can be keys: a number that a user typed may be any."""
-    return [int(key) for key in keys if 0 <= key < 1 << 63]
+if TYPE_CHECKING:
+    from listwise.local.rerank import Reranker
 
 
 @dataclass(frozen=True, eq=False)
-class NewEntries:
-    """Entries to be written together: n of them, their descriptors [n, C], their thumbnails.
+class Hit:
+    """An entry that was found, and its score.
 
-    A thumbnail is a JPEG file's content, empty if there is none.
+    After re-ranking also the number of `inliers`, the matched points [m, 4] (x and y in the
+    example, x and y in the entry, pixels of the upright photos), and the number of the example
+    they are in; None where nothing was verified.
     """
 
-    entries: Sequence[Entry]
-    descriptors: Float32
-    thumbnails: Sequence[bytes]
+    entry: Entry
+    score: float
+    inliers: int | None = None
+    matches: npt.NDArray[np.float32] | None = None
+    photo: int | None = None
 
 
-class Index(ABC):
-    """Photos that can be searched by descriptor; `open_index` gives one.
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Examples of one thing as descriptors [n, C], and how to search for it."""
 
-    It is a `VectorIndex` whose positions are the entries' keys.
-    """
+    vectors: Float32
+    k: int
+    expand: bool = False
+    exclude: Collection[int] = ()
 
-    uri: str
-    header: IndexHeader
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of entries."""
+class Index:
+    """An index, and the model that describes photos for it."""
 
-    @abstractmethod
-    def put(self, new: NewEntries) -> None:
-        """Write entries in one step, in place of those with the same keys.
+    def __init__(self, index: Store, model: Model) -> None:
+        index.header.check(model.fingerprint, index.uri)
+        self.index = index
+        self.model = model
+        self.settings = settings_here(index.header, model)
+        self._reranker: Reranker | None = None
 
-        Once it returns they are found by every search, and survive a kill.
-        """
+    def describe(
+        self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
+    ) -> Float32:
+        """Descriptors of upright RGB photos or parts of them, made as the index's are: [n, C]."""
+        return self.model.describe_photos(_parts(photos, boxes), self.settings)
 
-    @abstractmethod
-    def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one step, and say how many there were; none of them is found again."""
-
-    @abstractmethod
-    def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys, as far as there are any."""
-
-    @abstractmethod
-    def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest, as far as there are any."""
-
-    @abstractmethod
-    def page(self, start: int, count: int) -> list[Entry]:
-        """Some entries, in an order that stays while nothing is written."""
-
-    @abstractmethod
-    def thumbnail(self, key: int) -> bytes | None:
-        """An entry's thumbnail, a JPEG file's content; None if it has none."""
-
-    @abstractmethod
-    def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
-        """Scores and keys of the k nearest entries, best first, -1 where there are fewer.
-
-        Shapes: [Q, C] -> [Q, k'], [Q, k'] with k' = min(k, len(self)).
-        """
-
-    @abstractmethod
-    def vectors(self, keys: ArrayLike, /) -> Float32:
-        """The descriptors of entries: [n] -> [n, C].
+    def examples(self, keys: Sequence[int]) -> Float32:
+        """Descriptors of entries: [n] -> [n, C].
 
         Raises:
-            NoEntryError: there is no entry with one of the keys.
+            NoEntryError: there is no such entry.
         """
+        known = self.index.get(keys)
+        for key in keys:
+            if key not in known:
+                raise NoEntryError(f"there is no entry {key} in the index")
+        return self.index.vectors(np.array(keys, np.int64))
 
-    @abstractmethod
-    def tune(
-        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> Tuned:
-        """Choose how to search from what the user wants, measure it, and remember both."""
+    def search(
+        self, vectors: Float32, k: int, expand: bool = False, exclude: Collection[int] = ()
+    ) -> list[Hit]:
+        """The k entries most like some examples: [n, C].
 
-    @abstractmethod
-    def info(self) -> dict[str, Any]:
-        """What there is to know of the index, for people and programs: JSON values."""
+        Args:
+            vectors: descriptors of one or several examples; several count with their mean.
+            k: results at most.
+            expand: expand the query (αQE) with what it finds first.
+            exclude: keys of entries to be left out, such as those that are the examples.
+        """
+        return self.search_all([Query(vectors, k, expand, exclude)])[0]
 
-    @abstractmethod
-    def refresh(self) -> None:
-        """See what other processes have written since."""
+    def search_all(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        """`search` for several queries at once, which costs little more than one."""
+        found = self._found(queries)
+        entries = self._entries(found)
+        if any(key not in entries for row in found for key, _ in row):
+            # Another process has removed some since, and others come in their place.
+            self.index.refresh()
+            found = self._found(queries)
+            entries = self._entries(found)
+        return [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of files and connections."""
+    def _found(self, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
+        """Keys and scores of what each query finds."""
+        rows = np.stack([_mean(query.vectors) for query in queries])
+        expanded = [i for i, query in enumerate(queries) if query.expand]
+        if expanded and len(self.index):
+            rows[expanded] = self._expanded(rows[expanded])
+        most = max(query.k + len(query.exclude) for query in queries)
+        scores, keys = self.index.search(rows, most)
+        return [
+            [
+                (int(key), float(score))
+                for key, score in zip(row, values, strict=True)
+                if key >= 0 and int(key) not in query.exclude
+            ][: query.k]
+            for row, values, query in zip(keys, scores, queries, strict=True)
+        ]
 
-    def __enter__(self) -> Self:
-        return self
+    def _expanded(self, rows: Float32) -> Float32:
+        try:
+            return alpha_query_expansion(rows, self.index).astype(np.float32, copy=False)
+        except NoEntryError:
+            # What it found first has been removed before it was read.
+            self.index.refresh()
+            return alpha_query_expansion(rows, self.index).astype(np.float32, copy=False)
 
-    def __exit__(
+    def _entries(self, found: list[list[tuple[int, float]]]) -> dict[int, Entry]:
+        return self.index.get(sorted({key for row in found for key, _ in row}))
+
+    def rerank(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        photos: Sequence[Image.Image],
+        hits: Sequence[Hit],
+        boxes: Sequence[Box | None] | None = None,
+        until: float | None = None,
+    ) -> list[Hit]:
+        """Put what shares the examples' geometry first, of the first 100 hits.
 
-    def __iter__(self) -> Iterator[Entry]:
-        start = 0
-        while found := self.page(start, 1000):
-            yield from found
-            start += len(found)
+        Args:
+            photos: the examples, upright; there should be one at least.
+            hits: what `search` found, best first.
+            boxes: the parts of the photos that are meant.
+            until: a time of `time.monotonic` before which this should be done: hits further down
+                the list are left as they are, the more the more examples there are. What was
+                looked at is remembered, so the next time gets further.
+        """
+        from listwise.local.rerank import TOP, Reranker
 
-    def checked(self, new: NewEntries) -> None:
-        """Refuse what does not fit: shapes, values that are not finite, ids that clash."""
-        rows = new.descriptors
-        if rows.shape != (len(new.entries), self.header.dim):
-            raise InputError(
-                f"{len(new.entries)} entries of {self.uri} need descriptors "
-                f"[{len(new.entries)}, {self.header.dim}], not {list(rows.shape)}"
+        if self._reranker is None:
+            self._reranker = Reranker()
+        entries = [hit.entry for hit in hits[:TOP]]
+        if until is not None:
+            entries = entries[: max(1, TOP // max(1, len(photos)))]
+            entries = entries[: _in_time(self._reranker, entries, until)]
+        order = self._reranker.rerank(photos, entries, boxes)
+        verified = [
+            replace(
+                hits[each.position],
+                inliers=each.inliers,
+                matches=each.matches,
+                photo=each.photo,
             )
-        broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-        if len(broken):
-            raise InputError(f"the descriptor of {new.entries[broken[0]].id} is not finite")
-        names: dict[int, str] = {}
-        for entry in new.entries:
-            if names.setdefault(entry.key, entry.id) != entry.id:
-                raise InputError(
-                    f"the ids {entry.id} and {names[entry.key]} have one key: rename one"
-                )
-        for key, present in self.get(list(names)).items():
-            if present.id != names[key]:
-                raise InputError(f"the ids {names[key]} and {present.id} have one key: rename one")
+            for each in order
+        ]
+        return [*verified, *hits[len(verified) :]]
 
 
-def index_exists(uri: str) -> bool:
-    """Whether there is an index."""
-    engine, place = _engine(uri)
-    found: bool = engine.exists(place)
-    return found
+def _in_time(reranker: "Reranker", entries: Sequence[Entry], until: float) -> int:
+    """How many of the first entries have features when two thirds of the time are over."""
+    now = time.monotonic()
+    stop = now + (until - now) * 2 / 3
+
+    def ready(entry: Entry) -> bool:
+        if time.monotonic() > stop:
+            return False
+        with suppress(ImageError):
+            reranker.features(entry)
+        return True
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return sum(1 for _ in takewhile(bool, pool.map(ready, entries)))
 
 
-def open_index(uri: str | Path) -> Index:
-    """Open an index: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite."""
-    engine, place = _engine(str(uri))
-    if not engine.exists(place):
-        raise InputError(
-            f"there is no index at {uri}: make one with listwise index build {uri} PHOTOS "
-            "--model MODEL"
-        )
-    opened: Index = engine.open(place)
-    return opened
+def _parts(photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None) -> list[Image.Image]:
+    if boxes is None:
+        return list(photos)
+    return [
+        photo if box is None else cut_out(photo, box, f"photo {number}")
+        for number, (photo, box) in enumerate(zip(photos, boxes, strict=True), 1)
+    ]
 
 
-def create_index(uri: str | Path, header: IndexHeader) -> Index:
-    """Make an empty index where there is none; places are named as for `open_index`."""
-    engine, place = _engine(str(uri))
-    if engine.exists(place):
-        raise InputError(f"there is an index at {uri} already: add to it, or give another name")
-    created: Index = engine.create(place, header)
-    return created
-
-
-def _engine(uri: str) -> tuple[Any, str]:
-    # milvus-lite's files are folders, which shells end with a slash.
-    file = uri.rstrip("/").endswith(".db")
-    if file or uri.startswith("milvus://"):
-        from listwise.search.milvus.index import MilvusIndex
-
-        return MilvusIndex, uri.rstrip("/") if file else uri
-    if "://" in uri:
-        raise InputError(
-            f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
-        )
-    from listwise.search.embedded import EmbeddedIndex
-
-    return EmbeddedIndex, uri
+def _mean(vectors: Float32) -> Float32:
+    if not len(vectors):
+        raise InputError("there is nothing to search for: give a photo or an entry")
+    if len(vectors) == 1:
+        row: Float32 = vectors[0]
+        return row
+    total: Float32 = vectors.sum(axis=0)
+    return total / max(float(np.linalg.norm(total)), float(np.finfo(np.float32).tiny))

@@ -1,1 +1,1 @@
-"""Search for people and programs: `searcher.Searcher`, and the server around it, `app`."""
+"""Search for people and programs: `listwise.search.Index`, and the server around it, `app`."""

@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect
 
 from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError, load_image
+from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
-from listwise.search.index import Entry, NoEntryError
-from listwise.search.searcher import Searcher
+from listwise.search.index import Index
 from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import Asked
 from listwise.serving.fields import FORM, BadRequestError, K, asked_in, key_in
@@ -54,7 +54,7 @@ JPEG: dict[int | str, dict[str, Any]] = {
 Headers = dict[str, str] | None
 
 
-def create_app(searcher: Searcher, settings: ServeSettings) -> FastAPI:
+def create_app(searcher: Index, settings: ServeSettings) -> FastAPI:
     """The server's ASGI app: uvicorn or any other server can run it."""
     metrics = Metrics()
     service = Service(searcher, settings, metrics)

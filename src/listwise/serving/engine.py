@@ -18,8 +18,9 @@ from listwise.data.images import (
     load_image,
 )
 from listwise.local.rerank import TOP
-from listwise.search.index import Float32, Index
-from listwise.search.searcher import Hit, Query, Searcher
+from listwise.search.entries import Float32
+from listwise.search.index import Hit, Index, Query
+from listwise.search.store import Store
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
@@ -50,13 +51,13 @@ class ToRerank:
 class Engine:
     """Works on searches; its methods are the work of a server's threads."""
 
-    def __init__(self, searcher: Searcher, limits: Limits) -> None:
+    def __init__(self, searcher: Index, limits: Limits) -> None:
         self.searcher = searcher
         self.limits = limits
         self._pool = ThreadPoolExecutor(os.cpu_count(), "decode")
         self._refreshed = time.monotonic()
 
-    def fresh(self) -> Index:
+    def fresh(self) -> Store:
         """The index with what other processes wrote until a second ago, at least."""
         if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = time.monotonic()

@@ -6,14 +6,15 @@ from typing import Any
 
 from anyio import to_thread
 
-from listwise.search.index import Entry, Index, NoEntryError
-from listwise.search.searcher import Hit, Searcher
+from listwise.search.entries import Entry, NoEntryError
+from listwise.search.index import Hit, Index
+from listwise.search.store import Store
 from listwise.serving.batching import Batcher
 from listwise.serving.engine import Asked, Engine, ToRerank
 from listwise.serving.fields import BadRequestError
 from listwise.serving.metrics import Metrics
 from listwise.serving.settings import ServeSettings
-from listwise.serving.store import Store, Stored
+from listwise.serving.upload_folder import StoredPhotos, UploadFolder
 from listwise.serving.uploads import Held, Upload
 from listwise.serving.views import Answer
 
@@ -24,14 +25,14 @@ Gone = Callable[[], Coroutine[Any, Any, None]]
 class Service:
     """An index that is searched and written to by many clients at once."""
 
-    def __init__(self, searcher: Searcher, settings: ServeSettings, metrics: Metrics) -> None:
+    def __init__(self, searcher: Index, settings: ServeSettings, metrics: Metrics) -> None:
         self.settings = settings
         self.limits = settings.limits
         self.held = Held(self.limits.held_bytes)
         self._engine = Engine(searcher, self.limits)
         self._store = None
         if settings.uploads is not None:
-            self._store = Store(searcher.index, searcher.model, settings.uploads)
+            self._store = UploadFolder(searcher.index, searcher.model, settings.uploads)
         waiting = self.limits.waiting
         self._searches = Batcher[Asked, list[Hit]](
             self._engine.search, waiting=waiting, size=self.limits.batch, on_batch=metrics.batch
@@ -47,7 +48,7 @@ class Service:
         metrics.watch("held_bytes", "Uploads in memory", lambda: self.held.bytes)
 
     @property
-    def index(self) -> Index:
+    def index(self) -> Store:
         """The index as it is now, whoever writes to it."""
         return self._engine.fresh()
 
@@ -64,7 +65,7 @@ class Service:
         reranked = any(hit.inliers is not None for hit in hits)
         return Answer.of(hits, time.monotonic() - started, asked.expand, reranked)
 
-    async def add(self, photos: Sequence[Upload], gone: Gone) -> Stored:
+    async def add(self, photos: Sequence[Upload], gone: Gone) -> StoredPhotos:
         """Put photos into the index; once begun it is finished."""
         store = self._store
         if store is None:
@@ -74,7 +75,7 @@ class Service:
         if not photos:
             raise BadRequestError("there is nothing to add: send photos (curl -F photos=@FILE)")
         await to_thread.run_sync(self._engine.check, photos)
-        stored: Stored = await self._write(lambda: store.add(photos), gone)
+        stored: StoredPhotos = await self._write(lambda: store.add(photos), gone)
         return stored
 
     async def remove(self, key: int, gone: Gone) -> int:

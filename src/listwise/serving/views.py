@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from listwise.data.images import Box
-from listwise.search.index import Entry
-from listwise.search.searcher import Hit
+from listwise.search.entries import Entry
+from listwise.search.index import Hit
 
 MATCHES = 100
 

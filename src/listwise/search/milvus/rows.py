@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from listwise.errors import InputError
-from listwise.search.index import Entry, NewEntries
+from listwise.search.entries import Entry, NewEntries
 
 ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
 FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}

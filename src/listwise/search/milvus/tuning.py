@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from listwise.search.entries import Float32, Keys
 from listwise.search.exact import exact_search
-from listwise.search.index import Float32, Index, Keys
+from listwise.search.store import Store
 
 SAMPLE = 64  # queries that recall is measured with
 _TIMED = 16  # and those that are timed
@@ -88,7 +89,7 @@ class Sample:
     neighbours: list[Keys]
 
 
-def take_sample(index: Index, keys: Keys) -> Sample:
+def take_sample(index: Store, keys: Keys) -> Sample:
     """The first entries of these, and their neighbours among all of these by exact search.
 
     It reads the descriptors of all. Shape: keys [n].
@@ -101,7 +102,7 @@ def take_sample(index: Index, keys: Keys) -> Sample:
     return Sample(queries, own, _others(keys[places], own))
 
 
-def measure(index: Index, sample: Sample) -> tuple[float, float]:
+def measure(index: Store, sample: Sample) -> tuple[float, float]:
     """Recall@10 of an index, and the milliseconds that a query takes; 1 and 0 of an empty one."""
     if not len(sample.keys):
         return 1.0, 0.0
@@ -121,7 +122,7 @@ def measure(index: Index, sample: Sample) -> tuple[float, float]:
 class _Descriptors:
     """The descriptors of entries, read anew each time it is iterated: blocks [n, C]."""
 
-    def __init__(self, index: Index, keys: Keys) -> None:
+    def __init__(self, index: Store, keys: Keys) -> None:
         self.index, self.keys = index, keys
 
     def __iter__(self) -> Iterator[Float32]:

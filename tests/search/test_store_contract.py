@@ -9,16 +9,10 @@ import pytest
 
 from listwise.errors import InputError
 from listwise.search import alpha_query_expansion, exact_search
-from listwise.search import index as index_module
-from listwise.search.index import (
-    Entry,
-    IndexHeader,
-    NewEntries,
-    SearchIntent,
-    create_index,
-    index_exists,
-    open_index,
-)
+from listwise.search import entries as entries_module
+from listwise.search.engines import create_store, open_store, store_exists
+from listwise.search.entries import Entry, NewEntries
+from listwise.search.store import IndexHeader, SearchIntent
 
 DIM = 16
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=DIM)
@@ -28,14 +22,14 @@ JPEG = b"\xff\xd8\xff\xe0 not \x00 text \xff\xd9"
 @pytest.fixture(scope="module", params=["embedded", "lite", "server"])
 def new_place(request):
     """Gives the names of places where there is no index yet."""
-    if request.param == "embedded" and not importlib.util.find_spec("listwise.search.embedded"):
+    if request.param == "embedded" and not importlib.util.find_spec("listwise.search.folder.store"):
         pytest.skip("there is no embedded engine")
     return request.getfixturevalue(f"{request.param}_places")
 
 
 @pytest.fixture(scope="module")
 def shared(new_place):
-    with create_index(new_place(), HEADER) as index:
+    with create_store(new_place(), HEADER) as index:
         yield index
 
 
@@ -71,26 +65,26 @@ def found_ids(index, query, k):
 
 def test_an_index_exists_once_it_is_created(new_place):
     place = new_place()
-    assert not index_exists(place)
+    assert not store_exists(place)
     with pytest.raises(InputError, match="there is no index at"):
-        open_index(place)
-    with create_index(place, HEADER) as made:
+        open_store(place)
+    with create_store(place, HEADER) as made:
         assert len(made) == 0
         assert made.header == HEADER
-    assert index_exists(place)
+    assert store_exists(place)
     with pytest.raises(InputError, match="already"):
-        create_index(place, HEADER)
-    with open_index(place) as opened:
+        create_store(place, HEADER)
+    with open_store(place) as opened:
         assert opened.header == HEADER
         assert len(opened) == 0
 
 
 def test_what_was_put_is_there_after_opening_again(new_place):
     place = new_place()
-    with create_index(place, HEADER) as made:
+    with create_store(place, HEADER) as made:
         entries, rows = fill(made, 50)
         made.remove([entries[0].key])
-    with open_index(place) as opened:
+    with open_store(place) as opened:
         assert len(opened) == 49
         assert opened.get([one.key for one in entries]) == {one.key: one for one in entries[1:]}
         np.testing.assert_array_equal(opened.vectors([entries[7].key]), rows[7:8])
@@ -298,7 +292,7 @@ def test_descriptors_that_do_not_fit_are_refused(index):
 
 
 def test_two_ids_with_one_key_are_refused(index, monkeypatch):
-    monkeypatch.setattr(index_module, "entry_key", lambda name: len(name))
+    monkeypatch.setattr(entries_module, "entry_key", lambda name: len(name))
     index.put(NewEntries([entry("one")], vectors(1), [b""]))
     with pytest.raises(InputError, match="two and one have one key"):
         index.put(NewEntries([entry("two")], vectors(1), [b""]))
@@ -336,7 +330,7 @@ def test_tuning_is_measured_and_remembered(index):
 
 def test_two_openings_of_one_index_see_each_other(new_place):
     place = new_place()
-    with create_index(place, HEADER) as first, open_index(place) as second:
+    with create_store(place, HEADER) as first, open_store(place) as second:
         entries, rows = fill(first, 10)
         second.refresh()
         assert len(second) == 10
@@ -349,8 +343,8 @@ def test_two_openings_of_one_index_see_each_other(new_place):
 
 def test_an_index_of_another_format_is_refused(new_place):
     place = new_place()
-    create_index(place, HEADER.model_copy(update={"format_version": 999})).close()
-    assert index_exists(place)
+    create_store(place, HEADER.model_copy(update={"format_version": 999})).close()
+    assert store_exists(place)
     with pytest.raises(InputError, match="999") as caught:
-        open_index(place)
+        open_store(place)
     assert "\n" not in str(caught.value)

@@ -13,18 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from listwise.errors import InputError
-from listwise.search import alpha_query_expansion, exact_search, lance_table
-from listwise.search.index import (
-    Entry,
-    Index,
-    IndexHeader,
-    NewEntries,
-    SearchIntent,
-    create_index,
-    entry_key,
-    index_exists,
-    open_index,
-)
+from listwise.search import alpha_query_expansion, exact_search
+from listwise.search.engines import create_store, open_store, store_exists
+from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.folder import table as entry_table
+from listwise.search.store import IndexHeader, SearchIntent, Store
 
 MODEL = "ab" * 32
 
@@ -61,7 +54,7 @@ def test_search_equals_exact_search(tmp_path: Path, count: int, dim: int) -> Non
     rows, queries = unit(rng, count, dim), unit(rng, 25, dim)
     names = [f"n{i}" for i in range(count)]
     places = {entry_key(name): place for place, name in enumerate(names)}
-    with create_index(tmp_path / "index", header(dim)) as index:
+    with create_store(tmp_path / "index", header(dim)) as index:
         index.put(some(names, rows))
         assert len(index) == count
         for k in (1, 10, count + 3):
@@ -90,9 +83,9 @@ def test_it_equals_a_dictionary(
     rng = np.random.default_rng(seed)
     folder = tmp_path_factory.mktemp("indexes") / "index"
     model: dict[str, tuple[str, np.ndarray]] = {}
-    index = create_index(folder, header(3))
+    index = create_store(folder, header(3))
     for number, (kind, chosen) in enumerate(changes):
-        writer = open_index(folder) if kind == "other" else index
+        writer = open_store(folder) if kind == "other" else index
         if kind in ("put", "other"):
             rows = unit(rng, len(chosen), 3)
             writer.put(some(sorted(chosen), rows, f"{number} "))
@@ -103,13 +96,13 @@ def test_it_equals_a_dictionary(
             assert count == len(chosen & set(model))
             model = {name: kept for name, kept in model.items() if name not in chosen}
         else:
-            index = open_index(folder)
+            index = open_store(folder)
         index.refresh()
         check(index, model, unit(rng, 2, 3))
-    check(open_index(folder), model, unit(rng, 2, 3))
+    check(open_store(folder), model, unit(rng, 2, 3))
 
 
-def check(index: Index, model: dict[str, tuple[str, np.ndarray]], queries: np.ndarray) -> None:
+def check(index: Store, model: dict[str, tuple[str, np.ndarray]], queries: np.ndarray) -> None:
     """An index holds just this."""
     assert len(index) == len(model)
     every = {entry.id: entry for entry in index}
@@ -137,9 +130,9 @@ def check(index: Index, model: dict[str, tuple[str, np.ndarray]], queries: np.nd
 def test_entries_come_back_as_they_went(tmp_path: Path) -> None:
     rows = unit(np.random.default_rng(0), 3, 4)
     new = some(["a", 'ü\'s "b"', "c/0"], rows)
-    with create_index(tmp_path / "index", header(4)) as index:
+    with create_store(tmp_path / "index", header(4)) as index:
         index.put(new)
-    with open_index(str(tmp_path / "index")) as index:
+    with open_store(str(tmp_path / "index")) as index:
         assert index.header == header(4)
         assert list(index) == list(new.entries)
         assert index.page(1, 1) == [new.entries[1]]
@@ -166,14 +159,14 @@ def test_entries_come_back_as_they_went(tmp_path: Path) -> None:
 
 
 def test_entries_without_digest_are_not_each_other(tmp_path: Path) -> None:
-    with create_index(tmp_path / "index", header(1)) as index:
+    with create_store(tmp_path / "index", header(1)) as index:
         plain = [Entry("a", "", 1, 1), Entry("b", "", 1, 1)]
         index.put(NewEntries(plain, np.ones((2, 1), np.float32), [b"", b""]))
         assert index.with_digests([""]) == {}
 
 
 def test_an_entry_twice_in_a_batch_is_one(tmp_path: Path) -> None:
-    with create_index(tmp_path / "index", header(2)) as index:
+    with create_store(tmp_path / "index", header(2)) as index:
         index.put(some(["a", "b", "a"], np.array([[1, 0], [0, 1], [0.6, 0.8]])))
         assert len(index) == 2
         scores, keys = index.search(np.array([[1, 0]]), 5)
@@ -184,7 +177,7 @@ def test_an_entry_twice_in_a_batch_is_one(tmp_path: Path) -> None:
 def test_expansion_through_the_index(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     rows, queries = unit(rng, 60, 8), unit(rng, 4, 8)
-    with create_index(tmp_path / "index", header(8)) as index:
+    with create_store(tmp_path / "index", header(8)) as index:
         index.put(some([f"n{i}" for i in range(60)], rows))
         found = alpha_query_expansion(queries, index)
     np.testing.assert_allclose(found, alpha_query_expansion(queries, rows), atol=1e-6)
@@ -199,13 +192,13 @@ def test_an_index_that_was_not_finished_is_none(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("listwise.search.embedded.write_text", killed)
+        patch.setattr("listwise.search.folder.store.write_text", killed)
         with pytest.raises(KeyboardInterrupt):
-            create_index(folder, header(2))
-    assert not index_exists(str(folder))
+            create_store(folder, header(2))
+    assert not store_exists(str(folder))
     with pytest.raises(InputError, match="there is no index"):
-        open_index(folder)
-    with create_index(folder, header(3)) as index:
+        open_store(folder)
+    with create_store(folder, header(3)) as index:
         index.put(some(["a"], np.ones((1, 3))))
         assert len(index) == 1
 
@@ -214,23 +207,23 @@ def test_places_that_will_not_do(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("no folder")
     with pytest.raises(InputError, match="cannot make an index"):
-        create_index(file, header(2))
+        create_store(file, header(2))
     (tmp_path / "photo.jpg").write_text("not ours")
     with pytest.raises(InputError, match=r"other things \(file\)"):
-        create_index(tmp_path, header(2))
-    create_index(tmp_path / "index", header(2))
+        create_store(tmp_path, header(2))
+    create_store(tmp_path / "index", header(2))
     with pytest.raises(InputError, match="already"):
-        create_index(tmp_path / "index", header(2))
+        create_store(tmp_path / "index", header(2))
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "index"
-    create_index(folder, header(2)).put(some(["a"], np.ones((1, 2))))
+    create_store(folder, header(2)).put(some(["a"], np.ones((1, 2))))
     (folder / "lock").unlink()
     folder.chmod(0o500)
     try:
-        index = open_index(folder)
+        index = open_store(folder)
         assert len(index.search(np.ones((1, 2)), 1)[1]) == 1
         with pytest.raises(InputError, match="cannot write"):
             index.put(some(["b"], np.ones((1, 2))))
@@ -240,27 +233,27 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
 
 def test_damage_is_told_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "index"
-    create_index(folder, header(2))
+    create_store(folder, header(2))
     content = (folder / "index.json").read_text()
     (folder / "index.json").write_text(
         content.replace('"format_version": 1', '"format_version": 9')
     )
     with pytest.raises(InputError, match="has the format 9"):
-        open_index(folder)
+        open_store(folder)
     (folder / "index.json").write_text("{")
     with pytest.raises(InputError, match="damaged"):
-        open_index(folder)
+        open_store(folder)
     (folder / "index.json").write_text(content)
     (folder / "entries.lance").rename(folder / "elsewhere")
     with pytest.raises(InputError, match="cannot be used") as caught:
-        open_index(folder)
+        open_store(folder)
     assert "\n" not in str(caught.value)
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with create_index(tmp_path / "index", header(2)) as index:
+    with create_store(tmp_path / "index", header(2)) as index:
         index.put(some(["a"], np.ones((1, 2))))
         with pytest.raises(InputError, match=r"\[1, 2\]"):
             index.put(some(["b"], np.ones((1, 3))))
@@ -280,13 +273,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         assert [entry.id for entry in index] == ["a"]
         assert index.remove([]) == 0
         assert index.remove([entry_key("other")]) == 0
-        monkeypatch.setattr("listwise.search.index.entry_key", lambda name: entry_key("a"))
+        monkeypatch.setattr("listwise.search.entries.entry_key", lambda name: entry_key("a"))
         with pytest.raises(InputError, match="have one key"):
             index.put(some(["d"], np.ones((1, 2))))
 
 
 def test_an_empty_index(tmp_path: Path) -> None:
-    with create_index(tmp_path / "index", header(2)) as index:
+    with create_store(tmp_path / "index", header(2)) as index:
         scores, keys = index.search(np.ones((3, 2)), 4)
         assert scores.shape == keys.shape == (3, 0)
         assert list(index) == []
@@ -299,13 +292,13 @@ def test_small_commits_are_joined_and_old_versions_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in [("_TIDY_EVERY", 4), ("_SMALL_FILES", 5), ("_SLACK", 50_000)]:
-        monkeypatch.setattr(lance_table, name, value)
-    monkeypatch.setattr(lance_table, "_OLD", lance_table.timedelta(milliseconds=1))
+        monkeypatch.setattr(entry_table, name, value)
+    monkeypatch.setattr(entry_table, "_OLD", entry_table.timedelta(milliseconds=1))
     rng = np.random.default_rng(0)
     rows = unit(rng, 60, 64)
-    index = create_index(tmp_path / "index", header(64))
+    index = create_store(tmp_path / "index", header(64))
     index.search(rows[:1], 1)
-    other = open_index(tmp_path / "index")
+    other = open_store(tmp_path / "index")
     for i, row in enumerate(rows):
         index.put(some([f"n{i}"], row[None]))
         if i % 7 == 6:
@@ -317,7 +310,7 @@ def test_small_commits_are_joined_and_old_versions_dropped(
     assert table.stats()["fragment_stats"]["num_fragments"] <= 12
     assert index.info()["bytes"] < 50_000 + 8 * rows.nbytes
     other.refresh()
-    for reader in (index, other, open_index(tmp_path / "index")):
+    for reader in (index, other, open_store(tmp_path / "index")):
         assert sorted(entry.id for entry in reader) == sorted(f"n{i}" for i in left)
         scores, _ = reader.search(rows[:3], len(left))
         np.testing.assert_allclose(scores, -np.sort(-rows[:3] @ rows[left].T, axis=1), atol=1e-6)
@@ -328,10 +321,10 @@ def test_small_commits_are_joined_and_old_versions_dropped(
 
 def test_the_disk_gets_smaller_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in [("_TIDY_EVERY", 4), ("_SLACK", 0)]:
-        monkeypatch.setattr(lance_table, name, value)
-    monkeypatch.setattr(lance_table, "_OLD", lance_table.timedelta(milliseconds=1))
+        monkeypatch.setattr(entry_table, name, value)
+    monkeypatch.setattr(entry_table, "_OLD", entry_table.timedelta(milliseconds=1))
     rows = unit(np.random.default_rng(0), 2000, 128)
-    with create_index(tmp_path / "index", header(128)) as index:
+    with create_store(tmp_path / "index", header(128)) as index:
         index.put(some([f"n{i}" for i in range(2000)], rows))
         full = index.info()["bytes"]
         assert full > rows.nbytes
@@ -347,9 +340,9 @@ def test_photos_beside_the_table_are_no_reason_to_write_it_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in [("_TIDY_EVERY", 1), ("_SLACK", 1 << 20)]:
-        monkeypatch.setattr(lance_table, name, value)
+        monkeypatch.setattr(entry_table, name, value)
     rows = unit(np.random.default_rng(0), 4, 8)
-    with create_index(tmp_path / "index", header(8)) as index:
+    with create_store(tmp_path / "index", header(8)) as index:
         (tmp_path / "index" / "uploads").mkdir()
         (tmp_path / "index" / "uploads" / "a.jpg").write_bytes(bytes(4 << 20))
         index.put(some(["a", "b", "c", "d"], rows))
@@ -359,19 +352,19 @@ def test_photos_beside_the_table_are_no_reason_to_write_it_anew(
 
 def test_a_refresh_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    writer = create_index(tmp_path / "index", header(4))
+    writer = create_store(tmp_path / "index", header(4))
     writer.put(some([f"n{i}" for i in range(50)], unit(rng, 50, 4)))
-    reader = open_index(tmp_path / "index")
+    reader = open_store(tmp_path / "index")
     reader.search(np.ones((1, 4)), 1)
     read: list[int] = []
-    rows = lance_table.EntryTable.rows
+    rows = entry_table.EntryTable.rows
 
-    def counted(self: lance_table.EntryTable, keys: np.ndarray | None = None) -> object:
+    def counted(self: entry_table.EntryTable, keys: np.ndarray | None = None) -> object:
         for part in rows(self, keys):
             read.extend(part.keys.tolist())
             yield part
 
-    monkeypatch.setattr(lance_table.EntryTable, "rows", counted)
+    monkeypatch.setattr(entry_table.EntryTable, "rows", counted)
     reader.refresh()
     assert read == []
     writer.put(some(["n3", "new"], unit(rng, 2, 4)))
@@ -387,51 +380,51 @@ def test_a_version_dropped_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = unit(np.random.default_rng(0), 50, 4)
-    writer = create_index(tmp_path / "index", header(4))
+    writer = create_store(tmp_path / "index", header(4))
     writer.put(some([f"n{i}" for i in range(50)], rows))
-    whole = lance_table.EntryTable.rows
+    whole = entry_table.EntryTable.rows
     failures = [1]
 
-    def dropped(self: lance_table.EntryTable, keys: np.ndarray | None = None) -> object:
+    def dropped(self: entry_table.EntryTable, keys: np.ndarray | None = None) -> object:
         for part in whole(self, keys):
             if failures:
                 failures.pop()
-                yield lance_table.Rows(part.keys[:20], part.stamps[:20], part.descriptors[:20])
+                yield entry_table.Rows(part.keys[:20], part.stamps[:20], part.descriptors[:20])
                 raise InputError("a file is gone")
             yield part
 
-    monkeypatch.setattr(lance_table.EntryTable, "rows", dropped)
-    scores, _ = open_index(tmp_path / "index").search(rows[:2], 50)
+    monkeypatch.setattr(entry_table.EntryTable, "rows", dropped)
+    scores, _ = open_store(tmp_path / "index").search(rows[:2], 50)
     np.testing.assert_allclose(scores, -np.sort(-rows[:2] @ rows.T, axis=1), atol=1e-6)
     assert not failures
 
 
 def test_two_writers_take_turns(tmp_path: Path) -> None:
-    create_index(tmp_path / "index", header(4))
+    create_store(tmp_path / "index", header(4))
     rng = np.random.default_rng(0)
     rows = unit(rng, 24, 4)
 
     def write(start: int) -> None:
-        index = open_index(tmp_path / "index")
+        index = open_store(tmp_path / "index")
         index.search(rows[:1], 1)
         for i in range(start, 24, 2):
             index.put(some([f"n{i}", "shared"], rows[[i, i]]))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, (0, 1)))
-    index = open_index(tmp_path / "index")
+    index = open_store(tmp_path / "index")
     assert sorted(entry.id for entry in index) == sorted(["shared", *(f"n{i}" for i in range(24))])
 
 
 def test_a_writer_that_waits_for_another_process_stops_no_reader(tmp_path: Path) -> None:
     rows = unit(np.random.default_rng(0), 3, 4)
-    index = create_index(tmp_path / "index", header(4))
+    index = create_store(tmp_path / "index", header(4))
     index.put(some(["a"], rows[:1]))
     index.search(rows[:1], 1)
     with ThreadPoolExecutor(2) as pool:
         with FileLock(tmp_path / "index" / "lock"):
             # Another process has committed, and tidies.
-            other = lance_table.EntryTable.open(tmp_path / "index")
+            other = entry_table.EntryTable.open(tmp_path / "index")
             other.put(some(["b"], rows[1:2]), 7, replacing=False)
             writing = pool.submit(index.put, some(["c"], rows[2:]))
             time.sleep(0.3)
@@ -447,7 +440,7 @@ def test_a_writer_that_waits_for_another_process_stops_no_reader(tmp_path: Path)
 def test_threads_search_while_one_writes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = unit(rng, 40, 8)
-    index = create_index(tmp_path / "index", header(8))
+    index = create_store(tmp_path / "index", header(8))
     index.put(some([f"n{i}" for i in range(20)], rows[:20]))
     gone: set[int] = set()
 
@@ -476,13 +469,13 @@ def test_fifty_thousand_are_searched_as_by_exact_search(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows, queries = unit(rng, 50_000, 2048), unit(rng, 20, 2048)
     names = [str(number) for number in range(len(rows))]
-    with create_index(tmp_path / "index", header(2048)) as index:
+    with create_store(tmp_path / "index", header(2048)) as index:
         for start in range(0, len(rows), 5000):
             part = slice(start, start + 5000)
             index.put(some(names[part], rows[part]))
         tuned = index.tune(SearchIntent())
         assert tuned.recall >= 0.99
-    with open_index(tmp_path / "index") as index:
+    with open_store(tmp_path / "index") as index:
         _, keys = index.search(queries, 10)
     expected = exact_search(queries, rows, 10)[1]
     numbers = {entry_key(name): number for number, name in enumerate(names)}
@@ -493,7 +486,7 @@ def test_fifty_thousand_are_searched_as_by_exact_search(tmp_path: Path) -> None:
 
 def test_importing_search_imports_no_engine() -> None:
     program = (
-        "import sys, listwise.search, listwise.search.index; "
+        "import sys, listwise.search, listwise.search.store; "
         "print({'lancedb', 'faiss', 'pymilvus'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

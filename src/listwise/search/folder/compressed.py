@@ -15,9 +15,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.search.flat import best
-from listwise.search.index import Float32, Keys
-from listwise.search.lance_table import Rows
+from listwise.search.entries import Float32, Keys
+from listwise.search.folder.flat import best
+from listwise.search.folder.table import Rows
 
 _MOST_LISTS = 4096
 _ROUNDS = 8  # of k-means

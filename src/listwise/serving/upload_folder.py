@@ -9,8 +9,9 @@ from pathlib import Path
 from listwise.data import Images
 from listwise.descriptors import Model
 from listwise.files import publish
+from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos, photo_digest
-from listwise.search.index import Entry, Index, entry_key
+from listwise.search.store import Store
 from listwise.serving.uploads import Upload
 
 PREFIX = "uploads/"
@@ -18,7 +19,7 @@ _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPhotos:
     """Keys of entries that are new or were there, and a line for each photo that is neither."""
 
     added: list[int]
@@ -26,15 +27,15 @@ class Stored:
     errors: list[str]
 
 
-class Store:
+class UploadFolder:
     """A folder of added photos; an entry of the index for each."""
 
-    def __init__(self, index: Index, model: Model, folder: Path) -> None:
+    def __init__(self, index: Store, model: Model, folder: Path) -> None:
         self.index = index
         self.model = model
         self.folder = folder.absolute()
 
-    def add(self, photos: Sequence[Upload]) -> Stored:
+    def add(self, photos: Sequence[Upload]) -> StoredPhotos:
         """Store photos and put them into the index; a file without an entry does not stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
         contents = {self._name(photo.getvalue()): photo for photo in photos}
@@ -59,7 +60,7 @@ class Store:
             errors = [error.replace(str(path), photo.name) for error in errors]
         copied = self.index.with_digests([Path(name).stem for name in result.copies])
         known = [entry_key(name) for name in (*result.unchanged, *result.updated)]
-        return Stored(
+        return StoredPhotos(
             [entry_key(name) for name in (*result.added, *result.replaced)],
             [*known, *(entry.key for entry in copied.values())],
             errors,

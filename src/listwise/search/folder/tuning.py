@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from listwise.search.compressed import CompressedSearch
-from listwise.search.flat import FlatSearch, best, exact_memory
-from listwise.search.index import Float32, Keys, SearchIntent, Tuned
-from listwise.search.lance_table import Rows
-from listwise.search.mirror import DescriptorSearch
+from listwise.search.entries import Float32, Keys
+from listwise.search.folder.compressed import CompressedSearch
+from listwise.search.folder.flat import FlatSearch, best, exact_memory
+from listwise.search.folder.mirror import DescriptorSearch
+from listwise.search.folder.table import Rows
+from listwise.search.store import SearchIntent, Tuned
 
 RECALL_AT = 10
 _EXACT_MILLISECONDS = 100.0  # exact search is fast up to this

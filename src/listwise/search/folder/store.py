@@ -12,36 +12,22 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
-from pydantic import ValidationError
 
-from listwise.blocks import as_queries
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.search.compressed import CompressedSearch, trained_index, training_size
-from listwise.search.flat import FlatSearch
-from listwise.search.index import (
-    FORMAT_VERSION,
-    Entry,
-    Float32,
-    Index,
-    IndexHeader,
-    Keys,
-    NewEntries,
-    NoEntryError,
-    SearchIntent,
-    Tuned,
-    possible_keys,
-)
-from listwise.search.lance_table import EntryTable, Rows, disk_bytes
-from listwise.search.mirror import DescriptorSearch, Mirror
-from listwise.search.search_cache import (
+from listwise.search.entries import Entry, Float32, Keys, NewEntries, possible_keys
+from listwise.search.folder.compressed import CompressedSearch, trained_index, training_size
+from listwise.search.folder.flat import FlatSearch
+from listwise.search.folder.mirror import DescriptorSearch, Mirror
+from listwise.search.folder.search_cache import (
     SearchState,
     read_files,
     read_state,
     save_files,
     save_state,
 )
-from listwise.search.tuning import (
+from listwise.search.folder.table import EntryTable, Rows, disk_bytes
+from listwise.search.folder.tuning import (
     Truth,
     exact_milliseconds,
     exact_will_do,
@@ -50,6 +36,7 @@ from listwise.search.tuning import (
     set_probes,
     shortcomings,
 )
+from listwise.search.store import IndexHeader, SearchIntent, Store, Tuned
 
 _HEADER = "index.json"
 _LOCK = "lock"
@@ -60,8 +47,10 @@ Note = Callable[[str], object]
 _log = logging.getLogger(__name__)
 
 
-class EmbeddedIndex(Index):
+class FolderStore(Store):
     """Entries in LanceDB, searched with FAISS; several threads may use one."""
+
+    engine = "embedded"
 
     def __init__(self, folder: Path, header: IndexHeader, table: EntryTable) -> None:
         self.uri = str(folder)
@@ -78,14 +67,14 @@ class EmbeddedIndex(Index):
         return (Path(place) / _HEADER).is_file()
 
     @classmethod
-    def open(cls, place: str) -> "EmbeddedIndex":
+    def open(cls, place: str) -> "FolderStore":
         """Open the index in a folder."""
         folder = Path(place)
         header = _read_header(folder / _HEADER)
         return cls(folder, header, EntryTable.open(folder))
 
     @classmethod
-    def create(cls, place: str, header: IndexHeader) -> "EmbeddedIndex":
+    def create(cls, place: str, header: IndexHeader) -> "FolderStore":
         """Make an empty index in a new or empty folder."""
         folder = Path(place)
         try:
@@ -114,7 +103,7 @@ class EmbeddedIndex(Index):
         if not len(new.entries):
             return
         with self._commit():
-            self.checked(new)
+            self.check_new(new)
             new = _distinct(new)
             keys = np.array([entry.key for entry in new.entries], np.int64)
             stamp = randbits(63)
@@ -151,33 +140,18 @@ class EmbeddedIndex(Index):
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
         """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
-        if k < 1:
-            raise InputError(f"k is {k}; ask for one neighbour at least")
-        vectors = np.ascontiguousarray(as_queries(queries), np.float32)
-        if vectors.shape[1] != self.header.dim:
-            raise InputError(
-                f"{self.uri} holds descriptors of {self.header.dim} dimensions, "
-                f"the queries have {vectors.shape[1]}"
-            )
-        if not np.isfinite(vectors).all():
-            raise InputError("a query is not finite; look for broken descriptors")
+        vectors = self.check_queries(queries, k)
         return self._searched().search.search(vectors, k)
 
-    def vectors(self, keys: ArrayLike, /) -> Float32:
-        """The descriptors of entries: [n] -> [n, C]."""
-        wanted, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
-        found = np.empty((len(wanted), self.header.dim), np.float32)
-        known = np.zeros(len(wanted), bool)
+    def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
+        """Descriptors by key, from memory as far as they are there, else from the table."""
         mirror = self._mirror
         if mirror is not None and isinstance(mirror.search, FlatSearch):
-            known, rows = mirror.search.vectors(wanted)
-            found[known] = rows
-        for part in self._table.rows(wanted[~known]):
-            places = np.searchsorted(wanted, part.keys)
-            found[places], known[places] = part.descriptors, True
-        if not known.all():
-            raise NoEntryError(f"there is no entry {wanted[~known][0]} in the index")
-        return found[inverse]
+            known, rows = mirror.search.vectors(keys)
+            yield keys[known], rows
+            keys = keys[~known]
+        for part in self._table.rows(keys):
+            yield part.keys, part.descriptors
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> Tuned:
         """Choose how to search from what the user wants, measure it, and remember both.
@@ -208,19 +182,11 @@ class EmbeddedIndex(Index):
                 on_note(f"the best that can be done here has {', '.join(lacking)}")
             return tuned
 
-    def info(self) -> dict[str, Any]:
-        """What there is to know of the index."""
+    def facts(self) -> dict[str, Any]:
+        """Its size on disk, how it searches, and what was measured."""
         state = read_state(self._folder)
         return {
-            "engine": "embedded",
-            "entries": len(self),
-            "dim": self.header.dim,
-            "model": self.header.model[:12],
-            "model_folder": self.header.model_folder,
-            "whitened": self.header.whitened,
-            "settings": self.header.settings.model_dump(mode="json"),
             "bytes": disk_bytes(self._folder),
-            "version": self.header.listwise,
             "intent": (state.intent if state else SearchIntent()).model_dump(mode="json"),
             "method": state.tuned.method if state else "exact, not measured",
             "recall": state.tuned.recall if state else None,
@@ -398,14 +364,6 @@ def _distinct(new: NewEntries) -> NewEntries:
 
 def _read_header(path: Path) -> IndexHeader:
     try:
-        header = IndexHeader.model_validate_json(path.read_bytes())
+        return IndexHeader.parse(path.read_bytes(), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise InputError(f"{path} is damaged: {error.errors()[0]['msg']}") from error
-    if header.format_version != FORMAT_VERSION:
-        raise InputError(
-            f"{path.parent} has the format {header.format_version}, this listwise "
-            f"reads {FORMAT_VERSION}: use the listwise {header.listwise} that made it"
-        )
-    return header

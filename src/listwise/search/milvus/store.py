@@ -9,21 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
-from listwise.blocks import as_queries
 from listwise.errors import InputError
-from listwise.search.index import (
-    FORMAT_VERSION,
-    Entry,
-    Float32,
-    Index,
-    IndexHeader,
-    Keys,
-    NewEntries,
-    NoEntryError,
-    SearchIntent,
-    Tuned,
-    possible_keys,
-)
+from listwise.search.entries import Entry, Float32, Keys, NewEntries, possible_keys
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import (
     ENTRY,
@@ -43,6 +30,7 @@ from listwise.search.milvus.tuning import (
     measure,
     take_sample,
 )
+from listwise.search.store import IndexHeader, SearchIntent, Store, Tuned
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
 _MOST = 16384  # rows that a server gives at once
@@ -67,12 +55,14 @@ class _State(BaseModel):
     milliseconds: float | None = None
 
 
-class MilvusIndex(Index):
+class MilvusStore(Store):
     """An index in a collection of Milvus; several threads and processes may use it at once.
 
     A process sees its own changes at once, and those of others within a moment, or at once after
     `refresh`.
     """
+
+    engine = "milvus"
 
     def __init__(self, connection: Connection, header: IndexHeader, state: _State) -> None:
         self.uri = connection.place.shown
@@ -94,20 +84,20 @@ class MilvusIndex(Index):
             connection.close()
 
     @classmethod
-    def open(cls, place: str) -> "MilvusIndex":
+    def open(cls, place: str) -> "MilvusStore":
         """Open an index that exists."""
         connection = Connection(parse_place(place))
         try:
             index = cls(connection, *_remembered(connection))
             index._build()
-            index._settle()
+            index._wait_for_writes()
         except BaseException:
             connection.close()
             raise
         return index
 
     @classmethod
-    def create(cls, place: str, header: IndexHeader) -> "MilvusIndex":
+    def create(cls, place: str, header: IndexHeader) -> "MilvusStore":
         """Make an empty index; what an unfinished try has left there makes place for it."""
         connection = Connection(parse_place(place))
         try:
@@ -134,7 +124,7 @@ class MilvusIndex(Index):
         """
         if not new.entries:
             return
-        self.checked(new)
+        self.check_new(new)
         rows = {entry.key: row for entry, row in zip(new.entries, as_rows(new), strict=True)}
         for message in messages(rows.values()):
             self._connection.call("upsert", data=message)
@@ -149,7 +139,7 @@ class MilvusIndex(Index):
                 self._connection.call("delete", ids=present)
             removed += len(present)
         if removed:
-            self._settle()
+            self._wait_for_writes()
         self._walk = _NO_WALK
         return removed
 
@@ -182,7 +172,9 @@ class MilvusIndex(Index):
 
         Shapes: [Q, C] -> [Q, k'], [Q, k'] with k' = min(k, len(self)).
         """
-        vectors = self._checked_queries(queries, k)
+        vectors = self.check_queries(queries, k)
+        if k > _MOST:
+            raise InputError(f"k is {k}; Milvus gives between 1 and {_MOST} results")
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
         width = 0
@@ -197,19 +189,13 @@ class MilvusIndex(Index):
             width = min(k, max(width, len(self)))
         return scores[:, :width], keys[:, :width]
 
-    def vectors(self, keys: ArrayLike, /) -> Float32:
-        """The descriptors of entries: [n] -> [n, C]."""
-        wanted = np.asarray(keys, np.int64)
-        unique, inverse = np.unique(wanted, return_inverse=True)
-        found = np.empty((len(unique), self.header.dim), np.float32)
-        known = np.zeros(len(unique), bool)
-        for some in _parts(unique, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
-            for row in self._rows(some, ["descriptor"]):
-                place = np.searchsorted(unique, row["key"])
-                found[place], known[place] = row["descriptor"], True
-        if not known.all():
-            raise NoEntryError(f"there is no entry {unique[~known][0]} in the index")
-        return found[inverse]
+    def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
+        """Descriptors by key, as many at a time as fit into a message."""
+        for some in _parts(keys, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
+            rows = self._rows(some, ["descriptor"])
+            if rows:
+                found = np.array([row["descriptor"] for row in rows], np.float32)
+                yield np.array([row["key"] for row in rows], np.int64), found
 
     def tune(
         self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
@@ -245,36 +231,29 @@ class MilvusIndex(Index):
             f"{intent.memory} bytes: allow more" + ("" if lossy else ", or use Milvus 2.5 or later")
         )
 
-    def info(self) -> dict[str, Any]:
-        """What there is to know of the index, for people and programs: JSON values."""
-        count, header, state = len(self), self.header, self._state
+    def facts(self) -> dict[str, Any]:
+        """The server's version, how it searches, and what was measured."""
+        state = self._state
         return {
-            "engine": "milvus",
             "server": self._connection.version,
-            "entries": count,
-            "dim": header.dim,
-            "model": header.model[:12],
-            "model_folder": header.model_folder,
-            "whitened": header.whitened,
-            "settings": header.settings.model_dump(mode="json"),
-            "search": str(state.method),
-            "intent": state.intent.model_dump(),
+            "intent": state.intent.model_dump(mode="json"),
+            "method": str(state.method),
             "recall": state.recall,
             "milliseconds": state.milliseconds,
-            "memory": state.method.memory(count, header.dim),
+            "memory": state.method.memory(len(self), self.header.dim),
         }
 
     def refresh(self) -> None:
         """See what other processes have written since."""
         _, self._state = _remembered(self._connection)
-        self._settle()
+        self._wait_for_writes()
         self._walk = _NO_WALK
 
     def close(self) -> None:
         """Let go of the connection; milvus-lite lets go of its file."""
         self._connection.close()
 
-    def _settle(self) -> None:
+    def _wait_for_writes(self) -> None:
         """Wait until readers see all that was written, by whomever.
 
         Reads of this process wait for what it has put, but not for what it has removed.
@@ -345,19 +324,6 @@ class MilvusIndex(Index):
             consistency_level=_SESSION,
         )
 
-    def _checked_queries(self, queries: ArrayLike, k: int) -> Float32:
-        vectors = as_queries(queries).astype(np.float32, copy=False)
-        if vectors.shape[1] != self.header.dim:
-            raise InputError(
-                f"queries have {vectors.shape[1]} dimensions, the entries of {self.uri} "
-                f"{self.header.dim}: describe both with one model"
-            )
-        if not np.isfinite(vectors).all():
-            raise InputError("a query's descriptor is not finite")
-        if not 1 <= k <= _MOST:
-            raise InputError(f"k is {k}; Milvus gives between 1 and {_MOST} results")
-        return vectors
-
     def _remember(self, others: Mapping[str, str] | None = None) -> None:
         texts = {**(others or {}), _SEARCH: self._state.model_dump_json()}
         self._connection.call("alter_collection_properties", properties=texts)
@@ -414,7 +380,7 @@ class MilvusIndex(Index):
         self._state = _State(method=method, intent=intent)
         self._remember()
         self._build()
-        self._settle()
+        self._wait_for_writes()
         recall, milliseconds = measure(self, sample)
         self._state = _State(method=method, intent=intent, recall=recall, milliseconds=milliseconds)
         self._remember()
@@ -445,17 +411,13 @@ def _make_place(connection: Connection) -> None:
 
 def _remembered(connection: Connection) -> tuple[IndexHeader, _State]:
     where, found = connection.place.shown, _properties(connection)
+    if _HEADER not in found or _SEARCH not in found:
+        raise InputError(f"{where} is not an index, or a damaged one: build it again")
+    header = IndexHeader.parse(found[_HEADER], where)
     try:
-        version = json.loads(found[_HEADER])["format_version"]
-        if version != FORMAT_VERSION:
-            raise InputError(
-                f"{where} has the format {version}, this listwise reads {FORMAT_VERSION}: use the "
-                "listwise that made it"
-            )
-        header = IndexHeader.model_validate_json(found[_HEADER])
         return header, _State.model_validate_json(found[_SEARCH])
-    except (ValidationError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{where} is no index, or a damaged one: build it anew") from error
+    except ValidationError as error:
+        raise InputError(f"{where} is damaged: build the index again") from error
 
 
 def _parts(values: Any, size: int) -> Iterator[Any]:

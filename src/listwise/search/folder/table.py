@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from listwise.errors import InputError
-from listwise.search.index import Entry, Float32, Keys, NewEntries
+from listwise.search.entries import Entry, Float32, Keys, NewEntries
 
 # LanceDB's settings, read when it is imported: be silent, hold little of what is read in advance,
 # and let an update be as large as the descriptors that are in memory for it anyway.
@@ -59,7 +59,7 @@ class EntryTable:
     @classmethod
     def create(cls, folder: Path, dim: int) -> "EntryTable":
         """An empty table, in place of one that may be there."""
-        with _told(folder):
+        with _one_line_errors(folder):
             mode = "overwrite" if (folder / f"{_NAME}.lance").exists() else "create"
             table = _connect(folder).create_table(_NAME, schema=_schema(dim), mode=mode)
             created = cls(folder, table)
@@ -69,18 +69,18 @@ class EntryTable:
     @classmethod
     def open(cls, folder: Path) -> "EntryTable":
         """The table of an index."""
-        with _told(folder):
+        with _one_line_errors(folder):
             return cls(folder, _connect(folder).open_table(_NAME))
 
     @property
     def version(self) -> int:
         """The number of the last commit of any process."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             return int(self._table.version)
 
     def count(self) -> int:
         """The number of entries."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             return int(self._table.count_rows())
 
     def put(self, new: NewEntries, stamp: int, replacing: bool) -> None:
@@ -88,7 +88,7 @@ class EntryTable:
 
         Without such ones, which the writer's lock lets one know, it is faster.
         """
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             rows = _as_table(new, stamp)
             if replacing:
                 self._merge(rows)
@@ -97,13 +97,13 @@ class EntryTable:
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one commit, and say how many there were."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             # One condition, or a kill might come between two.
             return int(self._table.delete(_among("key", keys)).num_deleted_rows)
 
     def has_any(self, keys: Keys) -> bool:
         """Whether there is an entry with one of these keys."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             return any(
                 self._table.count_rows(_among("key", keys[first : first + _NAMED].tolist()))
                 for first in range(0, len(keys), _NAMED)
@@ -111,13 +111,13 @@ class EntryTable:
 
     def stamps(self) -> tuple[Keys, Keys]:
         """Keys and stamps of all entries: [N], [N]."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             found = self._table.search().select(["key", "stamp"]).to_arrow()
         return found["key"].to_numpy(), found["stamp"].to_numpy()
 
     def rows(self, keys: Keys | None = None) -> Iterator[Rows]:
         """The descriptors of some entries, as far as there are any, or of all; part by part."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             if keys is None:
                 query = self._table.search().select(_DESCRIPTORS)
                 dim = self._table.schema.field("descriptor").type.list_size
@@ -131,7 +131,7 @@ class EntryTable:
     def get(self, keys: Sequence[int]) -> list[Entry]:
         """The entries with these keys, in any order."""
         found: list[Entry] = []
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             for first in range(0, len(keys), _NAMED):
                 found += _as_entries(self._taken(keys[first : first + _NAMED], _COLUMNS))
         return found
@@ -140,7 +140,7 @@ class EntryTable:
         """The entries with these digests, in any order."""
         asked = [digest for digest in digests if digest]
         found: list[Entry] = []
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             for first in range(0, len(asked), _NAMED):
                 condition = _among("digest", asked[first : first + _NAMED])
                 query = self._table.search().where(condition).select(_COLUMNS)
@@ -149,13 +149,13 @@ class EntryTable:
 
     def page(self, start: int, count: int) -> list[Entry]:
         """Some entries in the table's order."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             query = self._table.search().select(_COLUMNS).offset(start).limit(count)
             return _as_entries(query.to_arrow())
 
     def thumbnail(self, key: int) -> bytes | None:
         """The thumbnail of an entry, None if there is none."""
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             found = self._taken([key], ["key", "thumbnail"])["thumbnail"].to_pylist()
         return bytes(found[0]) if found and found[0] else None
 
@@ -164,7 +164,7 @@ class EntryTable:
 
         Entries and stamps stay as they are.
         """
-        with _told(self.folder):
+        with _one_line_errors(self.folder):
             if self._table.version % _TIDY_EVERY:
                 return
             self._join_small_files()
@@ -326,8 +326,8 @@ def disk_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """What LanceDB says of files, in one line."""
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    """Raise an error of LanceDB as an `InputError` of one line."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:

@@ -8,8 +8,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.search.index import Float32, Keys
-from listwise.search.keymap import KeyMap
+from listwise.search.entries import Float32, Keys
+from listwise.search.folder.keymap import KeyMap
 
 _BLOCK = 64 << 20  # bytes: memory grows by as much, and nothing is ever moved for it
 _QUERIES = 256  # at a time: each gives candidates of every block

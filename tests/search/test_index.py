@@ -3,15 +3,16 @@ import time
 import numpy as np
 import pytest
 import torch
-from serving_examples import texture
+from index_examples import texture
 
 from listwise.data import Images, load_image, read_images
 from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
+from listwise.search.engines import create_store
+from listwise.search.entries import NoEntryError, entry_key
 from listwise.search.filling import add_photos, header_of
-from listwise.search.index import NoEntryError, create_index, entry_key
-from listwise.search.searcher import Query, Searcher
+from listwise.search.index import Index, Query
 
 
 def unit(vector):
@@ -46,8 +47,8 @@ def test_photos_are_described_as_the_index_was(searcher, photos):
 def test_the_index_says_at_which_size_photos_are_seen(model, model_folder, photos, tmp_path):
     header = header_of(model, model_folder, max_side=40, scales=(1.0, 0.5))
     path = str(photos / "class1" / "2.jpg")
-    with create_index(tmp_path / "small", header) as index:
-        searcher = Searcher(index, model)
+    with create_store(tmp_path / "small", header) as index:
+        searcher = Index(index, model)
         expected = model.describe(
             Images((path,), ("a",), None), max_side=40, scales=(1.0, 0.5), workers=0
         ).descriptors
@@ -141,8 +142,8 @@ def test_what_is_removed_while_a_query_is_expanded_is_left_out(searcher, monkeyp
 
 
 def test_an_empty_index_finds_nothing(model, model_folder, tmp_path):
-    with create_index(tmp_path / "empty", header_of(model, model_folder)) as index:
-        searcher = Searcher(index, model)
+    with create_store(tmp_path / "empty", header_of(model, model_folder)) as index:
+        searcher = Index(index, model)
         vectors = searcher.describe([texture(0)])
         assert searcher.search(vectors, 5) == []
         assert searcher.search(vectors, 5, expand=True) == []
@@ -152,7 +153,7 @@ def test_another_model_is_refused(searcher):
     torch.manual_seed(1)
     other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
     with pytest.raises(InputError, match="holds descriptors of the model"):
-        Searcher(searcher.index, other)
+        Index(searcher.index, other)
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +165,9 @@ def scenes(model, model_folder, tmp_path_factory):
     pictures += [scene.crop((0, 0, 240, 180)), scene.crop((30, 20, 270, 200))]
     for number, picture in enumerate(pictures):
         picture.save(folder / f"{number}.png")
-    index = create_index(folder / "index", header_of(model, model_folder))
+    index = create_store(folder / "index", header_of(model, model_folder))
     add_photos(index, model, read_images(folder), workers=0)
-    yield Searcher(index, model), folder
+    yield Index(index, model), folder
     index.close()
 
 

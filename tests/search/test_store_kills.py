@@ -10,17 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from listwise.search.index import (
-    Entry,
-    Index,
-    IndexHeader,
-    NewEntries,
-    SearchIntent,
-    create_index,
-    entry_key,
-    index_exists,
-    open_index,
-)
+from listwise.search.engines import create_store, open_store, store_exists
+from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.store import IndexHeader, SearchIntent, Store
 
 DIM = 8
 NAMES = 60
@@ -37,19 +29,19 @@ def write_for_ever(folder: str, log: str, seed: int) -> None:
     """Create, put, remove and tune, and log what is about to be done and what was done."""
     from datetime import timedelta
 
-    from listwise.search import lance_table
+    from listwise.search.folder import table as entry_table
 
     # Tidying, which happens now and then, happens all the time.
     for name, value in [("_TIDY_EVERY", 3), ("_SMALL_FILES", 4), ("_SLACK", 0)]:
-        setattr(lance_table, name, value)
-    lance_table._OLD = timedelta(milliseconds=1)
+        setattr(entry_table, name, value)
+    entry_table._OLD = timedelta(milliseconds=1)
     choices = random.Random(seed)
     with open(log, "a", encoding="ascii", buffering=1) as file:
         file.write("start\n")
-        if not index_exists(folder):
-            create_index(folder, IndexHeader(model="m", model_folder="m", whitened=False, dim=DIM))
+        if not store_exists(folder):
+            create_store(folder, IndexHeader(model="m", model_folder="m", whitened=False, dim=DIM))
         file.write("open\n")
-        index = open_index(folder)
+        index = open_store(folder)
         for number in range(10**6):
             mark = seed * 10**6 + number
             chosen = choices.sample(range(NAMES), choices.randint(1, 8))
@@ -86,7 +78,7 @@ def states(log: Path, known: dict[str, int]) -> list[dict[str, int]]:
     return [now, perhaps]
 
 
-def held(index: Index) -> dict[str, int]:
+def held(index: Store) -> dict[str, int]:
     """What an index holds, once everything in it agrees."""
     marks = {entry.id: int(entry.attributes["mark"]) for entry in index}
     assert len(index) == len(marks)
@@ -125,11 +117,11 @@ def test_a_kill_at_any_moment_leaves_the_last_commit(tmp_path: Path) -> None:
         writer.join()
         allowed = states(log, known)
         done += log.read_text(encoding="ascii").count("done")
-        if index_exists(str(folder)):
-            with open_index(folder) as index:
+        if store_exists(str(folder)):
+            with open_store(folder) as index:
                 known = held(index)
         assert known in allowed
     assert done > KILLS  # it got somewhere between the kills
-    with open_index(folder) as index:
+    with open_store(folder) as index:
         index.put(NewEntries([Entry("last", "", 1, 1)], np.ones((1, DIM), np.float32), [b""]))
         assert entry_key("last") in index.search(np.ones((1, DIM)), 3)[1]

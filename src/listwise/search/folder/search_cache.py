@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise.files import publish, write_text
-from listwise.search.index import SearchIntent, Tuned
-from listwise.search.keymap import KeyMap
+from listwise.search.folder.keymap import KeyMap
+from listwise.search.store import SearchIntent, Tuned
 
 _STATE = "search.json"
 _CODES = "codes.faiss"

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.errors import InputError
-from listwise.search.index import Float32, Keys
-from listwise.search.keymap import KeyMap
-from listwise.search.lance_table import EntryTable, Rows
+from listwise.search.entries import Float32, Keys
+from listwise.search.folder.keymap import KeyMap
+from listwise.search.folder.table import EntryTable, Rows
 
 _TRIES = 3
 

@@ -1,0 +1,60 @@
+"""A tiny model, and indexes of its descriptors: fixtures for the tests of search and serving."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.data import read_images
+from listwise.descriptors import load_model
+from listwise.models import RetrievalNet
+from listwise.search.engines import create_store, open_store
+from listwise.search.filling import add_photos, header_of
+from listwise.search.index import Index
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("serving") / "model"
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(model_folder):
+    return load_model(model_folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def filled(model, model_folder, photos, tmp_path_factory):
+    """The folder of an index of all photos; leave it as it is."""
+    folder = tmp_path_factory.mktemp("filled") / "index"
+    with create_store(folder, header_of(model, model_folder)) as index:
+        assert len(add_photos(index, model, read_images(photos), workers=0).added) == 48
+    return folder
+
+
+@pytest.fixture
+def folder(filled, tmp_path):
+    """The same, to be written to."""
+    shutil.copytree(filled, tmp_path / "index")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def searcher(folder, model):
+    with open_store(folder) as index:
+        yield Index(index, model)
+
+
+def texture(seed, size=(240, 180)):
+    """A photo of blobs that geometry can be verified on."""
+    generator = np.random.default_rng(seed)
+    total = np.zeros((size[1], size[0], 3))
+    for cells in (12, 40):
+        small = generator.integers(0, 255, (cells, cells, 3), dtype=np.uint8)
+        total += np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC))
+    return Image.fromarray((total / 2).astype(np.uint8))
