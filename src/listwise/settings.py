@@ -7,10 +7,17 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from listwise.errors import InputError
+from listwise.plugins import check_name
 
 
 class CropSettings(BaseModel):
@@ -97,15 +104,16 @@ class TrainConfig(BaseModel):
     strict: bool = Field(False, description="stop at the first file that cannot be read")
     # network
     backbone: str = Field("resnet101", description="any timm model")
-    pooling: str = Field("gem", description="gem, mac, spoc, rmac or crow")
+    pooling: str = Field(
+        "gem", description="gem, mac, spoc, rmac, crow, or one that an installed package brings"
+    )
     projection: int | None = Field(None, ge=1, description="dimensions of a last linear layer")
     weights: str = Field("auto", description="a file, auto, pretrained, imagenet-package or random")
     # loss
-    loss: Literal[
-        "ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "multi-similarity"
-    ] = Field(
+    loss: str = Field(
         "ap",
-        description="ap, tie-aware, triplet, contrastive, fastap, smoothap or multi-similarity",
+        description="ap, tie-aware, triplet, contrastive, fastap, smoothap, multi-similarity, or "
+        "one that an installed package brings",
     )
     bins: int = Field(20, ge=2, description="bins M of the score axis (ap and tie-aware)")
     class_weights: bool = Field(
@@ -149,6 +157,16 @@ class TrainConfig(BaseModel):
     )
     checkpoint_every: int = Field(10, ge=1, description="updates between two checkpoints")
 
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, name: str) -> str:
+        return check_name("loss", name)
+
+    @field_validator("pooling")
+    @classmethod
+    def _known_pooling(cls, name: str) -> str:
+        return check_name("pooling", name)
+
     @property
     def mined(self) -> TripletSettings | ContrastiveSettings | None:
         """The settings of the tuples, if the loss is one that has them mined."""
@@ -172,6 +190,8 @@ NESTED: dict[str, type[BaseModel]] = {
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The settings a YAML file gives, checked against `TrainConfig` but not filled up."""
+    import yaml
+
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -202,7 +222,9 @@ def make_config(settings: dict[str, Any], where: str) -> TrainConfig:
             ) from error
         # A setting of several types has an error for each of them.
         same = [other for other in others if other["loc"][:1] == first["loc"][:1] and not inner]
-        reason = ", or ".join(fault["msg"] for fault in (first, *same))
+        reason = ", or ".join(
+            fault["msg"].removeprefix("Value error, ") for fault in (first, *same)
+        )
         raise InputError(f"{where}: {name}: {reason}") from error
 
 

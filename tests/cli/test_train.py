@@ -118,8 +118,8 @@ def test_resume_takes_nothing_else(fails, photos):
 
 
 def test_no_run_to_resume(fails, tmp_path):
-    assert "no run to continue" in fails("train", "--resume", tmp_path)
-    assert "no run to continue" in fails("train", "--resume", tmp_path / "nowhere")
+    assert "not a run to resume" in fails("train", "--resume", tmp_path)
+    assert "not a run to resume" in fails("train", "--resume", tmp_path / "nowhere")
 
 
 def test_a_used_run_folder_is_refused_before_any_work(fails, tmp_path):
@@ -152,7 +152,7 @@ def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
         ({"batch_size": "many"}, "--batch-size"),
         ({"micro_batch": "0"}, "micro_batch"),
         ({"patience": "never"}, "patience"),
-        ({"loss": "hinge"}, "'ap', 'tie-aware', 'triplet'"),
+        ({"loss": "hinge"}, "choose one of ap, tie-aware, triplet"),
         ({"triplet_form": "hinge"}, "triplet.form: Input should be 'margin' or 'log-exp'"),
         ({"device": "tpu"}, "tpu"),
         ({"crops_min_area": "0"}, "crops.min_area"),

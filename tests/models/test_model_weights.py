@@ -246,8 +246,8 @@ def test_no_network_is_said_at_once_in_one_line() -> None:
     assert time.monotonic() - start < 10
     message = str(caught.value)
     assert message.startswith("no network to fetch the weights of resnet18; save them")
-    assert "--weights resnet18.safetensors" in message
-    assert "--weights random" in message
+    assert 'weights="resnet18.safetensors"' in message
+    assert 'weights="random"' in message
     assert "\n" not in message
 
 
@@ -267,7 +267,7 @@ def test_a_failing_download_is_said_in_one_line() -> None:
     with pytest.raises(InputError, match="could not fetch the weights of resnet18") as caught:
         load_backbone("resnet18", "pretrained")
     assert "\n" not in str(caught.value)
-    assert "--weights resnet18.safetensors" in str(caught.value)
+    assert 'weights="resnet18.safetensors"' in str(caught.value)
 
 
 def test_cached_weights_need_no_network(bare_hub: Path) -> None:

@@ -541,7 +541,7 @@ def test_memory_too_small_for_one_image_says_what_to_do():
     crowded.room = 0
     with pytest.raises(torch.OutOfMemoryError, match="one image at a time does not fit: use"):
         step(images, labels)
-    with pytest.raises(torch.OutOfMemoryError, match="micro-batches of 4 do not fit: ask for less"):
+    with pytest.raises(torch.OutOfMemoryError, match="micro-batches of 4 do not fit: make"):
         MultistageStep(crowded, SoftmaxLoss(), 4)(images, labels)
     assert all(p.grad is None for p in net.parameters())
 

@@ -257,7 +257,7 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
 def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
     given = {"loss": "triplet", "triplet": {"tuples": 2}}
     monkeypatch.setattr(trainer_module, "world", lambda: (0, 7))
-    with pytest.raises(InputError, match=r"only 6 images.*raise --triplet-tuples"):
+    with pytest.raises(InputError, match=r"only 6 images.*raise triplet\.tuples"):
         Trainer(prepare(photos, SETTINGS | given), tmp_path / "run")
 
 
@@ -300,12 +300,12 @@ def test_data_that_changed_since_is_refused(photos, tmp_path):
 def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
     plan = prepare(photos, SETTINGS)
     Trainer(plan, tmp_path / "run")
-    with pytest.raises(InputError, match="holds a run already: continue it with --resume"):
+    with pytest.raises(InputError, match="holds a run already: resume it"):
         Trainer(plan, tmp_path / "run")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot make the run's folder"):
         Trainer(plan, tmp_path / "file" / "run")
-    with pytest.raises(InputError, match=r"no run to continue: it has no run\.json"):
+    with pytest.raises(InputError, match=r"not a run to resume: it has no run\.json"):
         resume(tmp_path)
     for content in ("[]", "{", '{"data": "x"}'):
         (tmp_path / "run.json").write_text(content)

@@ -121,7 +121,7 @@ def demo(
 
 def _forget_last(run: Path, photos: Path) -> None:
     """Remove an earlier demo's run, and nothing else."""
-    from listwise.training.trainer import RUN_FILE, read_run
+    from listwise.training.run.folder import RUN_FILE, read_run
 
     if (run / RUN_FILE).exists() and Path(read_run(run)["data"]).parent == photos.resolve():
         shutil.rmtree(run)

@@ -64,8 +64,8 @@ def train(
     from listwise.cli.run import in_processes, show_plan, show_result
     from listwise.training import Trainer, prepare
     from listwise.training import resume as resume_run
+    from listwise.training.run.folder import RUN_FILE
     from listwise.training.run.view import LiveTrainView
-    from listwise.training.trainer import RUN_FILE, check_unused
 
     with in_processes() as first:
         console = Console(stderr=json, quiet=not first)
@@ -76,7 +76,11 @@ def train(
                 with console.status("opening the run"):
                     trainer = resume_run(resume, view)
             else:
-                check_unused(folder)
+                if (folder / RUN_FILE).exists():
+                    raise InputError(
+                        f"{folder} holds a run already: continue it with --resume {folder}, or "
+                        "choose another folder with --run-folder"
+                    )
                 with console.status("checking the photos"):
                     plan = prepare(str(data), given, preset)  # type: ignore[arg-type]
                 show_plan(plan, console)

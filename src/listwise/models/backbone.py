@@ -1,11 +1,13 @@
-"""The convolutional or transformer network under the pooling: any timm model, as a feature map."""
+"""The network under the pooling, timm's or your own: images become a feature map."""
 
 import difflib
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import timm
+import torch
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
@@ -56,12 +58,18 @@ def create_backbone(name: str, **timm_options: Any) -> nn.Module:
 
 
 def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Feature map of normalised images: [B, 3, H, W] -> [B, C, H', W'], class tokens left out."""
+    """Feature map of normalised images: [B, 3, H, W] -> [B, C, H', W'], class tokens left out.
+
+    The backbone is called by `forward_features` if it has that, as timm's models do.
+    """
     model: Any = backbone
     try:
-        features = model.forward_features(images)
+        features = getattr(model, "forward_features", model)(images)
     except (AssertionError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(c in str(error) for c in _SIZE_COMPLAINTS):
+        complaint = isinstance(error, AssertionError) or any(
+            part in str(error) for part in _SIZE_COMPLAINTS
+        )
+        if not complaint or not hasattr(model, "pretrained_cfg"):
             raise
         reason = f" ({error})" if str(error) else ""
         given = "×".join(str(side) for side in images.shape[-2:])
@@ -82,6 +90,42 @@ def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
         )
         if patches.shape[2] == rows * columns:
             return patches.reshape(*patches.shape[:2], rows, columns)
+    shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
     raise InputError(
-        f"{type(model).__name__} gives no feature map to pool: choose another backbone"
+        f"{type(model).__name__} gives no feature map to pool, but {shape}: "
+        "a backbone must give [B, C, H, W]"
     )
+
+
+def pooled_length(backbone: nn.Module, pooling: nn.Module, side: int) -> int:
+    """Length of the vector that a pooling makes of a backbone's feature map, found by a trial.
+
+    Args:
+        backbone: [B, 3, side, side] -> [B, C, H, W].
+        pooling: [B, C, H, W] -> [B, length].
+        side: of the images to try it with.
+    """
+    example = next(backbone.parameters(), torch.empty(0))
+    images = torch.zeros(2, 3, side, side, dtype=example.dtype, device=example.device)
+    with torch.no_grad(), torch.random.fork_rng():
+        features = _try("backbone", backbone, lambda: feature_map(backbone, images), images)
+        vectors = _try("pooling", pooling, lambda: pooling.to(features)(features), features)
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != len(images):
+        made = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+        raise InputError(
+            f"the pooling {type(pooling).__name__} made {made} of a feature map "
+            f"{list(features.shape)}: it must give one vector an image, [B, length]"
+        )
+    return vectors.shape[1]
+
+
+def _try(kind: str, part: nn.Module, call: Callable[[], Any], given: Tensor) -> Any:
+    try:
+        return call()
+    except InputError:
+        raise
+    except Exception as error:  # whatever the part's own code raises
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise InputError(
+            f"the {kind} {type(part).__name__} fails on an input {list(given.shape)} ({reason})"
+        ) from error

@@ -3,13 +3,15 @@
 All of them work in float32 or wider whatever the map's type, so that they are safe under autocast.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from listwise.errors import InputError
+from listwise.plugins import load_installed
 
 
 def _wide(features: Tensor) -> Tensor:
@@ -121,36 +123,38 @@ class GeM(nn.Module):
         return gem(features, self.p, self.eps)
 
 
-class MAC(nn.Module):
+class _Fixed(nn.Module):
+    """A pooling without parameters. Shapes: [B, C, H, W] -> [B, C]."""
+
+    function: ClassVar[Callable[..., Tensor]]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Pool a feature map, [B, C, H, W] -> [B, C]."""
+        return self.function(features)
+
+
+class MAC(_Fixed):
     """Maximum of each channel. Shapes: [B, C, H, W] -> [B, C]."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Pool a feature map, [B, C, H, W] -> [B, C]."""
-        return mac(features)
+    function = staticmethod(mac)
 
 
-class SPoC(nn.Module):
+class SPoC(_Fixed):
     """Mean of each channel. Shapes: [B, C, H, W] -> [B, C]."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Pool a feature map, [B, C, H, W] -> [B, C]."""
-        return spoc(features)
+    function = staticmethod(spoc)
 
 
-class RMAC(nn.Module):
+class RMAC(_Fixed):
     """Regional maxima over three scales. Shapes: [B, C, H, W] -> [B, C]."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Pool a feature map, [B, C, H, W] -> [B, C]."""
-        return rmac(features)
+    function = staticmethod(rmac)
 
 
-class CroW(nn.Module):
+class CroW(_Fixed):
     """Cross-dimensional weighting. Shapes: [B, C, H, W] -> [B, C]."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Pool a feature map, [B, C, H, W] -> [B, C]."""
-        return crow(features)
+    function = staticmethod(crow)
 
 
 POOLINGS: Final[dict[str, type[nn.Module]]] = {
@@ -162,8 +166,16 @@ POOLINGS: Final[dict[str, type[nn.Module]]] = {
 }
 
 
-def make_pooling(name: str) -> nn.Module:
-    """Make the pooling of that name, one of `POOLINGS`."""
-    if name not in POOLINGS:
-        raise InputError(f"no pooling is called {name!r}: choose one of {', '.join(POOLINGS)}")
-    return POOLINGS[name]()
+def make_pooling(pooling: str | nn.Module) -> nn.Module:
+    """The module itself, or the pooling of that name: of `POOLINGS`, or of an installed package."""
+    if isinstance(pooling, nn.Module):
+        return pooling
+    if pooling in POOLINGS:
+        return POOLINGS[pooling]()
+    made = load_installed("pooling", pooling)()
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"the pooling {pooling!r} of an installed package makes {type(made).__name__}, "
+            "not an nn.Module"
+        )
+    return made

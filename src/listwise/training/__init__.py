@@ -1,9 +1,14 @@
 """Training: the three-stage step and what is built around it."""
 
+from typing import TYPE_CHECKING, Any
+
 from listwise.settings import TrainConfig
-from listwise.training.prepare import TrainPlan, prepare
-from listwise.training.step import Counts, Loss, MultistageStep
-from listwise.training.trainer import Trainer, TrainResult, resume
+from listwise.training.objective import Loss
+from listwise.training.step import Counts, MultistageStep
+
+if TYPE_CHECKING:
+    from listwise.training.plan import TrainPlan, prepare
+    from listwise.training.trainer import Trainer, TrainResult, resume
 
 __all__ = [
     "Counts",
@@ -16,3 +21,16 @@ __all__ = [
     "prepare",
     "resume",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The trainer, when it is first used: it needs more packages than the step."""
+    if name in ("TrainPlan", "prepare"):
+        from listwise.training import plan
+
+        return getattr(plan, name)
+    if name in ("Trainer", "TrainResult", "resume"):
+        from listwise.training import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

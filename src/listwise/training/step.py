@@ -15,7 +15,7 @@ of (gradient with respect to the descriptor) × (derivative of the descriptor). 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,26 +33,8 @@ from listwise.training.distributed import (
 )
 from listwise.training.forward import Forward
 from listwise.training.memory import Fit, images_that_fit
+from listwise.training.objective import Loss, accepted_arguments, check_processes
 from listwise.training.upload import arriving
-
-
-class Loss(Protocol):
-    """What the step asks of a loss; every loss of `listwise.losses` is one."""
-
-    def __call__(
-        self,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-        *,
-        queries: tuple[int, int] | None = None,
-    ) -> Tensor:
-        """Descriptors [B, C], labels [B] and weights [B] to a scalar.
-
-        With `queries` (start, stop), only the share of those rows: the shares of a partition of
-        the batch add up to the loss of the batch.
-        """
-        ...
 
 
 @dataclass
@@ -74,10 +56,13 @@ class MultistageStep:
     Args:
         net: images [b, 3, H, W] to descriptors [b, C]; a row must depend on its own image alone,
             so batch norm must be frozen.
-        loss: see `Loss`; parameters of its own, if it is a module, get their gradient too.
+        loss: any callable of descriptors [B, C] and labels [B] that returns a scalar; parameters of
+            its own, if it is a module, get their gradient too. Under torch.distributed it must
+            take `queries` too (see `Loss`).
         micro_batch: images whose graph is held at once. "auto" finds what fits, takes the whole
             batch in one pass if it can, and halves the micro-batch when CUDA memory runs out.
-        weighting: labels [B] of the whole batch to weights [B] of the queries.
+        weighting: labels [B] of the whole batch to weights [B] of the queries, for a loss that
+            takes `weights`.
         autocast: dtype in which the network runs, such as torch.bfloat16; the loss is computed
             outside autocast. Weights are cast, and frozen batch norm is folded into the
             convolutions before it, once a step; gradients are those of the network as it is.
@@ -117,15 +102,18 @@ class MultistageStep:
                 "DistributedDataParallel would sum gradients at every micro-batch; "
                 "pass net.module, the step sums them once"
             )
+        self._accepted = accepted_arguments(loss)
+        if weighting is not None and "weights" not in self._accepted:
+            raise InputError("this loss takes no weights: leave weighting out, or let it take them")
         self.net = net
         self.loss = loss
         self.weighting = weighting
         self.autocast = autocast
         self.compile = compile
         self.micro_batch: int | Literal["auto"] = micro_batch
-        self.choice = "" if micro_batch == "auto" else f"micro-batches of {micro_batch}, as asked"
+        self.choice = "" if micro_batch == "auto" else f"micro-batches of {micro_batch}, as given"
         self.counts = Counts()
-        self._asked: int | Literal["auto"] = micro_batch
+        self._given: int | Literal["auto"] = micro_batch
         self._forward: Forward | None = None
         self._fit: Fit | None = None
         self._fit_shape: torch.Size | None = None
@@ -141,6 +129,7 @@ class MultistageStep:
         Returns:
             The loss of the whole batch, a scalar without graph.
         """
+        check_processes(self.loss, world()[1])
         parameters = _trainable(self.net, self.loss)
         forward = self.forward()
         with torch.autocast(forward.device.type, enabled=False):
@@ -211,9 +200,9 @@ class MultistageStep:
         descriptors = gather_rows(torch.cat(pieces).detach(), parts).requires_grad_()
         all_labels = gather_rows(labels.to(device), parts)
         with failing_together(device):
-            weights = None if self.weighting is None else self.weighting(all_labels)
-            queries = (start, stop) if len(parts) > 1 else None
-            value = self.loss(descriptors, all_labels, weights, queries=queries)
+            value = self._loss_of(
+                descriptors, all_labels, (start, stop) if len(parts) > 1 else None
+            )
             torch.autograd.backward(value)
             if descriptors.grad is None:
                 raise InputError("the loss does not depend on the descriptors")
@@ -236,10 +225,27 @@ class MultistageStep:
             _check_drift(drifts)
         return value
 
+    def _loss_of(
+        self, descriptors: Tensor, labels: Tensor, queries: tuple[int, int] | None
+    ) -> Tensor:
+        """The loss of a batch [B, C] and [B], or the share of some rows, with its graph."""
+        options: dict[str, object] = {}
+        if self.weighting is not None:
+            options["weights"] = self.weighting(labels)
+        if queries is not None:
+            options["queries"] = queries
+        value = self.loss(descriptors, labels, **options)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            made = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"the loss must return a scalar tensor, not {made}")
+        if not value.requires_grad:
+            raise InputError("the loss does not depend on the descriptors")
+        return value.reshape(())
+
     def _choose_micro_batch(self, forward: Forward, images: Tensor, batch: int) -> int:
         """The micro-batch for at most `batch` images in a process, the same in every process."""
-        if self._asked != "auto":
-            return self._asked
+        if self._given != "auto":
+            return self._given
         with failing_together(forward.device):
             if self._fit is None or self._fit_shape != images.shape[1:]:
                 self._fit, self._fit_shape = images_that_fit(forward, images), images.shape[1:]
@@ -249,8 +255,10 @@ class MultistageStep:
 
     def _choose_smaller(self, micro_batch: int, error: torch.OutOfMemoryError) -> int:
         """Half of a micro-batch that ran out of memory, from now on; the error if there is none."""
-        if self._asked != "auto":
-            advice = f'micro-batches of {micro_batch} do not fit: ask for less, or for "auto"'
+        if self._given != "auto":
+            advice = (
+                f'micro-batches of {micro_batch} do not fit: make micro_batch smaller, or "auto"'
+            )
             raise torch.OutOfMemoryError(f"{advice} ({error})") from error
         if micro_batch == 1:
             advice = "one image at a time does not fit: use smaller crops, a smaller backbone or"

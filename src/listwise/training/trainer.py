@@ -1,6 +1,5 @@
 """The training loop: batches, the three-stage step, validation, checkpoints."""
 
-import json
 import math
 import time
 from collections.abc import Generator, Sequence
@@ -12,36 +11,42 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from listwise import __version__
 from listwise.data import CropBatch, CropDataset
 from listwise.data.workers import naming_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
-from listwise.files import write_text
 from listwise.losses import class_balanced_weights
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.pooling import GeM
+from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.distributed import failing_together, world
 from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
 from listwise.training.mining.pool import mine_tuples
-from listwise.training.objective import make_loss
-from listwise.training.prepare import TrainPlan, prepare
+from listwise.training.objective import Loss, check_processes, make_loss
+from listwise.training.plan import TrainPlan, prepare
 from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
+from listwise.training.run.folder import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    check_unused,
+    read_run,
+    reopen_run,
+    start_run,
+)
 from listwise.training.run.pictures import choose_queries, ranked_list_picture
 from listwise.training.run.record import Record
 from listwise.training.run.view import TrainView, UpdateReport, ValidationReport
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
 
-CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
-CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
 PICTURED_QUERIES = 5
 # Compiling takes a minute or two, and saves about as much in this many pixels on a large GPU.
 COMPILED_PIXELS = 5e10
@@ -97,28 +102,31 @@ class Trainer:
         with failing_together(self.device):
             if not resume:
                 check_unused(self.run)
-        smallest, advice = config.images_per_update, f"--{config.loss}-tuples"
-        if config.mined is None:
-            sizes = plan.train.class_sizes()
-            smallest = smallest_batch(sizes, config.batch_size, config.classes_per_batch)
-            advice = "--batch-size or --classes-per-batch"
-        if smallest < self.processes:
-            raise InputError(
-                f"a batch may have only {smallest} images, too few for {self.processes} processes: "
-                f"raise {advice}, or start fewer processes"
-            )
+        self._check_processes()
         torch.manual_seed(config.seed)
-        self.net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
+        self.loss: Loss = plan.parts.get("loss") or make_loss(config)
+        check_processes(self.loss, self.processes)
+        self.net = RetrievalNet(
+            plan.parts.get("backbone", config.backbone),
+            plan.parts.get("pooling", config.pooling),
+            config.projection,
+            config.weights,
+        )
         self.net.to(self.device)
+        parameters = list(self.net.parameters())
+        if isinstance(self.loss, nn.Module):
+            parameters += self.loss.to(self.device).parameters()
         self.optimizer = torch.optim.Adam(
-            self.net.parameters(),
+            parameters,
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             fused=self.device.type == "cuda",  # one kernel for all parameters
         )
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
-            self.progress = load_checkpoint(self.run / CHECKPOINT_FILE, self.net, self.optimizer)
+            self.progress = load_checkpoint(
+                self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.loss
+            )
         self.miner = make_miner(config, plan.train.labels)
         self._tuples: Indices = np.array(self.progress.tuples, dtype=np.int64)
         self._autocast = torch.bfloat16 if config.precision == "bfloat16" else None
@@ -126,13 +134,7 @@ class Trainer:
         self.workers = config.workers or 0
         self._said: set[str] = set()
         if self.rank == 0:
-            if resume:
-                self._check_same_data()
-                # safetensors writes into a hidden .tmp… of its own first.
-                for left_by_a_kill in (*self.run.rglob("*.tmp"), *self.run.rglob(".tmp*")):
-                    left_by_a_kill.unlink()
-            else:
-                self._claim()
+            (reopen_run if resume else start_run)(self.run, plan)
 
     @naming_lost_workers()
     def fit(self) -> TrainResult:
@@ -216,29 +218,18 @@ class Trainer:
             with closing(batches):
                 yield from batches
 
-    def _claim(self) -> None:
-        """Start the run's folder; it is a run once it has its last file."""
-        try:
-            self.run.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+    def _check_processes(self) -> None:
+        """Refuse batches that may have no image for some process."""
+        config = self.plan.config
+        smallest, advice = config.images_per_update, f"{config.loss}.tuples"
+        if config.mined is None:
+            sizes = self.plan.train.class_sizes()
+            smallest = smallest_batch(sizes, config.batch_size, config.classes_per_batch)
+            advice = "batch_size or classes_per_batch"
+        if smallest < self.processes:
             raise InputError(
-                f"cannot make the run's folder {self.run}: {error.strerror}"
-            ) from error
-        config = yaml.safe_dump(self.plan.config.model_dump(), sort_keys=False)
-        write_text(self.run / CONFIG_FILE, config)
-        about = {
-            "data": str(self.plan.data.resolve()),
-            "data_fingerprint": self.plan.fingerprint(),
-            "listwise": __version__,
-            "torch": torch.__version__,
-        }
-        write_text(self.run / RUN_FILE, json.dumps(about, indent=2) + "\n")
-
-    def _check_same_data(self) -> None:
-        if read_run(self.run)["data_fingerprint"] != self.plan.fingerprint():
-            raise InputError(
-                f"{self.run} was trained on other photos or labels than {self.plan.data} "
-                "holds now: start a new run"
+                f"a batch may have only {smallest} images, too few for {self.processes} processes: "
+                f"raise {advice}, or start fewer processes"
             )
 
     def _make_step(self, counts: Counts) -> MultistageStep:
@@ -246,7 +237,7 @@ class Trainer:
         weighted = config.class_weights and config.mined is None
         step = MultistageStep(
             self.net,
-            make_loss(config),
+            self.loss,
             self.progress.micro_batch or config.micro_batch,
             weighting=class_balanced_weights if weighted else None,
             autocast=self._autocast,
@@ -314,7 +305,7 @@ class Trainer:
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss is {loss} at update {self.progress.update + 1}: "
-                "lower --learning-rate, or use --precision float32"
+                'lower learning_rate, or use precision="float32"'
             )
         self.optimizer.step()
         return loss
@@ -400,7 +391,9 @@ class Trainer:
             record.flush()
             self.progress.counts = asdict(self.step.counts)
             self.progress.tuples = self._tuples.tolist()
-            save_checkpoint(self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.progress)
+            save_checkpoint(
+                self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.progress, self.loss
+            )
 
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress
@@ -438,31 +431,33 @@ def smallest_batch(
     return min(batch_size, sum(sizes[:count]))
 
 
-def read_run(run: str | Path) -> dict[str, str]:
-    """What a run's folder says about its data and versions."""
-    path = Path(run) / RUN_FILE
-    try:
-        about: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"data", "data_fingerprint"} <= about.keys():
-            raise ValueError("it does not name its data")
-    except OSError as error:
-        raise InputError(f"{run} is no run to continue: it has no {RUN_FILE}") from error
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} was not written by listwise train: {error}") from error
-    return about
+def resume(
+    run: str | Path,
+    view: TrainView | None = None,
+    *,
+    loss: Loss | None = None,
+    backbone: nn.Module | None = None,
+    pooling: nn.Module | None = None,
+) -> Trainer:
+    """The trainer of an interrupted run, with its own data and settings.
 
-
-def check_unused(run: str | Path) -> None:
-    """Refuse a folder that holds a run: two runs would mix."""
-    if (Path(run) / RUN_FILE).exists():
-        raise InputError(
-            f"{run} holds a run already: continue it with --resume {run}, or choose another "
-            "folder with --run-folder"
-        )
-
-
-def resume(run: str | Path, view: TrainView | None = None) -> Trainer:
-    """The trainer of an interrupted run, with its own data and settings."""
+    Args:
+        run: the run's folder.
+        view: is told what happens.
+        loss: the loss, if the run was started with one of your own.
+        backbone: likewise.
+        pooling: likewise.
+    """
     about = read_run(run)
-    plan = prepare(about["data"], read_settings(Path(run) / CONFIG_FILE), preset="paper")
+    settings = read_settings(Path(run) / CONFIG_FILE)
+    given = {"loss": loss, "backbone": backbone, "pooling": pooling}
+    for kind, part in given.items():
+        if part is None:
+            continue
+        recorded, name = str(settings.get(kind)), custom_name(part)
+        # The module's name may have changed since, as when a script becomes a package.
+        if not recorded.startswith(CUSTOM) or recorded.split(".")[-1] != name.split(".")[-1]:
+            raise InputError(f"{run} was started with the {kind} {recorded!r}, not {name!r}")
+        settings[kind] = part
+    plan = prepare(about["data"], settings, preset="paper")
     return Trainer(plan, run, view, resume=True)

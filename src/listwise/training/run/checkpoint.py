@@ -32,10 +32,19 @@ class Progress:
 
 
 def save_checkpoint(
-    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    loss: object = None,
 ) -> None:
-    """Write the state; a kill at any moment leaves the old file or the new one."""
+    """Write the state; a kill at any moment leaves the old file or the new one.
+
+    A `loss` that is a module may have parameters too.
+    """
     tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
+    if isinstance(loss, nn.Module):
+        tensors.update({f"loss.{k}": v for k, v in loss.state_dict().items()})
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer.{index}.{key}": value for key, value in state.items()})
     tensors["random.cpu"] = torch.get_rng_state()
@@ -44,7 +53,9 @@ def save_checkpoint(
     write_tensors(path, tensors, {"progress": json.dumps(asdict(progress))})
 
 
-def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+def load_checkpoint(
+    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loss: object = None
+) -> Progress:
     """Put a saved state back, to the bit."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -52,11 +63,15 @@ def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer
             tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         progress = Progress(**json.loads(metadata["progress"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged, or no checkpoint of this version: {error}") from error
+        raise InputError(
+            f"{path} is damaged, or not a checkpoint of this version: {error}"
+        ) from error
     try:
         net.load_state_dict(_part(tensors, "net."))
+        if isinstance(loss, nn.Module):
+            loss.load_state_dict(_part(tensors, "loss."))
     except RuntimeError as error:
-        raise InputError(f"{path} is of another network than the config names") from error
+        raise InputError(f"{path} is of another network or loss than the config names") from error
     states: dict[int, dict[str, Any]] = {}
     for key, value in _part(tensors, "optimizer.").items():
         index, name = key.split(".", 1)

@@ -6,7 +6,7 @@ import pytest
 from listwise.data import ImageError, read_labelled
 from listwise.errors import InputError
 from listwise.settings import TrainConfig
-from listwise.training.prepare import prepare
+from listwise.training.plan import prepare
 
 
 def write_table(path, photos, split_of, box=None):

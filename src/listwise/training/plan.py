@@ -1,7 +1,7 @@
 """From what the user names to what the trainer needs: images, settings and their reasons."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,10 +9,13 @@ from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
 from listwise.errors import InputError
 from listwise.machine import Machine
+from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, make_config
 from listwise.training.choices import choose_settings
+from listwise.training.objective import accepted_arguments, make_loss
 
 TRAIN_SPLIT, VAL_SPLIT = "train", "val"
+PARTS = ("loss", "backbone", "pooling")
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class TrainPlan:
     """What will be trained on what, and what a person should know of it.
 
     `reasons` says why a setting was chosen that the user did not give; `notes` are sentences.
+    `parts` are the objects given as `loss`, `backbone` or `pooling`; the config has their names.
     """
 
     data: Path
@@ -28,6 +32,7 @@ class TrainPlan:
     config: TrainConfig
     reasons: dict[str, str]
     notes: list[str]
+    parts: dict[str, Any] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Differs when names, labels or boxes of photos do, or their division into two parts."""
@@ -42,20 +47,22 @@ class TrainPlan:
 def prepare(
     data: str | Path, given: dict[str, Any], preset: Literal["auto", "paper"] = "auto"
 ) -> TrainPlan:
-    """Read and check the images, hold out validation classes, and settle every setting.
+    """Read and check the images, hold out validation classes, and choose every setting.
 
     Args:
         data: a folder of class folders, a table or a list (see `listwise.data.read_labelled`),
             or a data set by name (see `listwise.data.catalog`).
-        given: the settings that the user named.
+        given: the settings that the user named. `backbone` and `pooling` may be modules, and
+            `loss` any callable of descriptors and labels; these very objects are trained.
         preset: where the others come from: "auto" chooses them from the data and the machine,
             "paper" takes section 4.2's.
     """
-    asked = make_config(given, "the settings")
-    machine = Machine.detect(asked.device)
-    images = _training_part(labelled_of(data, split_column=asked.split_column))
-    images, report = check_images(images, asked.strict)
-    train, validation = _divide(images, asked)
+    parts, named = _take_parts(given)
+    config = make_config(named, "the settings")
+    machine = Machine.detect(config.device)
+    images = _training_part(labelled_of(data, split_column=config.split_column))
+    images, report = check_images(images, config.strict)
+    train, validation = _divide(images, config)
     notes = report.lines()
     if (train.class_sizes() > 1).sum() < 2:
         raise InputError(
@@ -64,16 +71,37 @@ def prepare(
         )
     if not (validation.class_sizes() > 1).any():
         raise InputError(f"{data}: no validation class has two photos, so nothing can be found")
-    config, reasons = asked, dict[str, str]()
+    reasons: dict[str, str] = {}
     if preset == "auto":
         # As checked: what the user wrote may be text where a number is meant.
-        settled = asked.model_dump(exclude_unset=True)
-        config, reasons = choose_settings(settled, train, report.sizes, machine)
+        checked = config.model_dump(exclude_unset=True)
+        config, reasons = choose_settings(checked, train, report.sizes, machine)
     config, changed = within(config, train)
     notes += changed
+    if config.class_weights and "weights" not in accepted_arguments(
+        parts.get("loss") or make_loss(config)
+    ):
+        config = config.model_copy(update={"class_weights": False})
+        notes.append("this loss takes no weights: class_weights is off")
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
-    return TrainPlan(Path(data), train, validation, config, reasons, notes)
+    return TrainPlan(Path(data), train, validation, config, reasons, notes, parts)
+
+
+def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The objects among the settings, and the settings with their names."""
+    parts = {k: given[k] for k in PARTS if k in given and not isinstance(given[k], str)}
+    named = given | {kind: custom_name(part) for kind, part in parts.items()}
+    for kind in PARTS:
+        name = str(named.get(kind, ""))
+        if name.startswith(CUSTOM) and kind not in parts:
+            raise InputError(
+                f"the settings name a {kind} of your own, {name.removeprefix(CUSTOM)}: "
+                f"pass that object again as {kind}"
+            )
+    if "loss" in parts:
+        accepted_arguments(parts["loss"])
+    return parts, named
 
 
 def within(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, list[str]]:
