@@ -100,7 +100,7 @@ def test_list_names_every_set() -> None:
 
 def test_mistakes_are_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="say which data set; the names are roxford5k"):
+    with pytest.raises(InputError, match="name a data set; the names are roxford5k"):
         run()
     with pytest.raises(InputError, match="no data set is called 'birds'"):
         run("birds")

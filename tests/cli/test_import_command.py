@@ -91,5 +91,5 @@ def test_mistakes_are_a_line_and_leave_nothing(checkpoint: Path, tmp_path: Path)
     assert not (tmp_path / "model").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").touch()
-    with pytest.raises(InputError, match="is there already: give a new folder"):
+    with pytest.raises(InputError, match="exists already: give a new folder"):
         run(checkpoint, tmp_path / "taken")

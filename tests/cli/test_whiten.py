@@ -75,7 +75,7 @@ def test_supervised_uses_the_labels(listwise, photos, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("model",), "say what to learn from"),
+        (("model",), "nothing to learn from"),
         (("model", "--remove"), "has no whitening"),
         (("model", "photos", "--remove"), "--remove takes nothing but the model"),
         (("model", "photos", "--supervised", "--power", "0.5"), "leave it out with --supervised"),

@@ -1,9 +1,12 @@
-"""`listwise import`: a network that other people have released, as a model folder."""
+"""`listwise import`: a network that others have released, as a model folder."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from listwise.cli import options
+from listwise.cli.output import note, open_console, print_json, say
 
 EXAMPLES = """Examples:
 
@@ -15,57 +18,42 @@ EXAMPLES = """Examples:
 
 def import_model(
     file: Annotated[
-        Path, typer.Argument(help="A .pt file of naver's or a .pth file of cirtorch's.")
+        Path,
+        typer.Argument(help="A .pt file of naver/deep-image-retrieval or a .pth file of cirtorch."),
     ],
     folder: Annotated[Path, typer.Argument(help="The model folder to make.")],
     whitening: Annotated[
         str | None,
-        typer.Option(help="Which of the file's whitenings, or none. [dim]default: the authors'[/]"),
+        typer.Option(
+            help="Name of a whitening in the file, or none. [dim]default: the authors' choice[/dim]"
+        ),
     ] = None,
     whiten_power: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Power of the variances a PCA divides by.")
+        float, typer.Option(min=0.0, max=1.0, help="Power of the variances that a PCA divides by.")
     ] = 0.25,
-    json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     """Make a model folder of a released checkpoint; nothing in the file is run."""
-    import json as encoder
-
-    from rich.console import Console
-
-    from listwise.errors import InputError
-
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is there already: give a new folder")
-    console = Console(stderr=json, highlight=False, markup=False, soft_wrap=True)
+    console = open_console(json)
     with console.status(f"reading {file.name}"):
-        from listwise.descriptors.whitening import Whitening, WhiteningInfo
-        from listwise.models.imported import import_model as read
+        from listwise.descriptors.importing import import_to_folder
 
-        model = read(file, whitening, whiten_power)
-        folder.mkdir(parents=True, exist_ok=True)
-        # The network's config is written last: a folder that has it is complete.
-        if model.whitening_mean is not None and model.whitening_projection is not None:
-            info = WhiteningInfo(method="imported", power=model.whitening_power)
-            Whitening(model.whitening_mean, model.whitening_projection, info).save(
-                folder, model.net.fingerprint()
-            )
-        model.net.save(folder)
-    config = model.net.config
+        model = import_to_folder(file, folder, whitening, whiten_power)
+    config, dim = model.net.config, model.net.dim
     if json:
-        answer = {
-            "folder": str(folder),
-            "backbone": config.backbone,
-            "pooling": config.pooling,
-            "dim": model.net.dim,
-            "whitening": model.whitening,
-            "whitenings": model.whitenings,
-        }
-        print(encoder.dumps(answer))
+        print_json(
+            {
+                "folder": folder,
+                "backbone": config.backbone,
+                "pooling": config.pooling,
+                "dim": dim,
+                "whitening": model.whitening,
+                "whitenings": model.whitenings,
+            }
+        )
         return
-    for note in model.notes:
-        console.print(f"note: {note}", style="yellow")
-    console.print(
-        f"{config.backbone}, {config.pooling}, {model.net.dim} dimensions, whitening "
-        f"{model.whitening or 'none'}"
-    )
-    console.print(f"the model is in {folder}", style="bold")
+    for text in model.notes:
+        note(console, text)
+    named = f"{config.backbone}, {config.pooling}, {dim} dimensions"
+    say(console, f"{named}, whitening {model.whitening or 'none'}")
+    say(console, f"the model is in {folder}", "bold")

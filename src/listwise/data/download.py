@@ -18,12 +18,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from listwise.data.catalog import Entry, RemoteFile
+from listwise.data.catalog import Dataset, Entry, RemoteFile, recognise
 from listwise.errors import InputError
 from listwise.files import write_text
 
@@ -83,6 +83,35 @@ def download(
             lock[file.name] = _one(file, folder, base, progress, patience)
             write_text(folder / LOCK_FILE, json.dumps(lock, indent=2) + "\n")
     return [file.name for file in entry.files if not lock[file.name].get("verified")]
+
+
+class DownloadResult(NamedTuple):
+    """A data set in its folder, what is wrong with it, and the files without a checksum."""
+
+    dataset: Dataset
+    problems: list[str]
+    unverified: list[str]
+
+
+def get_dataset(
+    entry: Entry,
+    folder: str | Path,
+    progress: Progress = lambda what, done, total: None,
+) -> DownloadResult:
+    """The data set in `folder`, downloaded if it is not there or not complete."""
+    found = recognise(Path(folder))
+    if found is not None and found.entry is not entry:
+        raise InputError(f"{folder} holds {found.name}, not {entry.name}: give another folder")
+    problems = found.check() if found else []
+    if found is not None and not problems:
+        return DownloadResult(found, [], [])
+    if not entry.files:
+        raise InputError(problems[0] if problems else f"{entry.name}: {entry.how}")
+    unverified = download(entry, folder, progress=progress)
+    found = recognise(Path(folder))
+    if found is None:
+        raise InputError(f"{folder} has not the layout of {entry.name} after the download")
+    return DownloadResult(found, found.check(), unverified)
 
 
 def _one(

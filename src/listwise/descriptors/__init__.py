@@ -1,7 +1,9 @@
 """Descriptors: extraction at full resolution, whitening, storage."""
 
 from listwise.descriptors.extract import extract
+from listwise.descriptors.learning import learn_whitening, remove_whitening
 from listwise.descriptors.model import Model, load_model
+from listwise.descriptors.sharding import Shard
 from listwise.descriptors.storage import DescriptorFile, DescriptorWriter, Header
 from listwise.descriptors.whitening import Whitening, matching_pairs
 
@@ -10,8 +12,11 @@ __all__ = [
     "DescriptorWriter",
     "Header",
     "Model",
+    "Shard",
     "Whitening",
     "extract",
+    "learn_whitening",
     "load_model",
     "matching_pairs",
+    "remove_whitening",
 ]
