@@ -27,10 +27,10 @@ class Machine:
         except RuntimeError:
             named = torch.device("meta")
         if named.type not in ("cpu", "cuda"):
-            raise InputError(f"device {device!r} is not one to train on: give cpu, cuda or cuda:1")
+            raise InputError(f"`device` {device!r} is not supported: give cpu, cuda or cuda:1")
         gpu = named.type == "cuda"
         if gpu and (named.index or 0) >= gpus:
-            raise InputError(f"no device {device!r} here: PyTorch sees {gpus} GPU(s)")
+            raise InputError(f"`device` {device!r} does not exist: PyTorch finds {gpus} GPU(s)")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         share = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return Machine(device, max(1, share), gpu and torch.cuda.is_bf16_supported())

@@ -90,7 +90,7 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
         (("model", "nowhere", "out.parquet"), "nowhere: no such file or folder"),
         (("model", "photos", "out.parquet", "--scales", "1;2"), "--scales takes numbers"),
         (("model", "photos", "out.parquet", "--scales", "0"), "above 0"),
-        (("model", "photos", "out.parquet", "--precision", "half"), "precision 'half'"),
+        (("model", "photos", "out.parquet", "--precision", "half"), "--precision 'half'"),
         (("model", "photos", "model"), "is no descriptor file"),
     ],
 )

@@ -86,6 +86,7 @@ def test_a_reader_that_left_is_no_error(arguments):
     [
         (["extract", "m", "photos", "out"], "lower `max_side`", "lower --max-side"),
         (["train", "photos"], "raise `triplet.pool`", "raise --triplet-pool"),
+        (["train", "photos"], 'use `weights="random"`', "use --weights random"),
         (["train", "photos"], "choose another `run_folder`", "choose another --run-folder"),
         (["whiten", "m"], "give `source`, not `folder`", "give PHOTOS, not `folder`"),
         (["index", "build", "i"], "`scales` takes numbers", "--scales takes numbers"),

@@ -216,7 +216,7 @@ def test_a_full_disk_is_said_before(server: Server, tmp_path: Path, monkeypatch)
     server.files["a.tgz"] = tar({"a": content()})
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=150_000))
-    with pytest.raises(InputError, match=r"a\.tgz needs about 0\.0 GB .* --to"):
+    with pytest.raises(InputError, match=r"a\.tgz needs about 0\.0 GB .* \(`to`\)"):
         download(entry(RemoteFile("http://x/a.tgz", unpack=True)), tmp_path, base=server.address)
     big = replace(entry(RemoteFile("http://x/a.tgz", unpack=True)), gigabytes=500.0)
     with pytest.raises(InputError, match=r"test needs about 500\.0 GB"):

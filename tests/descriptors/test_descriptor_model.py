@@ -96,7 +96,7 @@ def test_real_weights_find_photos_of_the_same_class(photos):
 
 
 def test_devices_that_are_not_there_are_one_line(folder):
-    with pytest.raises(InputError, match="no device 'cuda:77'"):
+    with pytest.raises(InputError, match="`device` 'cuda:77' does not exist"):
         load_model(folder, "cuda:77")
     with pytest.raises(InputError, match="no model folder"):
         load_model(folder / "none")

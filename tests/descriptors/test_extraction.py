@@ -266,11 +266,11 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         ((images, tmp_path / "b.parquet"), {}, "in the way"),
         ((empty, out), {}, "no photos"),
         ((nothing, out), {}, r"none of the 2 photos can be read; the first: no\.jpg"),
-        ((images, out), {"scales": ()}, "scales .*one or more"),
+        ((images, out), {"scales": ()}, "`scales` .*one or more"),
         ((images, out), {"scales": (1, -0.5)}, "above 0"),
-        ((images, out), {"power": 0.0}, "power 0.0: .*greater than 0"),
-        ((images, out), {"max_side": 0}, "max_side 0"),
-        ((images, out), {"precision": "half"}, "precision 'half'.*bfloat16"),
+        ((images, out), {"power": 0.0}, "`power` 0.0: .*greater than 0"),
+        ((images, out), {"max_side": 0}, "`max_side` 0"),
+        ((images, out), {"precision": "half"}, "`precision` 'half'.*bfloat16"),
     ):
         with pytest.raises(InputError, match=message) as error:
             extract(model, *arguments, workers=0, **change)

@@ -123,7 +123,7 @@ def test_fewer_descriptors_than_dimensions():
         ([np.ones(4)], {}, r"must be \[n, C\]"),
         ([np.full((3, 4), np.nan)], {}, "not finite"),
         ([np.eye(4)], {"power": 2}, "between 0 and 1"),
-        ([np.eye(4)], {"dim": 0}, "1 dimension or more"),
+        ([np.eye(4)], {"dim": 0}, "`dim` must be 1 or more"),
     ],
 )
 def test_what_cannot_be_learned_from_is_one_line(batches, options, message):

@@ -238,7 +238,7 @@ def test_a_decoding_process_that_the_system_ends_is_one_line(folder, tmp_path, m
         for worker in multiprocessing.active_children():
             os.kill(worker.pid, signal.SIGKILL)
 
-    with pytest.raises(InputError, match="fewer --workers"):
+    with pytest.raises(InputError, match="fewer `workers`"):
         extract_features(
             images, tmp_path / "f.arrow", extractor, workers=1, on_progress=end_workers
         )

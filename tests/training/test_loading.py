@@ -119,7 +119,7 @@ def test_a_worker_that_the_system_ends_is_one_line(dataset):
     next(batches)
     (worker,) = multiprocessing.active_children()
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(InputError, match="fewer --workers"), naming_lost_workers():
+    with pytest.raises(InputError, match="fewer `workers`"), naming_lost_workers():
         list(batches)
 
 

@@ -257,7 +257,7 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
 def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
     given = {"loss": "triplet", "triplet": {"tuples": 2}}
     monkeypatch.setattr(trainer_module, "world", lambda: (0, 7))
-    with pytest.raises(InputError, match=r"only 6 images.*raise triplet\.tuples"):
+    with pytest.raises(InputError, match=r"only 6 images.*raise `triplet\.tuples`"):
         Trainer(prepare(photos, SETTINGS | given), tmp_path / "run")
 
 

@@ -96,14 +96,14 @@ def main() -> None:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(error, torch.OutOfMemoryError):
             raise
-        _leave(str(error))
+        _leave(_with_flags(str(error), sys.argv[1:]))
 
 
 def _with_flags(message: str, words: list[str]) -> str:
     """The message with each argument in backticks written as the running command takes it.
 
-    `max_side` becomes --max-side, `triplet.pool` becomes --triplet-pool, and `out`, where it has no
-    flag, OUT. What the command does not take stays as it is.
+    `max_side` becomes --max-side, `weights="random"` becomes --weights random, `triplet.pool`
+    becomes --triplet-pool, and `out`, where it has no flag, OUT. The rest stays as it is.
     """
     command: Any = typer.main.get_command(app)
     for word in words:
@@ -115,9 +115,11 @@ def _with_flags(message: str, words: list[str]) -> str:
         typed[parameter.name] = typed[flag.lstrip("-").replace("-", "_")] = shown
 
     def write(found: re.Match[str]) -> str:
-        return str(typed.get(found[1].replace(".", "_"), found[0]))
+        name, _, value = found[1].partition("=")
+        shown = typed.get(name.replace(".", "_"))
+        return found[0] if shown is None else f"{shown} {value.strip(chr(34))}".rstrip()
 
-    return re.sub(r"`([a-z_.]+)`", write, message)
+    return re.sub(r"`([a-z_.]+(=[^`]*)?)`", write, message)
 
 
 def _leave(reason: str) -> None:

@@ -270,7 +270,7 @@ def _need_space(folder: Path, needed: int, name: str) -> None:
     if free < needed:
         raise InputError(
             f"{name} needs about {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free: "
-            "make room or give another folder with --to"
+            "free some space, or choose another folder (`to`)"
         )
 
 

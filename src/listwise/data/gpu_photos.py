@@ -252,5 +252,5 @@ def _moved(photo: Tensor, device: torch.device) -> Tensor:
         _, height, width = photo.shape
         raise InputError(
             f"the GPU's memory has no room for a photo of {width} × {height}: "
-            "use a smaller --micro-batch, or smaller photos"
+            "use a smaller `micro_batch`, or smaller photos"
         ) from error

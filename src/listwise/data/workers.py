@@ -23,5 +23,5 @@ def naming_lost_workers() -> Iterator[None]:
             raise
         raise InputError(
             "a process that decodes photos was ended by the system, mostly for lack of memory or "
-            "of shared memory (docker run --shm-size): use fewer --workers"
+            "of shared memory (docker run --shm-size): use fewer `workers`"
         ) from error

@@ -40,4 +40,4 @@ def make_settings(
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{first['loc'][0]} {first['input']!r}: {reason}") from error
+        raise InputError(f"`{first['loc'][0]}` {first['input']!r}: {reason}") from error

@@ -108,7 +108,7 @@ class Whitening:
             power: of the variance.
         """
         if not 0 <= power <= 1:
-            raise InputError(f"the power of a whitening lies between 0 and 1, not at {power}")
+            raise InputError(f"`power` must be between 0 and 1, not {power}")
         moments = _moments(batches)
         if moments.count < 2:
             raise InputError("a whitening is learned from two or more descriptors")
@@ -186,7 +186,7 @@ class Whitening:
         if belongs_to != network:
             raise InputError(
                 f"{path} was learned for other weights than the network beside it: run listwise "
-                f"whiten {folder} again, or listwise whiten {folder} --remove"
+                f"whiten {folder} again, or delete the file"
             )
         return cls(mean, projection, info)
 
@@ -278,7 +278,7 @@ def _keep(
 ) -> tuple[Float64, Float64]:
     varying = int((variances > max(variances[0], 0.0) * NEGLIGIBLE).sum())
     if dim is not None and dim < 1:
-        raise InputError(f"a whitening keeps 1 dimension or more, not {dim}")
+        raise InputError(f"`dim` must be 1 or more, not {dim}")
     if not varying:
         raise InputError(f"the {count} descriptors are all the same: nothing to learn from")
     if dim is not None and dim > varying:

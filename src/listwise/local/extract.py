@@ -182,7 +182,7 @@ def _results(
     except BrokenProcessPool as error:
         raise InputError(
             "a process that extracts features was ended by the system, mostly for lack of memory: "
-            "use fewer --workers"
+            "use fewer `workers`"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -67,7 +67,7 @@ def verify_pairs(
         except BrokenProcessPool as error:
             raise InputError(
                 "a process that verifies was ended by the system, mostly for lack of memory: "
-                "use fewer --workers"
+                "use fewer `workers`"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)

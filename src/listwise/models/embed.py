@@ -186,7 +186,7 @@ def _descriptors(
         count, _, height, width = photos.shape
         raise InputError(
             f"{count} photos of {width} × {height} at once do not fit into the GPU's memory: "
-            "reduce them to a smaller long side (max_side; when training, --val-max-side)"
+            "choose a smaller `max_side` (in training: `val_max_side`)"
         ) from error
 
 

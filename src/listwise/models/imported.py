@@ -88,7 +88,7 @@ def import_model(
     else:
         raise InputError(
             f"{path}: has neither 'model_options' (naver) nor 'meta' (cirtorch), so it does not "
-            "say what network it is; for plain weights of a backbone use weights=file"
+            "say what network it is; for plain weights of a backbone use `weights`"
         )
     return _with_whitening(net, found, whitening, power, path)
 
@@ -116,7 +116,7 @@ def _with_whitening(
         )
     if not (np.isfinite(mean).all() and np.isfinite(projection).all()):
         raise InputError(
-            f"{path}: the whitening {wanted!r} has infinite values; choose a smaller whiten_power"
+            f"{path}: the whitening {wanted!r} has infinite values; choose a smaller `whiten_power`"
         )
     others = [name for name in names if name != wanted]
     notes = [f"other whitenings in the file: {', '.join(others)}"] if others else []

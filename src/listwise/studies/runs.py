@@ -79,7 +79,7 @@ class StudyPlan:
         if updates == 0:
             raise InputError(
                 f"{self.images} images are less than one update of {variant.name}, which takes "
-                f"{config.images_per_update}: give more --images, or other --variants"
+                f"{config.images_per_update}: give more `images`, or other `variants`"
             )
         every = math.ceil(updates / self.validations)
         schedule = {
@@ -138,7 +138,7 @@ def plan_study(
                 "each run by itself, so that runs differ in one thing alone"
             )
     if rates and "learning_rate" in given:
-        raise InputError("learning-rate and --rates are two ways to say one thing: give one")
+        raise InputError("`learning_rate` and `rates` cannot be given together")
     plan = prepare(data, given, preset)
     own = {*study.varies, *SCHEDULE, *(["learning_rate"] if rates else [])}
     reasons = {name: reason for name, reason in plan.reasons.items() if name not in own}
@@ -233,14 +233,14 @@ def _name(made: StudyPlan, variant: Variant, seed: int, rate: float) -> str:
 def _check_study(made: StudyPlan) -> None:
     """Refuse a folder of another study: its tables would be replaced."""
     if made.out.exists() and not made.out.is_dir():
-        raise InputError(f"{made.out} is a file: give a folder as --out")
+        raise InputError(f"{made.out} is a file: give a folder as `out`")
     path = made.out / STUDY_FILE
     if path.exists():
         name = read_json(path).get("study")
         if name is None:
             raise InputError(f"{path} was not written by a study: remove it")
         if name != made.study.name:
-            raise InputError(f"{made.out} holds the study {name}: give another --out")
+            raise InputError(f"{made.out} holds the study {name}: give another `out`")
 
 
 def _check_run(made: StudyPlan, variant: Variant, seed: int, rate: float) -> None:
@@ -256,10 +256,10 @@ def _check_run(made: StudyPlan, variant: Variant, seed: int, rate: float) -> Non
         name = other[0]
         raise InputError(
             f"{folder} is a run with other settings ({name} {there[name]}, now {wanted[name]}): "
-            "go on with the same command, or give another --out"
+            "go on with the same command, or give another `out`"
         )
     if read_run(folder)["data_fingerprint"] != made.plan.fingerprint():
-        raise InputError(f"{folder} is a run on other photos or labels: give another --out")
+        raise InputError(f"{folder} is a run on other photos or labels: give another `out`")
 
 
 def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: TrainView) -> Outcome:

@@ -257,7 +257,7 @@ class MultistageStep:
         """Half of a micro-batch that ran out of memory, from now on; the error if there is none."""
         if self._given != "auto":
             advice = (
-                f'micro-batches of {micro_batch} do not fit: make micro_batch smaller, or "auto"'
+                f'micro-batches of {micro_batch} do not fit: make `micro_batch` smaller, or "auto"'
             )
             raise torch.OutOfMemoryError(f"{advice} ({error})") from error
         if micro_batch == 1:

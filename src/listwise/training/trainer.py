@@ -221,11 +221,11 @@ class Trainer:
     def _check_processes(self) -> None:
         """Refuse batches that may have no image for some process."""
         config = self.plan.config
-        smallest, advice = config.images_per_update, f"{config.loss}.tuples"
+        smallest, advice = config.images_per_update, f"`{config.loss}.tuples`"
         if config.mined is None:
             sizes = self.plan.train.class_sizes()
             smallest = smallest_batch(sizes, config.batch_size, config.classes_per_batch)
-            advice = "batch_size or classes_per_batch"
+            advice = "`batch_size` or `classes_per_batch`"
         if smallest < self.processes:
             raise InputError(
                 f"a batch may have only {smallest} images, too few for {self.processes} processes: "
@@ -305,7 +305,7 @@ class Trainer:
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss is {loss} at update {self.progress.update + 1}: "
-                'lower learning_rate, or use precision="float32"'
+                'lower `learning_rate`, or use `precision="float32"`'
             )
         self.optimizer.step()
         return loss

@@ -87,7 +87,7 @@ class TripletMiner:
         if len(queries) == 0:
             raise InputError(
                 f"no triplet in a pool of {len(photos)} photos: no class has two of them beside "
-                "another class; raise triplet.pool"
+                "another class; raise `triplet.pool`"
             )
         drawn = generator.choice(queries, self.period * self.per_update)
         which = (generator.random(len(drawn)) * counts[drawn]).astype(np.int64)
@@ -198,7 +198,7 @@ def nearest_of_other_classes(
     if len(torch.unique(labels[pool])) <= count:
         raise InputError(
             f"a pool of {len(pool)} photos has too few classes for {count} negatives of different "
-            "classes: raise contrastive.pool, or lower contrastive.negatives"
+            "classes: raise `contrastive.pool`, or lower `contrastive.negatives`"
         )
     found = []
     for block in torch.split(queries, _BLOCK):
