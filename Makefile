@@ -39,7 +39,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing listwise into $(VENV) (a few minutes the first time)"
-	$(PIP) --editable '.[imagenet]'
+	$(PIP) --editable '.[train,serve,imagenet]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -29,7 +29,7 @@ ORDER = [
     "__main__",
 ]
 # Small modules that everything may import, and that import one another in this order.
-COMMON = ["errors", "files", "blocks", "plugins", "settings", "machine"]
+COMMON = ["errors", "optional", "files", "blocks", "plugins", "settings", "machine"]
 
 
 def imports() -> list[tuple[str, str]]:
@@ -128,4 +128,5 @@ def test_importing_a_package_loads_only_what_it_needs(module: str, forbidden: se
         assert {name for name in loaded if name.count(".") == 1} <= {
             "listwise.errors",
             "listwise.losses",
+            "listwise.optional",
         }

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from listwise.errors import InputError
+from listwise.optional import requires
 from listwise.plugins import check_name
 
 
@@ -190,7 +191,8 @@ NESTED: dict[str, type[BaseModel]] = {
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The settings a YAML file gives, checked against `TrainConfig` but not filled up."""
-    import yaml
+    with requires("train", "a config file"):
+        import yaml
 
     path = Path(path)
     try:

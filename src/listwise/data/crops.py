@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from listwise.data.images import ImageError, load_image
 from listwise.data.labelled import LabelledImages
 from listwise.errors import InputError
+from listwise.optional import requires
 from listwise.settings import CropSettings
 
 GREY = np.array([0.299, 0.587, 0.114])
@@ -100,7 +100,7 @@ def random_crop(
     across, down = np.array(plan.across), np.array(plan.down)
     crop = _resample(image, plan.bounds, across, down, settings.size)
     if plan.flip:
-        crop = cv2.flip(crop, 1)
+        crop = crop[:, ::-1].copy()
     return _to_tensor(_jitter(crop, *plan.colours))
 
 
@@ -246,6 +246,9 @@ def _warp(
     OpenCV is quicker on floats than on whole numbers, if they are few enough for memory to be
     used again instead of being asked for: hence the strips.
     """
+    with requires("train", "a random crop"):
+        import cv2
+
     turned = np.empty((size, size, 3), dtype=np.uint8)
     for row in range(0, size, _STRIP):
         height = min(_STRIP, size - row)
@@ -272,6 +275,9 @@ def _jitter(
     colours = Colours(brightness, contrast, saturation, hue)
     if colours == (1.0, 1.0, 1.0, 0.0):
         return crop
+    with requires("train", "a random crop"):
+        import cv2
+
     matrix, share = colour_change(colours)
     offset = np.full((3, 1), share * float(GREY @ cv2.mean(crop)[:3]))
     return np.asarray(cv2.transform(crop, np.hstack([matrix, offset])))
@@ -288,6 +294,4 @@ def colour_change(colours: Colours) -> tuple[npt.NDArray[np.float64], float]:
 
 
 def _to_tensor(pixels: Pixels) -> Tensor:
-    planes = np.empty((3, *pixels.shape[:2]), dtype=np.uint8)
-    cv2.split(pixels, list(planes))
-    return torch.from_numpy(planes)
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))

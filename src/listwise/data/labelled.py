@@ -41,6 +41,7 @@ from listwise.data.images import (
     list_images,
 )
 from listwise.errors import InputError
+from listwise.optional import requires
 
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -475,8 +476,9 @@ def _csv_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str
 
 
 def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with requires("train", "a Parquet table"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     try:
         table = pq.ParquetFile(source).read()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from listwise.errors import InputError
 from listwise.losses.checks import check_batch, check_queries, query_weights
 from listwise.losses.histogram import accumulation_dtype
+from listwise.optional import requires
 
 
 class _AdaptedLoss(nn.Module):
@@ -85,10 +86,6 @@ class MultiSimilarityLoss(_AdaptedLoss):
 
 
 def _library() -> tuple[ModuleType, ModuleType]:
-    try:
+    with requires("compare", "this loss"):
         from pytorch_metric_learning import losses, reducers
-    except ImportError as error:
-        raise InputError(
-            "this loss is pytorch-metric-learning's: pip install 'listwise[compare]'"
-        ) from error
     return losses, reducers

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from listwise.errors import InputError
+from listwise.optional import requires
 from listwise.search.store import IndexHeader, Store
 
 
@@ -45,6 +46,7 @@ def _engine(uri: str) -> tuple[Any, str]:
         raise InputError(
             f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
         )
-    from listwise.search.folder.store import FolderStore
+    with requires("index", "an index in a folder"):
+        from listwise.search.folder.store import FolderStore
 
     return FolderStore, uri

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 
-import cv2
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -79,6 +78,8 @@ def load_batches(
 
 def _settle(worker: int) -> None:
     """A worker is one of many: it has a core, not the machine, and leaves Ctrl-C to others."""
+    import cv2
+
     ignore_interrupts(worker)
     cv2.setNumThreads(0)
 

@@ -9,6 +9,7 @@ from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
 from listwise.errors import InputError
 from listwise.machine import Machine
+from listwise.optional import requires
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, make_config
 from listwise.training.choices import choose_settings
@@ -57,6 +58,11 @@ def prepare(
         preset: where the others come from: "auto" chooses them from the data and the machine,
             "paper" takes section 4.2's.
     """
+    with requires("train", "training"):
+        import cv2  # noqa: F401
+        import tensorboard  # type: ignore[import-untyped]  # noqa: F401
+        import yaml  # noqa: F401
+
     parts, named = _take_parts(given)
     config = make_config(named, "the settings")
     machine = Machine.detect(config.device)

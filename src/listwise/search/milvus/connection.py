@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from listwise.errors import InputError
+from listwise.optional import requires
 
 _CONNECT = 5.0  # seconds to wait for a server's first answer
 _ANSWER = 60.0  # and for every other
@@ -124,17 +125,13 @@ class Connection:
 def _pymilvus(place: Place) -> tuple[Any, tuple[type[Exception], ...]]:
     """The client of pymilvus, and the errors that its methods raise."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes of every fork
-    try:
+    with requires("milvus", "an index in Milvus"):
         import grpc  # type: ignore[import-untyped]
         from pymilvus import MilvusClient
         from pymilvus.exceptions import MilvusException
 
         if place.file is not None:
             import milvus_lite  # type: ignore[import-untyped]  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{place.shown} needs pymilvus: install it with pip install 'listwise[milvus]'"
-        ) from error
     for name in ("pymilvus", "pymilvus.milvus_client", "milvus_lite", "grpc"):
         # They write tracebacks of errors that are raised as well.
         logging.getLogger(name).setLevel(logging.CRITICAL)
