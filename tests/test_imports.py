@@ -29,7 +29,7 @@ ORDER = [
     "__main__",
 ]
 # Small modules that everything may import, and that import one another in this order.
-COMMON = ["errors", "optional", "files", "blocks", "plugins", "settings", "machine"]
+COMMON = ["errors", "optional", "files", "columns", "blocks", "plugins", "settings", "machine"]
 
 
 def imports() -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
         (("model", "photos", "out.parquet", "--scales", "1;2"), "--scales takes numbers"),
         (("model", "photos", "out.parquet", "--scales", "0"), "above 0"),
         (("model", "photos", "out.parquet", "--precision", "half"), "--precision 'half'"),
-        (("model", "photos", "model"), "is no descriptor file"),
+        (("model", "photos", "model"), "is not a descriptor file"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(listwise, photos, tmp_path, arguments, message):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from listwise import __version__
-from listwise.descriptors import DescriptorFile, DescriptorWriter, Header
+from listwise.descriptors import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.descriptors import storage as module
 from listwise.descriptors.settings import ExtractSettings
 from listwise.descriptors.storage import is_descriptor_file
@@ -21,7 +21,7 @@ def write(path, count, dim=6, pieces=1, **header):
     rows = generator.standard_normal((count, dim)).astype(np.float32)
     ids = [f"photo {i}.jpg" for i in range(count)]
     sizes = generator.integers(1, 4000, (count, 2))
-    with DescriptorWriter(path, dim, Header(**{"model": "abc", **header})) as writer:
+    with DescriptorWriter(path, dim, DescriptorHeader(**{"model": "abc", **header})) as writer:
         for part in np.array_split(np.arange(count), pieces):
             writer.write([ids[i] for i in part], sizes[part], rows[part])
     return ids, sizes, rows
@@ -83,7 +83,7 @@ def test_a_failed_block_leaves_the_old_file(tmp_path):
     _, _, old = write(path, 4)
 
     def fail():
-        with DescriptorWriter(path, 6, Header(model="new")) as writer:
+        with DescriptorWriter(path, 6, DescriptorHeader(model="new")) as writer:
             writer.write(["x"], [(1, 1)], np.ones((1, 6)))
             raise KeyError
 
@@ -101,11 +101,11 @@ def test_rows_that_do_not_fit_are_refused(tmp_path):
     ):
         with (
             pytest.raises(InputError, match=message),
-            DescriptorWriter(tmp_path / "a.parquet", 6, Header(model="m")) as writer,
+            DescriptorWriter(tmp_path / "a.parquet", 6, DescriptorHeader(model="m")) as writer,
         ):
             writer.write(ids, [(1, 1)] * len(ids), rows)
     with pytest.raises(InputError, match="cannot write"):
-        DescriptorWriter(tmp_path / "no folder" / "a", 6, Header(model="m")).__enter__()
+        DescriptorWriter(tmp_path / "no folder" / "a", 6, DescriptorHeader(model="m")).__enter__()
 
 
 def test_files_that_are_none_are_one_line(tmp_path):
@@ -127,7 +127,7 @@ def test_files_that_are_none_are_one_line(tmp_path):
         "headless": (content[100:], "damaged"),
         "newer": (headed(model="m", format_version=9), "newer Listwise"),
         "table": ((tmp_path / "table.parquet").read_bytes(), "not one of descriptors"),
-        "header": (headed(model=5), "damaged header"),
+        "header": (headed(model=5), "its header cannot be read"),
     }
     for name, (damage, message) in cases.items():
         path = tmp_path / name

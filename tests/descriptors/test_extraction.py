@@ -260,8 +260,8 @@ def test_mistakes_are_one_line(model, images, tmp_path):
     nothing = Images(("no.jpg", "none.jpg"), ("no", "none"), None)
     out = tmp_path / "a.parquet"
     for arguments, change, message in (
-        ((images, picture), {}, "is no descriptor file: give another name"),
-        ((images, tmp_path), {}, "is no descriptor file"),
+        ((images, picture), {}, "is not a descriptor file: give another name"),
+        ((images, tmp_path), {}, "is not a descriptor file"),
         ((images, picture / "below"), {}, "cannot write"),
         ((images, tmp_path / "b.parquet"), {}, "in the way"),
         ((empty, out), {}, "no photos"),

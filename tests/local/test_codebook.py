@@ -164,7 +164,7 @@ def test_damaged_files_are_said_to_be(tmp_path):
             Codebook.load(path)
     path.write_bytes(whole)
     save_file(load_file(path), path, {"fingerprint": "", "codebook": json.dumps({"seed": 1})})
-    with pytest.raises(InputError, match="damaged or no codebook"):
+    with pytest.raises(InputError, match="its header cannot be read"):
         Codebook.load(path)
 
 

@@ -16,9 +16,9 @@ from listwise.errors import InputError
 from listwise.local import extract as module
 from listwise.local.extract import HessianAffine, extract_features
 from listwise.local.features import Features, photo_features
-from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo
+from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, PhotoFeatures
 
-HEADER = Header(extractor="demo", dim=16)
+HEADER = FeatureHeader(extractor="demo", dim=16)
 
 
 def random_features(n: int, dim: int = 16, seed: int = 0) -> Features:
@@ -45,7 +45,7 @@ def some(tmp_path: Path) -> Images:
 
 
 def test_features_come_back_by_id_and_by_row(tmp_path: Path) -> None:
-    photos = [Photo(f"p{n}", 100 + n, 50, random_features(n, seed=n)) for n in (3, 0, 7, 1)]
+    photos = [PhotoFeatures(f"p{n}", 100 + n, 50, random_features(n, seed=n)) for n in (3, 0, 7, 1)]
     with FeatureWriter(tmp_path / "f.arrow", HEADER) as writer:
         writer.write(photos[:2])
         writer.write([])
@@ -69,18 +69,18 @@ def test_features_come_back_by_id_and_by_row(tmp_path: Path) -> None:
 
 
 def test_bytes_a_feature(tmp_path: Path) -> None:
-    with FeatureWriter(tmp_path / "f.arrow", Header(extractor="demo", dim=128)) as writer:
-        writer.write([Photo("a", 1, 1, random_features(5000, 128))])
+    with FeatureWriter(tmp_path / "f.arrow", FeatureHeader(extractor="demo", dim=128)) as writer:
+        writer.write([PhotoFeatures("a", 1, 1, random_features(5000, 128))])
     assert (tmp_path / "f.arrow").stat().st_size < 5000 * 160
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "f.arrow"
     with FeatureWriter(path, HEADER) as writer:
-        writer.write([Photo("a", 1, 1, random_features(2))])
+        writer.write([PhotoFeatures("a", 1, 1, random_features(2))])
     before = path.read_bytes()
     with pytest.raises(InputError, match="12 dimensions"), FeatureWriter(path, HEADER) as writer:
-        writer.write([Photo("b", 1, 1, random_features(2, 12))])
+        writer.write([PhotoFeatures("b", 1, 1, random_features(2, 12))])
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["f.arrow"]
     with pytest.raises(InputError, match="cannot write"):
@@ -103,19 +103,19 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     with ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
     refuses("not one of local features")
-    newer = Header(extractor="demo", dim=16, format_version=99)
+    newer = FeatureHeader(extractor="demo", dim=16, format_version=99)
     with FeatureWriter(path, newer) as writer:
-        writer.write([Photo("a", 1, 1, random_features(2))])
+        writer.write([PhotoFeatures("a", 1, 1, random_features(2))])
     refuses("newer Listwise")
     with FeatureWriter(path, HEADER) as writer:
-        writer.write([Photo("a", 1, 1, random_features(2000))])
+        writer.write([PhotoFeatures("a", 1, 1, random_features(2000))])
     path.write_bytes(path.read_bytes()[:-3000])
     refuses("damaged")
 
 
 def test_features_of_another_extractor_are_refused(tmp_path: Path) -> None:
     with FeatureWriter(tmp_path / "f.arrow", HEADER) as writer:
-        writer.write([Photo("a", 1, 1, random_features(2))])
+        writer.write([PhotoFeatures("a", 1, 1, random_features(2))])
     file = FeatureFile.open(tmp_path / "f.arrow")
     file.require("demo")
     with pytest.raises(InputError, match=r"features of demo, not of other.*extract again"):
@@ -212,7 +212,7 @@ def test_mistakes_are_one_line(some: Images, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none of the 1 photos can be read"):
         extract_features(broken, out, workers=0)
     out.write_text("my notes")
-    with pytest.raises(InputError, match="no file of local features"):
+    with pytest.raises(InputError, match="not a file of local features"):
         extract_features(some, out, workers=0)
     assert out.read_text() == "my notes"
 

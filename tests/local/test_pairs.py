@@ -9,7 +9,7 @@ import numpy as np
 from listwise.local import pairs as module
 from listwise.local.features import Features
 from listwise.local.pairs import verify_pairs
-from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo
+from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, PhotoFeatures
 
 
 def a_feature_file(path, photos, seed):
@@ -28,8 +28,8 @@ def a_feature_file(path, photos, seed):
         shapes = np.broadcast_to(np.eye(2), (60, 2, 2))
         arrays = (points, np.full(60, 10.0), shapes, descriptors)
         found = Features(*(np.ascontiguousarray(array, np.float32) for array in arrays))
-        rows.append(Photo(f"{number}", 300, 300, found))
-    with FeatureWriter(path, Header(extractor="demo", dim=8)) as writer:
+        rows.append(PhotoFeatures(f"{number}", 300, 300, found))
+    with FeatureWriter(path, FeatureHeader(extractor="demo", dim=8)) as writer:
         writer.write(rows)
     return FeatureFile.open(path)
 

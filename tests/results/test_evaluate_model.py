@@ -8,7 +8,13 @@ from PIL import Image
 from listwise.data import read_labelled
 from listwise.data.catalog import Benchmark, find_dataset
 from listwise.data.toy import make_toy_landmarks
-from listwise.descriptors import DescriptorFile, DescriptorWriter, Header, Model, Whitening
+from listwise.descriptors import (
+    DescriptorFile,
+    DescriptorHeader,
+    DescriptorWriter,
+    Model,
+    Whitening,
+)
 from listwise.descriptors.settings import make_settings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_revisited
@@ -61,7 +67,9 @@ def test_distractors_count_as_wrong(searched, model, tmp_path):
     rng = np.random.default_rng(0)
     rows = searched.queries.repeat(3, 0) + 0.01 * rng.normal(size=(3 * len(searched.queries), 1))
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    header = Header(model="m", whitened=False, settings=make_settings(None, (1.0,), 3.0, "float32"))
+    header = DescriptorHeader(
+        model="m", whitened=False, settings=make_settings(None, (1.0,), 3.0, "float32")
+    )
     path = tmp_path / "more.parquet"
     with DescriptorWriter(path, rows.shape[1], header) as writer:
         ids = [str(i) for i in range(len(rows))]

@@ -4,13 +4,13 @@ from listwise.descriptors.extract import extract
 from listwise.descriptors.learning import learn_whitening, remove_whitening
 from listwise.descriptors.model import Model, load_model
 from listwise.descriptors.sharding import Shard
-from listwise.descriptors.storage import DescriptorFile, DescriptorWriter, Header
+from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.descriptors.whitening import Whitening, matching_pairs
 
 __all__ = [
     "DescriptorFile",
+    "DescriptorHeader",
     "DescriptorWriter",
-    "Header",
     "Model",
     "Shard",
     "Whitening",

@@ -1,44 +1,126 @@
-"""Parts of a long extraction in a folder beside its file, until they are joined."""
+"""An extraction in parts, which lie in a folder beside its file until they are joined."""
 
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from listwise.columns import TableFile, join_tables
 from listwise.data import Images
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import publish, write_text
 
 KEY_FILE = "listwise.key"
 
+F = TypeVar("F", bound=TableFile[Any])
 
-def parts_key(how: str, images: Images) -> str:
+
+@dataclass(frozen=True)
+class Part:
+    """Positions of some photos, and the file for what is extracted from them."""
+
+    photos: range
+    path: Path
+
+
+class Parts(Generic[F]):
+    """The parts of one extraction, in `OUT.partial/`: what is done survives an interruption.
+
+    A part is in its place only when it is whole. The next run with the same photos and settings
+    uses the parts that are done; a run with others starts over.
+    """
+
+    def __init__(self, table: type[F], out: Path, images: Images, size: int, how: str) -> None:
+        """Prepare an extraction; `start` makes its folder.
+
+        Args:
+            table: the kind of file.
+            out: the file.
+            images: photos.
+            size: photos in a part.
+            how: names the model or extractor, with its settings.
+        """
+        if not len(images):
+            raise InputError(f"there are no photos to extract {table.kind.contents} from")
+        if out.exists() and not table.kind.matches(out):
+            raise InputError(f"{out} exists and is not a {table.kind.name}: give another name")
+        self.out = out
+        self.images = images
+        self.folder = out.with_name(f"{out.name}.partial")
+        self._table = table
+        self._suffix = table.kind.suffix
+        self._key = _key(f"{how} {size}", images)
+        starts = range(0, len(images), size)
+        self._parts = [
+            Part(range(i, min(i + size, len(images))), self.folder / f"{i:09d}{self._suffix}")
+            for i in starts
+        ]
+
+    def start(
+        self,
+        strict: bool,
+        on_progress: Callable[[int], object],
+        on_note: Callable[[str], object],
+    ) -> list[Part]:
+        """The parts still to be made; with `strict` also those in which photos are missing."""
+        self._make_folder(on_note)
+        missing = [part for part in self._parts if not self._is_done(part, strict)]
+        done = len(self.images) - sum(len(part.photos) for part in missing)
+        if done:
+            on_note(f"{done} of {len(self.images)} photos were done before")
+            on_progress(done)
+        return missing
+
+    def _is_done(self, part: Part, strict: bool) -> bool:
+        done = part.path.exists()
+        return done and not (strict and self._table.open(part.path).header.unreadable)
+
+    def join(self) -> F:
+        """Write the file from all parts, and remove them."""
+        files = [self._table.open(part.path) for part in self._parts]
+        if not any(len(file) for file in files):
+            errors = [error for file in files for error in file.header.unreadable]
+            raise InputError(
+                f"none of the {len(errors)} photos can be read; the first: {errors[0]}"
+            )
+        # Among the parts, so that what a kill leaves of it is removed with them.
+        joined = self.folder / f"joined{self._suffix}"
+        join_tables(files, joined)
+        publish(joined, self.out)
+        self._remove()
+        return self._table.open(self.out)
+
+    def _make_folder(self, on_note: Callable[[str], object]) -> None:
+        """Make the folder, and empty it if it is another run's."""
+        name = self.folder / KEY_FILE
+        try:
+            if name.exists() and name.read_text(encoding="utf-8") != self._key:
+                on_note(
+                    f"{self.folder} is of another model, other settings or photos: starting over"
+                )
+                self._remove()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not name.exists():
+                if any(self.folder.glob(f"*{self._suffix}")):
+                    raise InputError(f"{self.folder} is in the way: move it, or give another name")
+                write_text(name, self._key)
+        except OSError as error:
+            raise InputError(f"cannot write {self.folder}: {error.strerror or error}") from error
+
+    def _remove(self) -> None:
+        """Remove the parts and nothing else, the key last: it marks what is left as ours."""
+        files = [*self.folder.glob(f"*{self._suffix}*"), *self.folder.glob(f"{KEY_FILE}*")]
+        for file in files:
+            file.unlink(missing_ok=True)
+        self.folder.rmdir()
+
+
+def _key(how: str, images: Images) -> str:
     """Names a run by how it extracts and from what: the same key means the same parts."""
     digest = hashlib.sha256(how.encode())
     for index in range(len(images)):
         entry = (images.ids[index], images.paths[index], images.box(index))
         digest.update(json.dumps(entry).encode())
     return digest.hexdigest()
-
-
-def open_parts(folder: Path, suffix: str, key: str, on_note: Callable[[str], object]) -> None:
-    """Make the folder of a run's parts, emptied if they are another run's."""
-    name = folder / KEY_FILE
-    try:
-        if name.exists() and name.read_text(encoding="utf-8") != key:
-            on_note(f"{folder} is of another model, other settings or photos: starting over")
-            remove_parts(folder, suffix)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not name.exists():
-            if any(folder.glob(f"*{suffix}")):
-                raise InputError(f"{folder} is in the way: move it, or give another name")
-            write_text(name, key)
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-
-
-def remove_parts(folder: Path, suffix: str) -> None:
-    """Remove a run's parts and nothing else, the key last: with it, a rest is known for ours."""
-    for file in [*folder.glob(f"*{suffix}*"), *folder.glob(f"{KEY_FILE}*")]:
-        file.unlink(missing_ok=True)
-    folder.rmdir()

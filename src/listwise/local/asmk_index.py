@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from listwise import __version__
+from listwise.columns import FileHeader
 from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.local.asmk import (
@@ -31,7 +31,6 @@ from listwise.local.asmk import (
 from listwise.local.codebook import Codebook, checked
 from listwise.local.postings import Postings, invert, map_postings, merge, write_postings
 
-FORMAT_VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 CODEBOOK: Final = "codebook.safetensors"
 
@@ -49,11 +48,7 @@ class _Segment(BaseModel):
     removed: tuple[int, ...] = ()
 
 
-class _Manifest(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    format_version: int = FORMAT_VERSION
-    listwise: str = __version__
+class _Manifest(FileHeader):
     codebook: str
     written: int = 0  # segments so far, which are numbered
     segments: tuple[_Segment, ...] = ()
@@ -343,14 +338,10 @@ def _read(
     """The manifest and what it names; `known` postings are not mapped again."""
     for _ in range(10):
         try:
-            manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-        except (OSError, ValidationError) as error:
+            content = (folder / MANIFEST).read_bytes()
+        except OSError as error:
             raise InputError(f"{folder} is damaged: build the index again") from error
-        if manifest.format_version > FORMAT_VERSION:
-            raise InputError(
-                f"{folder} was written by a newer Listwise ({manifest.listwise}): "
-                "pip install --upgrade listwise"
-            )
+        manifest = _Manifest.parse(content, folder, "build the index again")
         try:
             return manifest, tuple(
                 _opened(folder, segment, known or {}) for segment in manifest.segments

@@ -10,18 +10,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from listwise import __version__
+from listwise.columns import FileHeader
 from listwise.errors import InputError
 from listwise.files import write_tensors
 from listwise.local.words import nearest_words, word_totals
 from listwise.machine import Machine
 
-FORMAT_VERSION: Final = 1
 WORDS: Final = 65_536
 PER_WORD: Final = 60
 """Descriptors a word that k-means sees at most."""
@@ -42,16 +40,12 @@ Float32 = NDArray[np.float32]
 Words = NDArray[np.int32]
 
 
-class CodebookInfo(BaseModel):
+class CodebookInfo(FileHeader):
     """Where a codebook comes from: `extractor` names what made the descriptors, and its settings.
 
     `learned_from` is the number of descriptors that k-means saw, drawn by `seed`.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    format_version: int = FORMAT_VERSION
-    listwise: str = __version__
     extractor: str
     learned_from: int
     seed: int
@@ -168,15 +162,10 @@ class Codebook:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 centroids = file.get_tensor("centroids")
-            info = CodebookInfo.model_validate_json(metadata["codebook"])
-            fingerprint = metadata["fingerprint"]
-        except (OSError, SafetensorError, KeyError, ValidationError) as error:
-            raise InputError(f"{path} is damaged or no codebook: learn it again") from error
-        if info.format_version > FORMAT_VERSION:
-            raise InputError(
-                f"{path} was written by a newer Listwise ({info.listwise}): "
-                "pip install --upgrade listwise"
-            )
+            header, fingerprint = metadata["codebook"], metadata["fingerprint"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise InputError(f"{path} is damaged or not a codebook: learn it again") from error
+        info = CodebookInfo.parse(header, path, "learn it again")
         codebook = cls(centroids, info, device)
         if codebook.fingerprint != fingerprint:
             raise InputError(f"{path} is damaged: learn it again, or copy it again")

@@ -1,4 +1,4 @@
-"""Photos to a file of local features, on all cores, so that an interrupted run can go on."""
+"""Photos to a file of local features, on all cores, so that an interrupted run can be continued."""
 
 import multiprocessing
 import signal
@@ -16,11 +16,10 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError, Images, image_size
 from listwise.data.workers import naming_lost_workers
-from listwise.descriptors.parts import open_parts, parts_key, remove_parts
+from listwise.descriptors.parts import Parts
 from listwise.errors import InputError
-from listwise.files import publish
 from listwise.local.features import COUNT, Features, photo_features
-from listwise.local.storage import FeatureFile, FeatureWriter, Header, Photo, is_feature_file
+from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, PhotoFeatures
 from listwise.machine import Machine
 
 PART = 64  # photos in a part, which is what a kill can cost: some seconds
@@ -93,9 +92,9 @@ def extract_features(
     on_progress: Callable[[int], object] = lambda count: None,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> FeatureFile:
-    """Put the local features of photos into a file; an interrupted run goes on where it was.
+    """Put the local features of photos into a file; an interrupted run continues where it stopped.
 
-    What is done lies in `OUT.partial/` until the end, and is used by the next run of the same
+    What is done is kept in `OUT.partial/` until the end, and is used by the next run of the same
     extractor and photos. Photos that cannot be read are left out and named in the file's
     `header.unreadable`.
 
@@ -108,44 +107,28 @@ def extract_features(
         on_progress: called with the number of photos just done.
         on_note: called with a sentence when earlier work is used, or thrown away.
     """
-    out = Path(out)
-    if not len(images):
-        raise InputError("there are no photos to extract local features from")
-    if out.exists() and not is_feature_file(out):
-        raise InputError(f"{out} exists and is no file of local features: give another name")
-    parts = [range(i, min(i + PART, len(images))) for i in range(0, len(images), PART)]
-    partial = out.with_name(f"{out.name}.partial")
-    open_parts(partial, ".arrow", parts_key(f"{extractor.name} {PART}", images), on_note)
-
-    files = [partial / f"{part.start:09d}.arrow" for part in parts]
-    missing = [number for number, file in enumerate(files) if not _usable(file, strict)]
-    done = len(images) - sum(len(parts[number]) for number in missing)
-    if done:
-        on_note(f"{done} of {len(images)} photos were done before")
-        on_progress(done)
-    indices = [index for number in missing for index in parts[number]]
+    parts = Parts(FeatureFile, Path(out), images, PART, extractor.name)
+    missing = parts.start(strict, on_progress, on_note)
+    indices = [index for part in missing for index in part.photos]
     with closing(_results(extractor, images, indices, workers)) as results:
-        for number in missing:
-            photos: list[Photo] = []
+        for part in missing:
+            photos: list[PhotoFeatures] = []
             errors: list[str] = []
-            for index in parts[number]:
+            for index in part.photos:
                 result = next(results)
                 if isinstance(result, str):
                     if strict:
                         raise InputError(result)
                     errors.append(result)
                 else:
-                    photos.append(Photo(images.ids[index], *result))
+                    photos.append(PhotoFeatures(images.ids[index], *result))
                 on_progress(1)
-            header = Header(extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors))
-            with FeatureWriter(files[number], header) as writer:
+            header = FeatureHeader(
+                extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors)
+            )
+            with FeatureWriter(part.path, header) as writer:
                 writer.write(photos)
-    # Among the parts, so that what a kill leaves of it is removed with them.
-    joined = partial / "joined.arrow"
-    _join([FeatureFile.open(file) for file in files], joined)
-    publish(joined, out)
-    remove_parts(partial, ".arrow")
-    return FeatureFile.open(out)
+    return parts.join()
 
 
 def _result(extractor: Extractor, path: str, box: Box | None) -> Result:
@@ -193,18 +176,3 @@ def _settle() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(1)
     threadpool_limits(1)
-
-
-def _usable(part: Path, strict: bool) -> bool:
-    """Whether a part is done; it is in its place only when it is whole."""
-    return part.exists() and not (strict and FeatureFile.open(part).header.unreadable)
-
-
-def _join(parts: list[FeatureFile], out: Path) -> None:
-    errors = tuple(error for part in parts for error in part.header.unreadable)
-    if not any(len(part) for part in parts):
-        raise InputError(f"none of the {len(errors)} photos can be read; the first: {errors[0]}")
-    header = parts[0].header.model_copy(update={"unreadable": errors})
-    with FeatureWriter(out, header) as writer:
-        for part in parts:
-            writer.copy(part)

@@ -1,0 +1,209 @@
+"""Tables on disk: Arrow columns with a header, written whole or not at all.
+
+pyarrow is imported where it is used, so that packages that store tables load without it.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from listwise import __version__
+from listwise.errors import InputError
+from listwise.files import publish
+
+FORMAT_VERSION: Final = 1
+
+
+class FileHeader(BaseModel):
+    """What a file says about itself: the version of its format, and the Listwise that wrote it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    listwise: str = __version__
+
+    @classmethod
+    def parse(cls, content: str | bytes, path: Path, repair: str) -> Self:
+        """Read a header from JSON; an error names the file and how to repair it.
+
+        Raises:
+            InputError: it is damaged, or a newer Listwise wrote it.
+        """
+        try:
+            header = cls.model_validate_json(content)
+        except ValidationError as error:
+            raise InputError(f"{path} is damaged (its header cannot be read): {repair}") from error
+        if header.format_version > FORMAT_VERSION:
+            raise InputError(
+                f"{path} was written by a newer Listwise ({header.listwise}): "
+                "pip install --upgrade listwise"
+            )
+        return header
+
+
+class TableHeader(FileHeader):
+    """The header of a table; `unreadable` has a line for each photo that could not be read."""
+
+    unreadable: tuple[str, ...] = ()
+
+
+H = TypeVar("H", bound=TableHeader)
+
+
+@dataclass(frozen=True)
+class TableKind(Generic[H]):
+    """A kind of table: where its header is stored, and what its errors call it.
+
+    Attributes:
+        key: of the header in the file's metadata.
+        name: of such a file, such as "descriptor file".
+        contents: of its rows, such as "descriptors".
+        command: that writes such files.
+        suffix: of their names, by convention.
+        header: type of the header.
+        read_schema: reads the Arrow schema of a file.
+    """
+
+    key: bytes
+    name: str
+    contents: str
+    command: str
+    suffix: str
+    header: type[H]
+    read_schema: Callable[[Path], Any]
+
+    def matches(self, path: str | Path) -> bool:
+        """Whether a file is of this kind, and not some other file."""
+        import pyarrow as pa
+
+        try:
+            return self.key in (self.read_schema(Path(path)).metadata or {})
+        except (pa.ArrowException, OSError):
+            return False
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[None]:
+        """Report whatever is wrong with a file as one line."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise InputError(f"there is no {self.name} {path}: {self.command} makes one") from None
+        except (pa.ArrowException, OSError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise InputError(f"{path} is damaged or not a {self.name} ({reason})") from error
+
+    def read_header(self, path: Path, schema: Any) -> H:
+        """The header in a file's Arrow schema."""
+        content = (schema.metadata or {}).get(self.key)
+        if content is None:
+            raise InputError(
+                f"{path} is a table, but not one of {self.contents}: {self.command} makes them"
+            )
+        return self.header.parse(content, path, "extract again")
+
+
+class TableWriter(ABC):
+    """Writes a table, which is in its place, whole, once the `with` block has ended.
+
+    If the block ends with an error, nothing is left behind.
+    """
+
+    def __init__(self, path: str | Path, schema: Any, kind: TableKind[H], header: H) -> None:
+        self.path = Path(path)
+        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        self._schema = schema.with_metadata({kind.key: header.model_dump_json()})
+
+    @abstractmethod
+    def copy(self, file: Any) -> None:
+        """Add all rows of another file of the same kind."""
+
+    @abstractmethod
+    def _open(self, file: Any) -> Any:
+        """Make pyarrow's writer to an open file."""
+
+    def _flush(self) -> None:  # noqa: B027 - a writer need not buffer
+        """Write the rows that are still buffered."""
+
+    def __enter__(self) -> Self:
+        import pyarrow as pa
+
+        try:
+            self._file = pa.OSFile(str(self._partial), "wb")
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from error
+        self._writer = self._open(self._file)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._flush()
+            self._writer.close()
+            self._file.close()
+            if kind is None:
+                publish(self._partial, self.path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, eq=False)
+class TableFile(ABC, Generic[H]):
+    """A table on disk with a row for each of N photos."""
+
+    kind: ClassVar[TableKind[Any]]
+
+    path: Path
+    header: H
+
+    @classmethod
+    @abstractmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open a file, or refuse it with an `InputError`."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def writer(self, path: Path, header: H) -> TableWriter:
+        """A writer of files with the same columns."""
+
+    @abstractmethod
+    def columns(self, *names: str) -> Any:
+        """Some columns, as an Arrow table."""
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The N ids, in the order of the rows."""
+        return tuple(self.columns("id").column("id").to_pylist())
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int32]:
+        """Width and height of each photo: int32 [N, 2]."""
+        table = self.columns("width", "height")
+        return np.stack([table.column(name).to_numpy() for name in ("width", "height")], 1)
+
+
+def join_tables(files: Sequence[TableFile[H]], out: Path) -> None:
+    """Write the rows of several files of one kind, made in one way, into one file."""
+    unreadable = tuple(line for file in files for line in file.header.unreadable)
+    header = files[0].header.model_copy(update={"unreadable": unreadable})
+    with files[0].writer(out, header) as writer:
+        for file in files:
+            writer.copy(file)
