@@ -19,8 +19,6 @@ from listwise.data.catalog import (
     labelled_of,
     photos_of,
 )
-from listwise.data.ground_truth import GroundTruth
-from listwise.data.oxford import OxfordGroundTruth
 from listwise.errors import InputError
 
 
@@ -273,11 +271,11 @@ def _made(folder: Path) -> Path:
 
 def test_revisited_benchmark(place: Path) -> None:
     benchmark = find_dataset(make_revisited(place)).benchmark()
-    assert (benchmark.name, benchmark.kind) == ("roxford5k", "revisited")
+    assert (benchmark.name, benchmark.labelled) == ("roxford5k", False)
     assert benchmark.database.ids == tuple(f"place_{i}" for i in range(5))
     assert benchmark.queries.boxes == ((1, 1, 6, 5), (0.5, 0, 4, 4))
-    assert isinstance(benchmark.truth, GroundTruth)
-    assert benchmark.truth.hard[0].tolist() == [1, 2]
+    assert list(benchmark.judged.protocols) == ["Easy", "Medium", "Hard"]
+    assert benchmark.judged.grades["hard"][0].tolist() == [1, 2]
     images = benchmark.database.paths + benchmark.queries.paths
     assert all(Path(path).is_file() for path in images)
 
@@ -295,12 +293,12 @@ def test_oxford_benchmark_without_damaged_photos(place: Path) -> None:
     make_oxford(place, "defense")
     photo(place / "jpg" / "paris_louvre_000136.jpg")
     benchmark = find_dataset(place).benchmark()
-    assert (benchmark.name, benchmark.kind) == ("paris6k", "oxford")
+    assert (benchmark.name, benchmark.labelled) == ("paris6k", False)
     assert benchmark.database.ids == tuple(f"defense_00000{i}" for i in range(4))
     assert benchmark.queries.ids == ("defense_000000",)
     assert benchmark.queries.boxes == ((1, 1, 6, 5),)
-    assert isinstance(benchmark.truth, OxfordGroundTruth)
-    assert benchmark.truth.good[0].tolist() == [0, 1]
+    assert list(benchmark.judged.protocols) == ["Original"]
+    assert benchmark.judged.grades["good"][0].tolist() == [0, 1]
     assert len(ENTRIES["paris6k"].broken) == 20
 
 
@@ -313,7 +311,7 @@ def test_text_judgements_of_another_town(place: Path) -> None:
 
 def test_labelled_benchmarks(tmp_path: Path) -> None:
     products = find_dataset(make_sop(tmp_path / "sop")).benchmark()
-    assert products.kind == "labelled"
+    assert products.labelled
     assert products.queries is products.database
     assert len(products.database) == 4
     clothes = find_dataset(make_inshop(tmp_path / "clothes")).benchmark()

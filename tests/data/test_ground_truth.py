@@ -35,10 +35,10 @@ def test_reads_plain_lists(tmp_path: Path, protocol: int) -> None:
     assert truth.names == ["a", "b", "c", "d"]
     assert truth.queries == ["q", "r"]
     assert truth.boxes == [(0.5, 1.0, 20.0, 30.0), (1.0, 2.0, 3.0, 4.0)]
-    assert [part.tolist() for part in truth.easy] == [[0], []]
-    assert [part.tolist() for part in truth.hard] == [[2], [1, 0]]
-    assert [part.tolist() for part in truth.junk] == [[3], []]
-    assert {part.dtype for part in truth.easy + truth.hard + truth.junk} == {np.dtype(np.int64)}
+    assert [part.tolist() for part in truth.grades["easy"]] == [[0], []]
+    assert [part.tolist() for part in truth.grades["hard"]] == [[2], [1, 0]]
+    assert [part.tolist() for part in truth.grades["junk"]] == [[3], []]
+    assert {part.dtype for grade in truth.grades.values() for part in grade} == {np.dtype(np.int64)}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -53,7 +53,9 @@ def test_reads_numpy_everywhere(tmp_path: Path, protocol: int) -> None:
     truth = read_ground_truth(dump(tmp_path / "gnd.pkl", content, protocol))
     plain = read_ground_truth(dump(tmp_path / "plain.pkl", example()))
     assert (truth.names, truth.queries, truth.boxes) == (plain.names, plain.queries, plain.boxes)
-    assert [part.tolist() for part in truth.hard] == [part.tolist() for part in plain.hard]
+    assert [part.tolist() for part in truth.grades["hard"]] == [
+        part.tolist() for part in plain.grades["hard"]
+    ]
 
 
 VALUES: list[Any] = [

@@ -35,9 +35,9 @@ def test_reads_the_public_layout(tmp_path: Path) -> None:
     assert truth.names == NAMES
     assert truth.queries == ["all_souls_000003", "paris_defense_000605"]
     assert truth.boxes == [(136.5, 34.1, 648.5, 955.7), (1, 2, 3, 4)]
-    assert [part.tolist() for part in truth.good] == [[3, 0], [6]]
-    assert [part.tolist() for part in truth.ok] == [[5], []]
-    assert [part.tolist() for part in truth.junk] == [[], [1]]
+    assert [part.tolist() for part in truth.grades["good"]] == [[3, 0], [6]]
+    assert [part.tolist() for part in truth.grades["ok"]] == [[5], []]
+    assert [part.tolist() for part in truth.grades["junk"]] == [[], [1]]
 
 
 GOOD = "oxc1_all_souls_000003 1 2 3 4"

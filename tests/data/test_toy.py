@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from listwise.data.ground_truth import GroundTruth, read_ground_truth
+from listwise.data.ground_truth import read_ground_truth
 from listwise.data.toy import (
     TOY_GROUND_TRUTH,
     TOY_LABELS,
@@ -26,6 +26,7 @@ from listwise.data.toy.photo import draw_view, take_photo
 from listwise.data.toy.plans import CHOICES, draw_family
 from listwise.data.toy.scene import Scene
 from listwise.errors import InputError
+from listwise.evaluation import JudgedQueries
 
 BUILDINGS, VIEWS = 12, 8
 
@@ -37,7 +38,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def truth(toy: Path) -> GroundTruth:
+def truth(toy: Path) -> JudgedQueries:
     return read_ground_truth(toy / TOY_GROUND_TRUTH)
 
 
@@ -86,33 +87,33 @@ def test_training_labels_hold_whole_buildings(toy: Path) -> None:
     assert set(Counter(row["label"] for row in rows).values()) == {VIEWS}
 
 
-def test_no_building_of_the_benchmark_is_trained_on(toy: Path, truth: GroundTruth) -> None:
+def test_no_building_of_the_benchmark_is_trained_on(toy: Path, truth: JudgedQueries) -> None:
     trained = {row["label"] for row in labels(toy)}
     shown = {building_of(name) for name in truth.names + truth.queries}
     assert not trained & shown
     assert len({building_of(name) for name in truth.queries}) + len(trained) == BUILDINGS
 
 
-def test_every_photo_is_used_once(toy: Path, truth: GroundTruth) -> None:
+def test_every_photo_is_used_once(toy: Path, truth: JudgedQueries) -> None:
     used = [Path(row["path"]).stem for row in labels(toy)] + truth.names + truth.queries
     assert sorted(used) == sorted(path.stem for path in (toy / TOY_PHOTOS).iterdir())
 
 
-def test_judgements_name_the_building_of_the_query_and_miss_none(truth: GroundTruth) -> None:
-    for query, *parts in zip(truth.queries, truth.easy, truth.hard, truth.junk, strict=True):
+def test_judgements_name_the_building_of_the_query_and_miss_none(truth: JudgedQueries) -> None:
+    for query, *parts in zip(truth.queries, *truth.grades.values(), strict=True):
         assert all(len(part) > 0 for part in parts)
         judged = {truth.names[index] for part in parts for index in part}
         same = {name for name in truth.names if building_of(name) == building_of(query)}
         assert judged == same
 
 
-def test_the_database_holds_distractors(truth: GroundTruth) -> None:
+def test_the_database_holds_distractors(truth: JudgedQueries) -> None:
     queried = {building_of(name) for name in truth.queries}
     others = {building_of(name) for name in truth.names} - queried
     assert {name.rstrip("0123456789") for name in others} == {"lookalike", "street"}
 
 
-def test_boxes_lie_in_their_photos(toy: Path, truth: GroundTruth) -> None:
+def test_boxes_lie_in_their_photos(toy: Path, truth: JudgedQueries) -> None:
     for query, (left, top, right, bottom) in zip(truth.queries, truth.boxes, strict=True):
         with Image.open(toy / TOY_PHOTOS / f"{query}.jpg") as photo:
             assert 0 <= left < right <= photo.width

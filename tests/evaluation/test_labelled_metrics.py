@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from listwise.errors import InputError
-from listwise.evaluation import evaluate_labelled, labelled, mean_average_precision
+from listwise.evaluation import (
+    ProtocolResult,
+    evaluate_labelled,
+    figures,
+    mean_average_precision,
+)
 
 KS = (1, 2, 4, 8)
 
@@ -35,11 +40,11 @@ def plain(
     return float(np.mean([r[0] for r in rows])), float(np.mean([r[1] for r in rows])), list(recalls)
 
 
-def agree(result: labelled.LabelledResult, expected: tuple[float, float, list[float]]) -> None:
+def agree(result: ProtocolResult, expected: tuple[float, float, list[float]]) -> None:
     assert result.mAP == pytest.approx(expected[0], abs=1e-9)
-    assert result.map_at_r == pytest.approx(expected[1], abs=1e-9)
-    assert list(result.recall) == list(KS)
-    assert list(result.recall.values()) == pytest.approx(expected[2], abs=1e-9)
+    assert list(result.figures) == ["mAP", "mAP@R", *(f"Recall@{k}" for k in KS)]
+    found = list(result.figures.values())
+    assert found == pytest.approx([*expected[:2], *expected[2]], abs=1e-9)
     assert np.nanmean(result.per_query_ap) == pytest.approx(result.mAP)
 
 
@@ -55,7 +60,7 @@ def test_all_against_all(seed: int, size: int, classes: int, block: int, level: 
     labels[:2] = 0
     descriptors = rng.integers(-level, level, (size, 5)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(labelled, "_BLOCK", block)
+        patch.setattr(figures, "_BLOCK", block)
         found = evaluate_labelled(descriptors, [f"class {k}" for k in labels])
     agree(found, plain(descriptors, labels.tolist(), descriptors, labels.tolist(), alone=True))
     assert mean_average_precision(descriptors, labels) == pytest.approx(found.mAP, abs=1e-12)
@@ -71,7 +76,7 @@ def test_queries_in_a_gallery(
     queries = rng.integers(-level, level, (size, 5)).astype(np.float64)
     gallery = rng.integers(-level, level, (count, 5)).astype(np.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(labelled, "_BLOCK", block)
+        patch.setattr(figures, "_BLOCK", block)
         found = evaluate_labelled(queries, labels, gallery, others)
     agree(found, plain(queries, labels.tolist(), gallery, others.tolist(), alone=False))
     assert np.isnan(found.per_query_ap).tolist() == [label not in others for label in labels]
@@ -82,12 +87,13 @@ def test_an_image_cannot_find_itself() -> None:
     descriptors = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]], dtype=np.float32)
     result = evaluate_labelled(descriptors, [0, 0, 1, 1])
     assert result.mAP < 0.51
-    assert (result.map_at_r, result.recall[1]) == (0.0, 0.0)
+    assert (result.figures["mAP@R"], result.figures["Recall@1"]) == (0.0, 0.0)
 
 
 def test_the_photo_itself_may_be_in_a_gallery() -> None:
     descriptors = np.eye(3)
-    assert evaluate_labelled(descriptors, [0, 1, 2], descriptors, [0, 1, 2]).recall[1] == 1.0
+    found = evaluate_labelled(descriptors, [0, 1, 2], descriptors, [0, 1, 2])
+    assert found.figures["Recall@1"] == 1.0
 
 
 def test_singletons_are_no_queries_but_stay_in_the_list() -> None:

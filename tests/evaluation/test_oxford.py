@@ -1,23 +1,30 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from listwise.data.oxford import OxfordGroundTruth
 from listwise.errors import InputError
 from listwise.evaluation import (
-    evaluate_oxford,
-    evaluate_oxford_ranks,
-    judged_oxford_images,
-    rank_judged,
+    JudgedQueries,
+    ProtocolResult,
+    evaluate_descriptors,
+    evaluate_ranks,
+    evaluate_scores,
 )
 
 
-def make_truth(names: int, kinds: np.ndarray) -> OxfordGroundTruth:
+def make_truth(names: int, kinds: np.ndarray) -> JudgedQueries:
     good, ok, junk = ([np.flatnonzero(row == k) for row in kinds] for k in range(3))
     boxes = [(0.0, 0.0, 1.0, 1.0)] * len(kinds)
     queries = [f"query{i}" for i in range(len(kinds))]
-    return OxfordGroundTruth([str(i) for i in range(names)], queries, boxes, good, ok, junk)
+    database = [str(i) for i in range(names)]
+    return JudgedQueries.oxford(database, queries, boxes, good=good, ok=ok, junk=junk)
+
+
+def evaluate_oxford(scores: np.ndarray, truth: JudgedQueries) -> ProtocolResult:
+    return evaluate_scores(scores, truth)["Original"]
 
 
 def plain_ap(ranked: list[int], positive: set[int], junk: set[int]) -> float:
@@ -43,7 +50,7 @@ def test_equals_the_area_under_the_curve(seed: int, size: int, levels: int) -> N
     scores = rng.integers(0, levels, (3, size)).astype(np.float32)
     result = evaluate_oxford(scores, truth)
     expected = []
-    for row, good, ok, junk in zip(scores, truth.good, truth.ok, truth.junk, strict=True):
+    for row, good, ok, junk in zip(scores, *truth.grades.values(), strict=True):
         positive = {*good.tolist(), *ok.tolist()}
         ranked = sorted(range(size), key=lambda i: (-row[i], i))
         expected.append(plain_ap(ranked, positive, set(junk.tolist())) if positive else np.nan)
@@ -56,13 +63,10 @@ def test_distractors_count_as_negatives() -> None:
     truth = make_truth(30, rng.integers(0, 4, (2, 30)))
     queries = rng.normal(size=(2, 6))
     own, distractors = rng.normal(size=(30, 6)), rng.normal(size=(400, 6))
-    ranks = rank_judged(queries, [own, distractors], judged_oxford_images(truth))
     everything = np.concatenate([own, distractors])
     whole = make_truth(430, np.full((2, 430), 9))
-    whole = OxfordGroundTruth(
-        whole.names, whole.queries, whole.boxes, truth.good, truth.ok, truth.junk
-    )
-    found = evaluate_oxford_ranks(ranks, truth)
+    whole = replace(whole, grades=truth.grades)
+    found = evaluate_descriptors(queries, [own, distractors], truth)["Original"]
     expected = evaluate_oxford(queries @ everything.T, whole)
     assert found.per_query_ap.tolist() == pytest.approx(expected.per_query_ap.tolist())
     assert found.mAP < evaluate_oxford(queries @ own.T, truth).mAP
@@ -73,4 +77,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(1, 3\), found \(1, 4\)"):
         evaluate_oxford(np.zeros((1, 4)), truth)
     with pytest.raises(InputError, match="one rank for each"):
-        evaluate_oxford_ranks([np.array([0])], truth)
+        evaluate_ranks([np.array([0])], truth)

@@ -5,18 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from listwise.data.ground_truth import GroundTruth
 from listwise.errors import InputError
-from listwise.evaluation import RevisitedResult, evaluate_revisited
+from listwise.evaluation import JudgedQueries, Results, evaluate_revisited, evaluate_scores
 
 
-def make_truth(names: int, judgements: list[tuple[list[int], list[int], list[int]]]) -> GroundTruth:
+def make_truth(
+    names: int, judgements: list[tuple[list[int], list[int], list[int]]]
+) -> JudgedQueries:
     easy, hard, junk = (
         [np.array(j[part], dtype=np.int64) for j in judgements] for part in range(3)
     )
     queries = [f"query{i}" for i in range(len(judgements))]
     boxes = [(0.0, 0.0, 1.0, 1.0)] * len(judgements)
-    return GroundTruth([f"image{i}" for i in range(names)], queries, boxes, easy, hard, junk)
+    database = [f"image{i}" for i in range(names)]
+    return JudgedQueries.revisited(database, queries, boxes, easy=easy, hard=hard, junk=junk)
 
 
 def plain_protocol(
@@ -43,26 +45,24 @@ def plain_protocol(
     return float(np.mean(aps)), list(np.mean(precisions, axis=0))
 
 
-def check(result: RevisitedResult, scores: np.ndarray, truth: GroundTruth) -> None:
-    easy, hard, junk = (
-        [list(part) for part in parts] for parts in (truth.easy, truth.hard, truth.junk)
-    )
+def check(result: Results, scores: np.ndarray, truth: JudgedQueries) -> None:
+    easy, hard, junk = ([list(part) for part in parts] for parts in truth.grades.values())
     protocols = {
-        "easy": (easy, [a + b for a, b in zip(junk, hard, strict=True)]),
-        "medium": ([a + b for a, b in zip(easy, hard, strict=True)], junk),
-        "hard": (hard, [a + b for a, b in zip(junk, easy, strict=True)]),
+        "Easy": (easy, [a + b for a, b in zip(junk, hard, strict=True)]),
+        "Medium": ([a + b for a, b in zip(easy, hard, strict=True)], junk),
+        "Hard": (hard, [a + b for a, b in zip(junk, easy, strict=True)]),
     }
     for name, (positives, ignored) in protocols.items():
-        got = getattr(result, name)
+        got = result[name]
         mean_ap, precisions = plain_protocol(scores, positives, ignored, (1, 5, 10))
         assert got.mAP == pytest.approx(mean_ap, abs=1e-12, nan_ok=True)
-        assert list(got.mp) == [1, 5, 10]
-        assert list(got.mp.values()) == pytest.approx(precisions, abs=1e-12, nan_ok=True)
+        assert list(got.figures) == ["mAP", "mP@1", "mP@5", "mP@10"]
+        assert list(got.figures.values())[1:] == pytest.approx(precisions, abs=1e-12, nan_ok=True)
         assert np.isnan(got.per_query_ap).tolist() == [not wanted for wanted in positives]
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[np.ndarray, GroundTruth]:
+def cases(draw: st.DrawFn) -> tuple[np.ndarray, JudgedQueries]:
     names = draw(st.integers(4, 40))
     queries = draw(st.integers(1, 4))
     levels = draw(st.sampled_from([3, 1000]))  # few levels: many ties
@@ -77,40 +77,40 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, GroundTruth]:
 
 
 @given(cases())
-def test_equals_the_protocol_written_out(case: tuple[np.ndarray, GroundTruth]) -> None:
+def test_equals_the_protocol_written_out(case: tuple[np.ndarray, JudgedQueries]) -> None:
     scores, truth = case
-    check(evaluate_revisited(scores, truth), scores, truth)
+    check(evaluate_scores(scores, truth), scores, truth)
 
 
 def test_junk_on_top_of_the_list_costs_nothing() -> None:
     truth = make_truth(6, [([3], [4], [0, 1, 2])])
-    result = evaluate_revisited([[9, 8, 7, 6, 5, 4]], truth)
-    assert (result.easy.mAP, result.medium.mAP, result.hard.mAP) == (1.0, 1.0, 1.0)
+    result = evaluate_scores([[9, 8, 7, 6, 5, 4]], truth)
+    assert [found.mAP for found in result.values()] == [1.0, 1.0, 1.0]
 
 
 def test_hard_images_are_junk_for_easy_and_easy_ones_for_hard() -> None:
     truth = make_truth(3, [([1], [0], [])])
-    result = evaluate_revisited([[3, 2, 1]], truth)
-    assert (result.easy.mAP, result.hard.mAP) == (1.0, 1.0)
+    result = evaluate_scores([[3, 2, 1]], truth)
+    assert (result["Easy"].mAP, result["Hard"].mAP) == (1.0, 1.0)
     # A negative on top costs half of the first trapezoid's left side as well.
-    result = evaluate_revisited([[2, 1, 3]], truth)
-    assert (result.easy.mAP, result.hard.mAP) == (0.25, 0.25)
+    result = evaluate_scores([[2, 1, 3]], truth)
+    assert (result["Easy"].mAP, result["Hard"].mAP) == (0.25, 0.25)
 
 
 def test_queries_without_positives_do_not_count() -> None:
     truth = make_truth(3, [([], [0], []), ([1], [], [])])
     scores = np.array([[1, 3, 2], [1, 3, 2]])
-    result = evaluate_revisited(scores, truth)
-    assert result.easy.mAP == 1.0
-    assert np.isnan(result.easy.per_query_ap[0])
-    assert result.hard.mAP == result.hard.per_query_ap[0] < 1
+    result = evaluate_scores(scores, truth)
+    assert result["Easy"].mAP == 1.0
+    assert np.isnan(result["Easy"].per_query_ap[0])
+    assert result["Hard"].mAP == result["Hard"].per_query_ap[0] < 1
     check(result, scores, truth)
 
 
 def test_depth_ends_at_the_last_positive() -> None:
     truth = make_truth(20, [([0, 1], [], [])])
-    result = evaluate_revisited([list(range(20, 0, -1))], truth)
-    assert result.easy.mp == {1: 1.0, 5: 1.0, 10: 1.0}
+    result = evaluate_scores([list(range(20, 0, -1))], truth)
+    assert result["Easy"].figures == {"mAP": 1.0, "mP@1": 1.0, "mP@5": 1.0, "mP@10": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,14 @@ def test_depth_ends_at_the_last_positive() -> None:
 )
 def test_bad_scores_are_refused(scores: np.ndarray, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        evaluate_revisited(scores, make_truth(3, [([0], [], [])]))
+        evaluate_scores(scores, make_truth(3, [([0], [], [])]))
+
+
+def test_plain_lists_of_positions_give_the_same_figures() -> None:
+    truth = make_truth(6, [([3], [4], [0, 1]), ([0], [], [5])])
+    scores = np.random.default_rng(0).normal(size=(2, 6))
+    plain = evaluate_revisited(scores, *([p.tolist() for p in g] for g in truth.grades.values()))
+    for name, found in evaluate_scores(scores, truth).items():
+        assert plain[name].figures == found.figures
+    short = evaluate_revisited(scores, [[3], [0]], [[4], []], [[0], []], ks=(2,))
+    assert list(short["Easy"].figures) == ["mAP", "mP@2"]

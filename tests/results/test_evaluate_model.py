@@ -1,5 +1,7 @@
 """Models on small benchmarks with real files."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,9 +19,10 @@ from listwise.descriptors import (
 )
 from listwise.descriptors.settings import make_settings
 from listwise.errors import InputError
-from listwise.evaluation import evaluate_revisited
+from listwise.evaluation import evaluate_scores
 from listwise.models import RetrievalNet
-from listwise.results.evaluate import evaluate_searched, figures, scores, search_benchmark
+from listwise.results import describe_benchmark
+from listwise.search import alpha_query_expansion
 from listwise.studies.poolings import VARIANTS, compare_poolings
 
 
@@ -36,11 +39,11 @@ def model():
 
 
 @pytest.fixture(scope="session")
-def searched(toy, model):
-    return search_benchmark(model, find_dataset(toy).benchmark(), workers=0)
+def described(toy, model):
+    return describe_benchmark(model, find_dataset(toy).benchmark(), workers=0)
 
 
-def test_queries_are_cropped_to_their_boxes(toy, model, searched):
+def test_queries_are_cropped_to_their_boxes(toy, model, described):
     benchmark = find_dataset(toy).benchmark()
     photo = Image.open(benchmark.queries.paths[0]).crop(
         tuple(round(x) for x in benchmark.queries.box(0))
@@ -48,24 +51,25 @@ def test_queries_are_cropped_to_their_boxes(toy, model, searched):
     pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[None]
     with torch.no_grad():
         expected = model.net.eval()(pixels)[0]
-    np.testing.assert_allclose(searched.queries[0], expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(described.queries[0], expected.numpy(), atol=1e-5)
 
 
-def test_figures_are_those_of_the_score_matrix(searched):
-    truth = searched.benchmark.truth
-    plain = evaluate_revisited(searched.queries @ searched.database.T, truth)
-    found = evaluate_searched(searched)
-    assert found["Medium"].mAP == pytest.approx(plain.medium.mAP, abs=1e-12)
-    assert figures(found)["Hard"]["mP@5"] == pytest.approx(plain.hard.mp[5], abs=1e-12)
-    expanded = evaluate_revisited(scores(searched, expand=True), truth)
-    assert evaluate_searched(searched, expand=True)["Easy"].mAP == pytest.approx(
-        expanded.easy.mAP, abs=1e-12
+def test_figures_are_those_of_the_score_matrix(described):
+    judged = described.benchmark.judged
+    plain = evaluate_scores(described.queries @ described.database.T, judged)
+    found = described.evaluate()
+    for protocol in ("Easy", "Medium", "Hard"):
+        assert found[protocol].figures == pytest.approx(plain[protocol].figures, abs=1e-12)
+    queries = alpha_query_expansion(described.queries, described.database)
+    expanded = evaluate_scores(queries @ described.database.T, judged)
+    assert described.evaluate(expand=True)["Easy"].mAP == pytest.approx(
+        expanded["Easy"].mAP, abs=1e-12
     )
 
 
-def test_distractors_count_as_wrong(searched, model, tmp_path):
+def test_distractors_count_as_wrong(described, model, tmp_path):
     rng = np.random.default_rng(0)
-    rows = searched.queries.repeat(3, 0) + 0.01 * rng.normal(size=(3 * len(searched.queries), 1))
+    rows = described.queries.repeat(3, 0) + 0.01 * rng.normal(size=(3 * len(described.queries), 1))
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     header = DescriptorHeader(
         model="m", whitened=False, settings=make_settings(None, (1.0,), 3.0, "float32")
@@ -74,34 +78,32 @@ def test_distractors_count_as_wrong(searched, model, tmp_path):
     with DescriptorWriter(path, rows.shape[1], header) as writer:
         ids = [str(i) for i in range(len(rows))]
         writer.write(ids, np.ones((len(rows), 2), np.int32), rows)
-    found = evaluate_searched(searched, distractors=DescriptorFile.open(path))
-    table = np.hstack([searched.queries @ searched.database.T, searched.queries @ rows.T])
-    truth = searched.benchmark.truth
-    padded = type(truth)(
-        truth.names + ids, truth.queries, truth.boxes, truth.easy, truth.hard, truth.junk
-    )
-    assert found["Medium"].mAP == pytest.approx(evaluate_revisited(table, padded).medium.mAP)
-    assert found["Medium"].mAP < evaluate_searched(searched)["Medium"].mAP
+    found = described.evaluate(distractors=DescriptorFile.open(path))
+    table = np.hstack([described.queries @ described.database.T, described.queries @ rows.T])
+    judged = described.benchmark.judged
+    padded = replace(judged, names=[*judged.names, *ids])
+    assert found["Medium"].mAP == pytest.approx(evaluate_scores(table, padded)["Medium"].mAP)
+    assert found["Medium"].mAP < described.evaluate()["Medium"].mAP
 
 
 def test_labelled_photos(toy, model, tmp_path):
     images = read_labelled(toy / "train.csv", "val")
-    benchmark = Benchmark("val", "labelled", images, images)
-    found = search_benchmark(model, benchmark, workers=0)
-    result = figures(evaluate_searched(found))["Labels"]
+    benchmark = Benchmark.of_labels("val", images)
+    found = describe_benchmark(model, benchmark, workers=0)
+    result = found.evaluate()["Labels"].figures
     assert set(result) == {"mAP", "mAP@R", "Recall@1", "Recall@2", "Recall@4", "Recall@8"}
     assert 0 < result["mAP"] <= 1
     with pytest.raises(InputError, match="labelled set"):
-        evaluate_searched(found, expand=True)
+        found.evaluate(expand=True)
 
 
 def test_an_unreadable_photo_of_a_judged_benchmark_is_an_error(toy, model, tmp_path):
     benchmark = find_dataset(toy).benchmark()
     paths = (str(tmp_path / "gone.jpg"), *benchmark.database.paths[1:])
     images = type(benchmark.database)(paths, benchmark.database.ids, None)
-    broken = Benchmark(benchmark.name, benchmark.kind, images, benchmark.queries, benchmark.truth)
+    broken = replace(benchmark, database=images)
     with pytest.raises(InputError, match=r"1 photos of toy cannot be read.*gone\.jpg"):
-        search_benchmark(model, broken, workers=0)
+        describe_benchmark(model, broken, workers=0)
 
 
 def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
@@ -128,10 +130,10 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
         (pooling, variant) for pooling in ("mac", "gem") for variant in VARIANTS
     ]
     model = Model(RetrievalNet("resnet10t", pooling="mac", weights=weights))
-    plain = evaluate_searched(search_benchmark(model, benchmark, workers=0))
+    plain = describe_benchmark(model, benchmark, workers=0).evaluate()
     assert rows[0].mean_average_precision["Medium"] == pytest.approx(plain["Medium"].mAP, abs=1e-3)
     whitening = Whitening.learn([model.describe(others, workers=0).descriptors], 8)
-    white = search_benchmark(Model(model.net, whitening), benchmark, workers=0)
+    white = describe_benchmark(Model(model.net, whitening), benchmark, workers=0)
     for row, expand in ((rows[1], False), (rows[2], True)):
-        expected = evaluate_searched(white, expand=expand)["Medium"].mAP
+        expected = white.evaluate(expand=expand)["Medium"].mAP
         assert row.mean_average_precision["Medium"] == pytest.approx(expected, abs=2e-2)

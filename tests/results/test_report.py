@@ -3,6 +3,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from html import unescape
@@ -14,21 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from listwise.data.ground_truth import GroundTruth
-from listwise.data.oxford import OxfordGroundTruth
 from listwise.errors import InputError
-from listwise.evaluation import average_precision, evaluate_labelled, evaluate_revisited
+from listwise.evaluation import (
+    JudgedQueries,
+    average_precision,
+    evaluate_descriptors,
+    evaluate_labelled,
+    evaluate_scores,
+)
 from listwise.results.report import (
-    Gallery,
-    Judged,
     ModelResult,
-    Photos,
+    ModelSearch,
+    PointsOf,
     TableRow,
-    judged_result,
-    labelled_results,
-    oxford_result,
     precision_recall_curve,
-    revisited_result,
+    report_models,
     write_report,
 )
 
@@ -72,7 +73,7 @@ def test_negative_ranks_are_refused() -> None:
         precision_recall_curve([[3, -1]])
 
 
-def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarray, GroundTruth]:
+def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarray, JudgedQueries]:
     """Scores with ties, and judgements; the last query has no hard positive."""
     random = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[], [], []]
@@ -81,13 +82,31 @@ def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarra
         sizes = (7, 0, 4) if query == queries - 1 else (7, 4, 4)
         for part, cut in zip(parts, np.split(order, np.cumsum(sizes))[:3], strict=True):
             part.append(cut.astype(np.int64))
-    truth = GroundTruth(
+    truth = JudgedQueries.revisited(
         [f"photo{i}" for i in range(names)],
         [f"query{i}" for i in range(queries)],
         [(2.0, 4.0, 10.0, 16.0)] * queries,
-        *parts,
+        easy=parts[0],
+        hard=parts[1],
+        junk=parts[2],
     )
     return np.round(random.random((queries, names)), 1), truth
+
+
+def model_of(
+    name: str,
+    scores: np.ndarray,
+    judged: JudgedQueries,
+    queries: Sequence[str],
+    database: Sequence[str],
+    k: int = 10,
+    matches: PointsOf | None = None,
+) -> ModelResult:
+    search = ModelSearch.of_scores(name, scores, judged, matches)
+    return report_models([search], judged, queries, database, k=k)[0]
+
+
+ONE, ONE_PAIR = np.ones((1, 1)), JudgedQueries.labelled([0], [0], queries=["q"], names=["f"])
 
 
 def save_photos(folder: Path, names: list[str]) -> list[str]:
@@ -104,8 +123,8 @@ def models(tmp_path: Path) -> list[ModelResult]:
     scores, truth = example()
     queries, database = save_photos(tmp_path, truth.queries), save_photos(tmp_path, truth.names)
     return [
-        revisited_result("first", scores, truth, queries, database, k=5),
-        revisited_result("second", scores[:, ::-1], truth, queries, database, k=5),
+        model_of("first", scores, truth, queries, database, k=5),
+        model_of("second", scores[:, ::-1], truth, queries, database, k=5),
     ]
 
 
@@ -120,20 +139,17 @@ def read_data(path: Path) -> dict:
 @pytest.mark.parametrize("k", [1, 5, 100])
 def test_lists_follow_the_protocols(k: int) -> None:
     scores, truth = example()
-    result = revisited_result("m", scores, truth, truth.queries, truth.names, k=k)
-    figures = evaluate_revisited(scores, truth)
+    result = model_of("m", scores, truth, truth.queries, truth.names, k=k)
+    figures = evaluate_scores(scores, truth)
     assert list(result.figures) == ["Easy", "Medium", "Hard"]
+    easy, hard, unclear = truth.grades.values()
     for protocol, level, right, passed in (
-        ("Easy", figures.easy, (truth.easy,), (truth.hard, truth.junk)),
-        ("Medium", figures.medium, (truth.easy, truth.hard), (truth.junk,)),
-        ("Hard", figures.hard, (truth.hard,), (truth.easy, truth.junk)),
+        ("Easy", figures["Easy"], (easy,), (hard, unclear)),
+        ("Medium", figures["Medium"], (easy, hard), (unclear,)),
+        ("Hard", figures["Hard"], (hard,), (easy, unclear)),
     ):
-        assert result.figures[protocol] == {
-            "mAP": level.mAP,
-            "mP@1": level.mp[1],
-            "mP@5": level.mp[5],
-            "mP@10": level.mp[10],
-        }
+        assert result.figures[protocol] == level.figures
+        assert list(level.figures) == ["mAP", "mP@1", "mP@5", "mP@10"]
         for number, query in enumerate(result.queries):
             wanted = {int(i) for part in right for i in part[number]}
             junk = {int(i) for part in passed for i in part[number]}
@@ -165,25 +181,24 @@ def test_lists_follow_the_protocols(k: int) -> None:
 
 def test_the_curves_leave_junk_out() -> None:
     scores, truth = example()
-    result = revisited_result("m", scores, truth, truth.queries, truth.names)
+    result = model_of("m", scores, truth, truth.queries, truth.names)
     ranks = []
     for number, row in enumerate(scores):
-        junk = {*truth.junk[number], *truth.easy[number]}
+        junk = {*truth.grades["junk"][number], *truth.grades["easy"][number]}
         order = [i for i in sorted(range(30), key=lambda i: (-row[i], i)) if i not in junk]
-        ranks.append([order.index(i) for i in truth.hard[number]])
+        ranks.append([order.index(i) for i in truth.grades["hard"][number]])
     recall, precision = result.curves["Hard"]
     assert precision == pytest.approx([plain_curve(ranks, r) for r in recall])
 
 
-def test_scores_of_another_shape_or_nan_are_refused() -> None:
-    photos = Photos(["a", "b"], ["a", "b"])
-    judged = {"Labels": Judged([[0], [1]], [[], []], [1.0, 1.0], {"mAP": 1.0})}
+def test_scores_of_another_shape_or_nan_and_missing_paths_are_refused() -> None:
+    judged = JudgedQueries.labelled([0, 0])
     with pytest.raises(InputError, match=r"\(2, 2\)"):
-        judged_result("m", np.zeros((2, 3)), photos, photos, judged)
+        model_of("m", np.zeros((2, 3)), judged, "ab", "ab")
     with pytest.raises(InputError, match="NaN"):
-        judged_result("m", np.full((2, 2), np.nan), photos, photos, judged)
-    with pytest.raises(InputError, match="one path"):
-        Photos(["a"], ["a", "b"])
+        model_of("m", np.full((2, 2), np.nan), judged, "ab", "ab")
+    with pytest.raises(InputError, match="give one for each"):
+        model_of("m", np.zeros((2, 2)), judged, "ab", "a")
 
 
 def labelled(count: int, most: int) -> tuple[dict[str, np.ndarray], np.ndarray, list[ModelResult]]:
@@ -195,9 +210,16 @@ def labelled(count: int, most: int) -> tuple[dict[str, np.ndarray], np.ndarray, 
         rows = random.normal(size=(100, 16))[labels] + noise * random.normal(size=(count, 16))
         vectors[name] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     names = [f"photo{i}" for i in range(count)]
-    results = {name: evaluate_labelled(rows, labels) for name, rows in vectors.items()}
-    photos = Photos(names, names)
-    return vectors, labels, labelled_results(vectors, labels, photos, results, k=6, most=most)
+    judged = JudgedQueries.labelled(labels, queries=names)
+    searches = [search_of(name, rows, rows, judged) for name, rows in vectors.items()]
+    return vectors, labels, report_models(searches, judged, names, names, k=6, most=most)
+
+
+def search_of(
+    name: str, queries: np.ndarray, database: np.ndarray, judged: JudgedQueries
+) -> ModelSearch:
+    results = evaluate_descriptors(queries, database, judged)
+    return ModelSearch(name, lambda rows: queries[rows] @ database.T, results)
 
 
 def test_labelled_sets_show_the_worst_queries_and_some_others() -> None:
@@ -246,9 +268,8 @@ def test_a_labelled_query_is_not_in_its_own_list() -> None:
 def test_a_list_as_long_as_the_set_does_not_show_the_query() -> None:
     vectors = np.eye(4)[[0, 0, 1, 1]] + 0.1
     labels = [0, 0, 1, 1]
-    photos = Photos(["a", "b", "c", "d"], ["a", "b", "c", "d"])
-    results = {"m": evaluate_labelled(vectors, labels)}
-    (result,) = labelled_results({"m": vectors}, labels, photos, results)
+    judged = JudgedQueries.labelled(labels, queries=list("abcd"))
+    (result,) = report_models([search_of("m", vectors, vectors, judged)], judged, "abcd", "abcd")
     for query in result.queries:
         names = [entry.name for entry in query.lists["Labels"].entries]
         assert sorted([*names, query.name]) == ["a", "b", "c", "d"]
@@ -257,14 +278,9 @@ def test_a_list_as_long_as_the_set_does_not_show_the_query() -> None:
 def test_a_gallery_is_searched_in_place_of_the_others() -> None:
     queries, gallery = np.eye(3)[[0, 1, 2]], np.eye(3)[[1, 0, 0, 1]]
     labels, gallery_labels = ["x", "y", "z"], ["y", "x", "y", "y"]
-    results = {"m": evaluate_labelled(queries, labels, gallery, gallery_labels)}
-    (result,) = labelled_results(
-        {"m": queries},
-        labels,
-        Photos(["q0", "q1", "q2"], ["q0", "q1", "q2"]),
-        results,
-        Gallery({"m": gallery}, gallery_labels, Photos(list("abcd"), list("abcd"))),
-    )
+    names = ["q0", "q1", "q2"]
+    judged = JudgedQueries.labelled(labels, gallery_labels, names=list("abcd"), queries=names)
+    (result,) = report_models([search_of("m", queries, gallery, judged)], judged, names, "abcd")
     found = {
         query.name: [(entry.name, entry.mark) for entry in query.lists["Labels"].entries]
         for query in result.queries
@@ -275,22 +291,19 @@ def test_a_gallery_is_searched_in_place_of_the_others() -> None:
     }
 
 
-def test_labels_and_photos_that_do_not_belong_together_are_refused() -> None:
-    photos = Photos(["a", "b"], ["a", "b"])
-    results = {"m": evaluate_labelled(np.ones((3, 2)), [0, 0, 0])}
-    with pytest.raises(InputError, match="one of each"):
-        labelled_results({"m": np.ones((3, 2))}, [0, 0, 0], photos, results)
-
-
 def test_the_original_protocol_has_good_and_ok_positives() -> None:
     scores, truth = example()
-    boxes = [(0.0, 0.0, 1.0, 1.0)] * 6
-    oxford = OxfordGroundTruth(
-        truth.names, truth.queries, boxes, truth.easy, truth.hard, truth.junk
+    oxford = JudgedQueries.oxford(
+        truth.names,
+        truth.queries,
+        truth.boxes,
+        good=truth.grades["easy"],
+        ok=truth.grades["hard"],
+        junk=truth.grades["junk"],
     )
     paths = truth.queries, truth.names
-    result = oxford_result("m", scores, oxford, *paths)
-    medium = revisited_result("m", scores, truth, *paths)
+    result = model_of("m", scores, oxford, *paths)
+    medium = model_of("m", scores, truth, *paths)
     assert result.figures == {"Original": medium.figures["Medium"]}
     assert [query.lists["Original"] for query in result.queries] == [
         query.lists["Medium"] for query in medium.queries
@@ -351,8 +364,8 @@ def test_points_are_shown_as_parts_of_the_photos(tmp_path: Path) -> None:
         asked.append((query, image))
         return shared_points(query, image)
 
-    plain = revisited_result("m", scores, truth, queries, database)
-    result = revisited_result("m", scores, truth, queries, database, matches=points_of)
+    plain = model_of("m", scores, truth, queries, database)
+    result = model_of("m", scores, truth, queries, database, matches=points_of)
     assert len(set(asked)) == len(asked)
     shown = set()
     for number, (query, without) in enumerate(zip(result.queries, plain.queries, strict=True)):
@@ -383,20 +396,18 @@ def test_points_in_large_turned_photos(tmp_path: Path) -> None:
     Image.new("RGB", (400, 200)).save(query, exif=turned)  # upright it is 200 × 400
     Image.new("RGB", (100, 50)).save(found)
     points = [[199.5, 399.5, 49.5, 24.5], [49.5, 99.5, -30, 90]]
-    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
-    photos = Photos(["q"], [query]), Photos(["f"], [found])
-    result = judged_result("m", [[1.0]], *photos, judged, matches=lambda query, image: points)
-    (entry,) = result.queries[0].lists["All"].entries
+    result = model_of("m", ONE, ONE_PAIR, [query], [found], matches=lambda query, image: points)
+    (entry,) = result.queries[0].lists["Labels"].entries
     assert entry.inliers == 2
     assert entry.matches == ((1.0, 1.0, 0.5, 0.5), (0.25, 0.25, 0.0, 1.0))
 
 
 def test_points_of_a_photo_that_cannot_be_read_are_only_counted(tmp_path: Path) -> None:
     (query,) = save_photos(tmp_path, ["q"])
-    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
-    photos = Photos(["q"], [query]), Photos(["f"], [str(tmp_path / "none.jpg")])
-    result = judged_result("m", [[1.0]], *photos, judged, matches=lambda *pair: np.ones((7, 4)))
-    (entry,) = result.queries[0].lists["All"].entries
+    gone = [str(tmp_path / "none.jpg")]
+    seven = np.ones((7, 4))
+    result = model_of("m", ONE, ONE_PAIR, [query], gone, matches=lambda *pair: seven)
+    (entry,) = result.queries[0].lists["Labels"].entries
     assert (entry.inliers, entry.matches) == (7, None)
     data = read_data(write_report(tmp_path / "report.html", "t", [result]))
     assert data["matches"] == [[7, []]]
@@ -405,10 +416,8 @@ def test_points_of_a_photo_that_cannot_be_read_are_only_counted(tmp_path: Path) 
 @pytest.mark.parametrize("points", [np.ones((3, 2)), np.ones(4), [[1.0, 2.0, np.nan, 3.0]]])
 def test_points_of_another_shape_are_refused(points: np.ndarray, tmp_path: Path) -> None:
     (path,) = save_photos(tmp_path, ["q"])
-    photos = Photos(["q"], [path])
-    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
     with pytest.raises(InputError, match=r"\[m, 4\]"):
-        judged_result("m", [[1.0]], photos, photos, judged, matches=lambda *pair: points)
+        model_of("m", ONE, ONE_PAIR, [path], [path], matches=lambda *pair: points)
 
 
 def test_a_page_holds_points_once_and_larger_photos_for_them(tmp_path: Path) -> None:
@@ -422,8 +431,8 @@ def test_a_page_holds_points_once_and_larger_photos_for_them(tmp_path: Path) -> 
         points = shared_points(query, image)
         return None if points is None else points * 15
 
-    plain = revisited_result("plain", scores, truth, asked, among, k=5)
-    result = revisited_result("points", scores, truth, asked, among, k=5, matches=points_of)
+    plain = model_of("plain", scores, truth, asked, among, k=5)
+    result = model_of("points", scores, truth, asked, among, k=5, matches=points_of)
     data = read_data(write_report(tmp_path / "report.html", "t", [plain, result]))
     drawn, large = set(), set()
     for number, query in enumerate(result.queries):
@@ -468,12 +477,9 @@ def test_many_photos_stay_small(tmp_path: Path) -> None:
     noise.save(paths[0], quality=90)
     for path in paths[1:]:
         Path(path).hardlink_to(paths[0])
-    positives = [[i] for i in range(queries)]
-    judged = {"All": Judged(positives, [[]] * queries, np.ones(queries), {"mAP": 1.0})}
-    asked = Photos(paths[:queries], paths[:queries])
-    result = judged_result(
-        "m", random.random((queries, names)), asked, Photos(paths, paths), judged, k=k
-    )
+    judged = JudgedQueries.labelled(range(queries), range(names))
+    scores = random.random((queries, names))
+    result = model_of("m", scores, judged, paths[:queries], paths, k=k)
     path = write_report(tmp_path / "report.html", "t", [result])
     assert len(read_data(path)["photos"]) > 1500
     assert path.stat().st_size < 10_000_000
@@ -542,8 +548,8 @@ def test_nothing_is_fetched_from_elsewhere(models: list[ModelResult], tmp_path: 
 
 def test_file_names_that_are_no_text_are_written(tmp_path: Path) -> None:
     (path,) = save_photos(tmp_path, ["a"])
-    judged = {"All": Judged([[0]], [[]], [1.0], {"mAP": 1.0})}
-    result = judged_result("m", [[1.0]], Photos(["\udcff"], [path]), Photos(["b"], [path]), judged)
+    judged = JudgedQueries.labelled([0], [0], queries=["\udcff"], names=["b"])
+    result = model_of("m", ONE, judged, [path], [path])
     data = read_data(write_report(tmp_path / "report.html", "\udcff", [result]))
     assert data["queries"][0]["name"] == "?"
 
@@ -552,14 +558,13 @@ def test_models_that_cannot_be_compared_are_refused(
     models: list[ModelResult], tmp_path: Path
 ) -> None:
     scores, truth = example(queries=5)
-    other = revisited_result("other", scores, truth, truth.queries, truth.names)
+    other = model_of("other", scores, truth, truth.queries, truth.names)
     path = tmp_path / "report.html"
     with pytest.raises(InputError, match="queries differ"):
         write_report(path, "t", [models[0], other])
-    judged = {"All": Judged(truth.easy, truth.junk, np.ones(5), {"mAP": 1.0})}
-    photos = Photos(truth.queries, truth.queries), Photos(truth.names, truth.names)
+    fewer = replace(truth, protocols={"Easy": truth.protocols["Easy"]})
     with pytest.raises(InputError, match="protocols differ"):
-        write_report(path, "t", [other, judged_result("x", scores, *photos, judged)])
+        write_report(path, "t", [other, model_of("x", scores, fewer, truth.queries, truth.names)])
     with pytest.raises(InputError, match="one model or two"):
         write_report(path, "t", [])
     with pytest.raises(InputError, match="make it first"):

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from listwise.results.report import Judged, Photos, PointsOf, judged_result, write_report
+from listwise.evaluation import JudgedQueries, Protocol, ProtocolResult
+from listwise.results.report import ModelSearch, PointsOf, report_models, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = [
@@ -215,23 +216,26 @@ def make_report(
         paths.append(str(folder / f"{number}.png"))
         Image.new("RGB", (60, 40), (6 * number, 90, 200)).save(paths[-1])
     random = np.random.default_rng(0)
-    queries = Photos(names, paths[: len(names)], [(6.0, 4.0, 30.0, 36.0)] * len(names))
-    database = Photos([names[i % len(names)] + str(i) for i in range(40)], paths)
     positives = [random.choice(40, 6, replace=False) for _ in names]
-    results = []
+    judged = JudgedQueries(
+        [names[i % len(names)] + str(i) for i in range(40)],
+        names,
+        [(6.0, 4.0, 30.0, 36.0)] * len(names),
+        {"right": positives, "junk": [np.setdiff1d([1, 2, 3], p) for p in positives]},
+        dict.fromkeys(AP, Protocol(("right",), ("junk",))),
+    )
+    searches = []
     for model, name in enumerate(models):
-        protocols = {
-            protocol: Judged(
-                positives,
-                [[place for place in (1, 2, 3) if place not in p] for p in positives],
-                aps[model][: len(names)],
-                {"mAP": float(np.nanmean(aps[model]))},
+        found = {
+            protocol: ProtocolResult(
+                {"mAP": float(np.nanmean(aps[model]))}, np.array(aps[model][: len(names)])
             )
             for protocol, aps in AP.items()
         }
         scores = random.random((len(names), 40))
         points = matches if model == len(models) - 1 else None
-        results.append(judged_result(name, scores, queries, database, protocols, matches=points))
+        searches.append(ModelSearch(name, scores.__getitem__, found, points))
+    results = report_models(searches, judged, paths[: len(names)], paths)
     command = f"listwise evaluate '{title}'"
     return write_report(
         folder / "report.html", title, results, benchmark=title, command=command, notes=[title]

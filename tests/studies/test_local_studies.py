@@ -11,11 +11,12 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model
 from listwise.errors import InputError
+from listwise.evaluation import JudgedQueries
 from listwise.local.features import Features
 from listwise.local.rerank import MINIMUM
 from listwise.local.verification import Verified
 from listwise.models import RetrievalNet
-from listwise.results.evaluate import scores, search_benchmark
+from listwise.results import describe_benchmark
 from listwise.studies import local as module
 from listwise.studies.local import (
     describe_globally,
@@ -48,7 +49,11 @@ def small_benchmark(folder, side):
         Image.new("RGB", (side, 20)).save(path)
     database = Images(tuple(paths[:4]), tuple("abcd"), None)
     queries = Images((paths[4],), ("q",), ((2.0, 2.0, 9.0, 9.0),))
-    return Benchmark("small", "revisited", database, queries)
+    nothing = [np.zeros(0, np.int64)]
+    judged = JudgedQueries.revisited(
+        database.ids, queries.ids, queries.boxes, easy=nothing, hard=nothing, junk=nothing
+    )
+    return Benchmark("small", database, queries, judged)
 
 
 def test_kept_features_are_used_again_for_the_same_photos_alone(tmp_path):
@@ -110,7 +115,7 @@ def test_descriptors_are_kept_and_taken_again(tmp_path):
     assert sum(done) == 5
     found = global_scores(small, kept)
     assert found.shape == (1, 4)
-    np.testing.assert_allclose(found, scores(search_benchmark(model, small)), atol=1e-6)
+    np.testing.assert_allclose(found, describe_benchmark(model, small).scores(), atol=1e-6)
     before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
     assert sorted(before) == ["database.parquet", "queries.parquet"]
     describe_globally(small, model, kept, workers=0)

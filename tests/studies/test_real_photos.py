@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from listwise.data.catalog import Benchmark, find_dataset
-from listwise.data.ground_truth import GroundTruth
+from listwise.data.catalog import find_dataset
 from listwise.descriptors import Model
 from listwise.models import RetrievalNet
-from listwise.results.evaluate import evaluate_searched, search_benchmark
+from listwise.results import describe_benchmark
 
 pytestmark = pytest.mark.skipif(
     "LISTWISE_REAL_DATA" not in os.environ, reason="LISTWISE_REAL_DATA names no folder"
@@ -21,35 +20,13 @@ DISTRACTORS = 60
 
 def part(benchmark, rng):
     """Seven queries, at most eight easy and eight hard photos of each, and some other photos."""
-    truth = benchmark.truth
+    judged = benchmark.judged
     keep = set()
     for query in QUERIES:
-        keep |= {*truth.easy[query][:8], *truth.hard[query][:8], *truth.junk[query][:2]}
-    keep |= set(rng.choice(len(truth.names), DISTRACTORS, replace=False))
-    kept = np.array(sorted(keep))
-    place = {int(old): new for new, old in enumerate(kept)}
-
-    def moved(judged):
-        return [
-            np.array([place[i] for i in judged[q].tolist() if i in place], np.int64)
-            for q in QUERIES
-        ]
-
-    small = GroundTruth(
-        [truth.names[i] for i in kept],
-        [truth.queries[q] for q in QUERIES],
-        [truth.boxes[q] for q in QUERIES],
-        moved(truth.easy),
-        moved(truth.hard),
-        moved(truth.junk),
-    )
-    return Benchmark(
-        "part of roxford5k",
-        "revisited",
-        benchmark.database.subset(kept),
-        benchmark.queries.subset(list(QUERIES)),
-        small,
-    )
+        for grade, most in (("easy", 8), ("hard", 8), ("junk", 2)):
+            keep |= set(judged.grades[grade][query][:most].tolist())
+    keep |= set(rng.choice(len(judged.names), DISTRACTORS, replace=False).tolist())
+    return benchmark.subset(list(QUERIES), sorted(keep))
 
 
 @pytest.mark.slow
@@ -59,9 +36,9 @@ def test_imagenet_resnet50_on_part_of_revisited_oxford():
     assert data.check() == []
     benchmark = part(data.benchmark(), np.random.default_rng(0))
     net = RetrievalNet("resnet50", weights=real / "weights" / "resnet50-imagenet.safetensors")
-    found = evaluate_searched(search_benchmark(Model(net), benchmark, workers=0, max_side=224))
+    found = describe_benchmark(Model(net), benchmark, workers=0, max_side=224).evaluate()
     trivial = RetrievalNet("resnet50", weights="random")
-    chance = evaluate_searched(search_benchmark(Model(trivial), benchmark, workers=0, max_side=96))
+    chance = describe_benchmark(Model(trivial), benchmark, workers=0, max_side=96).evaluate()
     assert found["Easy"].mAP > found["Medium"].mAP > found["Hard"].mAP
     assert found["Medium"].mAP > chance["Medium"].mAP + 0.1
     assert 0.3 < found["Medium"].mAP < 0.7

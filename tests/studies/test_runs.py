@@ -11,7 +11,7 @@ import yaml
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
-from listwise.results.evaluate import evaluate_searched, search_benchmark
+from listwise.results import describe_benchmark
 from listwise.studies.judged import Judging
 from listwise.studies.known import STUDIES
 from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
@@ -274,19 +274,19 @@ def test_the_benchmark_is_searched_plain_and_whitened(photos, tmp_path):
     made = plan("balance", photos, tmp_path / "out", BATCH, words=["weighted"])
     run_study(made)
     held = made.plan.validation
-    benchmark = Benchmark("held out", "labelled", held, held)
+    benchmark = Benchmark.of_labels("held out", held)
     judging = Judging(benchmark, made.plan.train, dim=8, workers=0)
     found = run_study(made, Witness(), judging)  # a benchmark may be added to finished runs
     (run,) = found.outcomes
     assert list(run.judged) == list(found.untrained) == ["Labels plain", "Labels whitened"]
     folder = made.folder(made.variants[0], 0, made.rates[0])
     model = load_model(folder / "model", "cpu")
-    searched = search_benchmark(model, benchmark, workers=0)
-    plain = evaluate_searched(searched)["Labels"].mAP
+    described = describe_benchmark(model, benchmark, workers=0)
+    plain = described.evaluate()["Labels"].mAP
     assert run.judged["Labels plain"] == pytest.approx(plain, abs=1e-6)
     whitening = Whitening.learn([model.describe(made.plan.train, workers=0).descriptors], 8)
-    rows = whitening.apply(searched.database)
-    white = evaluate_searched(replace(searched, queries=rows, database=rows))["Labels"].mAP
+    rows = whitening.apply(described.database)
+    white = replace(described, queries=rows, database=rows).evaluate()["Labels"].mAP
     assert run.judged["Labels whitened"] == pytest.approx(white, abs=1e-6)
     assert run.validation_map == read_outcome(folder).validation_map
     write_outputs(made, found, "listwise study balance photos")

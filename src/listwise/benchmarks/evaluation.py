@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from listwise.benchmarks.measure import DoesNotFit, available_memory, measure
 from listwise.blocks import each_block
-from listwise.data.ground_truth import GroundTruth
 from listwise.errors import InputError
-from listwise.evaluation import evaluate_ranks, judged_images, rank_judged
+from listwise.evaluation import JudgedQueries, evaluate_descriptors
 from listwise.search import alpha_query_expansion
 
 SIZES = (100_000, 1_000_000)
@@ -47,16 +46,16 @@ class Row:
         return asdict(self)
 
 
-def make_queries(dim: int) -> tuple[Vectors, GroundTruth]:
+def make_queries(dim: int) -> tuple[Vectors, JudgedQueries]:
     """Queries, and which of the first images show the same landmark: easy, hard and junk."""
     rng = np.random.default_rng(0)
     queries = _unit(rng.standard_normal((QUERIES, dim), dtype=np.float32))
     parts = [np.split(rng.permutation(OWN)[:220].astype(np.int64), [50, 120]) for _ in queries]
     easy, hard, junk = ([part[i] for part in parts] for i in range(3))
     names = [f"image{i}" for i in range(OWN)]
-    boxes = [(0.0, 0.0, 1.0, 1.0)] * QUERIES
-    return queries, GroundTruth(
-        names, [f"query{i}" for i in range(QUERIES)], boxes, easy, hard, junk
+    asked = [f"query{i}" for i in range(QUERIES)]
+    return queries, JudgedQueries.revisited(
+        names, asked, [None] * QUERIES, easy=easy, hard=hard, junk=junk
     )
 
 
@@ -68,7 +67,7 @@ def write_database(file: Path, images: int, dim: int) -> None:
     queries, truth = make_queries(dim)
     rng = np.random.default_rng(images)
     own = 0.5 * rng.standard_normal((OWN, dim), dtype=np.float32) / np.sqrt(dim)
-    for query, easy, hard, junk in zip(queries, truth.easy, truth.hard, truth.junk, strict=True):
+    for query, easy, hard, junk in zip(queries, *truth.grades.values(), strict=True):
         for found, least, most in ((easy, 0.2, 0.6), (hard, 0.0, 0.3), (junk, 0.0, 0.6)):
             own[found] += rng.uniform(least, most, (len(found), 1)).astype(np.float32) * query
     clusters = _unit(rng.standard_normal((1000, dim), dtype=np.float32))
@@ -108,10 +107,9 @@ def listwise_method(file: Path, expand: bool, clock: Clock) -> Figures:
     if expand:
         queries = alpha_query_expansion(queries, database).astype(np.float32)
         clock.mark("expansion")
-    ranks = rank_judged(queries, database, judged_images(truth))
-    result = evaluate_ranks(ranks, truth)
+    result = evaluate_descriptors(queries, database, truth)
     clock.mark("ranks")
-    return {name: getattr(result, name).mAP for name in PROTOCOLS}
+    return {name: result[name.capitalize()].mAP for name in PROTOCOLS}
 
 
 def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
@@ -133,7 +131,7 @@ def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
         clock.mark("scores")
         order = np.argsort(-scores, axis=0)
         clock.mark("sort")
-    easy, hard, junk = truth.easy, truth.hard, truth.junk
+    easy, hard, junk = truth.grades.values()
     none = [np.zeros(0, np.int64)] * QUERIES
     protocols = ((easy, none, junk, hard), (easy, hard, junk, none), (hard, none, junk, easy))
     figures = {}

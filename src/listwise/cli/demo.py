@@ -50,12 +50,8 @@ def demo(
     from listwise.data.catalog import find_dataset
     from listwise.data.toy import TOY_LABELS, make_toy_landmarks
     from listwise.descriptors import Model, load_model
-    from listwise.results.evaluate import (
-        evaluate_searched,
-        figures,
-        scores,
-        search_benchmark,
-    )
+    from listwise.results import describe_benchmark
+    from listwise.results.table import figures_of
     from listwise.training import Trainer, prepare
     from listwise.training.run.view import LiveTrainView
 
@@ -80,12 +76,12 @@ def demo(
     _forget_last(run, photos)
     trainer = Trainer(plan, run, LiveTrainView(console))
     with console.status("searching with the network as it came"):
-        first = search_benchmark(Model(trainer.net), benchmark)
+        first = describe_benchmark(Model(trainer.net), benchmark)
     result = trainer.fit()
     with console.status("searching with the trained network"):
-        second = search_benchmark(load_model(result.model, plan.config.device), benchmark)
-    results = evaluate_searched(first), evaluate_searched(second)
-    before, after = map(figures, results)
+        second = describe_benchmark(load_model(result.model, plan.config.device), benchmark)
+    results = first.evaluate(), second.evaluate()
+    before, after = map(figures_of, results)
 
     table = Table(title="mAP on buildings never seen in training", title_justify="left")
     table.add_column("")
@@ -99,7 +95,7 @@ def demo(
     console.print(table)
     picture = folder / "before-and-after.png"
     gain = results[1]["Medium"].per_query_ap - results[0]["Medium"].per_query_ap
-    _draw(picture, benchmark, _spread(gain), scores(first), scores(second))
+    _draw(picture, benchmark, _spread(gain), first.scores(), second.scores())
     index = folder / "index"
     with console.status("making an index of the photos"):
         _index(index, result.model, plan.config.device, benchmark)
@@ -172,18 +168,16 @@ def _draw(
     """Draw what the queries found before and after."""
     import numpy as np
 
-    from listwise.data.ground_truth import GroundTruth
     from listwise.data.sheets import Mark, Tile, ranked_sheet
 
-    truth = benchmark.truth
-    assert isinstance(truth, GroundTruth)
+    judged = benchmark.judged
     rows, captions = [], []
     for query in queries:
-        right = {*truth.easy[query], *truth.hard[query]}
+        right, junk = judged.positives("Medium", query), judged.junk("Medium", query)
         for caption, scores in (("before", before), ("after", after)):
-            row = [Tile(benchmark.queries.paths[query], "query", truth.boxes[query])]
+            row = [Tile(benchmark.queries.paths[query], "query", judged.boxes[query])]
             for index in np.argsort(-scores[query], kind="stable")[:found]:
-                mark: Mark = "junk" if index in truth.junk[query] else "wrong"
+                mark: Mark = "junk" if index in junk else "wrong"
                 mark = "right" if index in right else mark
                 row.append(Tile(benchmark.database.paths[index], mark))
             rows.append(row)

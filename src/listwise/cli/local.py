@@ -386,18 +386,17 @@ def evaluate(
 
     from rich.console import Console
 
-    from listwise.cli.evaluate import print_table
     from listwise.data.catalog import find_dataset
 
     judged = find_dataset(benchmark, data).benchmark()
-    if judged.kind == "labelled":
+    if judged.labelled:
         raise InputError(f"{benchmark} is a labelled set: this takes a judged benchmark")
     if report is not None and not report.parent.is_dir():
         raise InputError(f"{report}: there is no folder {report.parent} for the report")
 
     from listwise.local.codebook import Codebook
-    from listwise.results.evaluate import figures
-    from listwise.studies.local import evaluate_scores
+    from listwise.results.table import format_table
+    from listwise.studies.local import figures_of_row
 
     console = Console(stderr=json, highlight=False)
     words = Codebook.load(codebook, device)
@@ -417,11 +416,11 @@ def evaluate(
         device,
         workers,
     )
-    found = {row.name: figures(evaluate_scores(judged, row.scores)) for row in rows}
+    found = {row.name: figures_of_row(judged, row) for row in rows}
     if json:
         typer.echo(encoder.dumps({"benchmark": judged.name, "figures": found}, ensure_ascii=False))
     else:
-        print_table(console, judged.name, found)
+        typer.echo(format_table(judged.name, found))
     if report is not None:
         _write(report, judged, rows, console)
         say(console, f"the report is in {report}", "bold")
@@ -502,43 +501,14 @@ def _rows(
 
 
 def _write(path: Path, benchmark: "Benchmark", rows: "list[LocalRow]", console: "Console") -> None:
-    import numpy as np
+    from listwise.studies.local import write_local_report
 
-    from listwise.data.ground_truth import GroundTruth
-    from listwise.results.evaluate import figures
-    from listwise.results.report import (
-        PointsOf,
-        TableRow,
-        oxford_result,
-        revisited_result,
-        write_report,
-    )
-    from listwise.studies.local import evaluate_scores
-
-    def points_of(row: "LocalRow") -> PointsOf | None:
-        def points(query: int, image: int) -> Any:
-            found = row.verified.get((query, image))
-            return None if found is None else np.hstack([found.query_points, found.points])
-
-        return points if row.verified else None
-
-    truth, asked, among = benchmark.truth, benchmark.queries.paths, benchmark.database.paths
-    make: Any = revisited_result if isinstance(truth, GroundTruth) else oxford_result
-    others, shown = rows[:-2], rows[-2:]  # the last search, and how verification changed it
     with progress_bar(console, "making the report", 0) as advance:
-        write_report(
+        write_local_report(
             path,
-            f"{benchmark.name}: local descriptors",
-            [
-                make(row.name, row.scores, truth, asked, among, matches=points_of(row))
-                for row in shown
-            ],
-            benchmark=benchmark.name,
+            benchmark,
+            rows,
             command=" ".join(["listwise", *sys.argv[1:]]),
-            table=[
-                TableRow(row.name, figures(evaluate_scores(benchmark, row.scores)))
-                for row in others
-            ],
             on_progress=lambda done, total: advance(1),
         )
 

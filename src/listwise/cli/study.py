@@ -344,7 +344,7 @@ def poolings(
         benchmark = str(toy)
         whiten_on = str(toy / TOY_LABELS) if whiten_on == TOY else whiten_on
     judged = find_dataset(benchmark, data).benchmark()
-    if judged.kind == "labelled":
+    if judged.labelled:
         raise InputError(f"{benchmark} is a labelled set: this study takes a judged benchmark")
     others = photos_of(whiten_on, data)
 

@@ -1,6 +1,5 @@
 """The judgements of the revisited benchmarks, in the public `gnd_*.pkl` files."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,12 @@ from numpy.typing import NDArray
 from listwise.data.images import Box
 from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
+from listwise.evaluation import JudgedQueries
 
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class GroundTruth:
-    """What is to be found, and how hard it is to find, for every query of a benchmark.
-
-    Shapes: `names` lists the N database images (no folder, no extension); `queries`, `boxes`
-    (left, top, right, bottom in pixels), `easy`, `hard` and `junk` have one entry for each of the
-    Q queries, the last three holding positions in `names`.
-    """
-
-    names: list[str]
-    queries: list[str]
-    boxes: list[Box]
-    easy: list[Indices]
-    hard: list[Indices]
-    junk: list[Indices]
-
-
-def read_ground_truth(path: str | Path) -> GroundTruth:
+def read_ground_truth(path: str | Path) -> JudgedQueries:
     """Read a `gnd_*.pkl` file: a dict of imlist, qimlist and gnd (bbx, easy, hard, junk)."""
     content = read_pickle_restricted(path)
     names = [str(name) for name in _field(content, "imlist", str(path))]
@@ -41,21 +24,17 @@ def read_ground_truth(path: str | Path) -> GroundTruth:
         raise InputError(
             f"{path}: {len(queries)} queries but {len(judgements)} judgements; give one for each"
         )
-    truth = GroundTruth(names, queries, [], [], [], [])
+    boxes: list[Box] = []
+    grades: dict[str, list[Indices]] = {"easy": [], "hard": [], "junk": []}
     for query, judgement in zip(queries, judgements, strict=True):
         where = f"{path}, query {query}"
-        truth.boxes.append(_box(_field(judgement, "bbx", where), where))
-        found = [
-            _indices(_field(judgement, key, where), key, len(names), where)
-            for key in ("easy", "hard", "junk")
-        ]
-        everything = np.concatenate(found)
+        boxes.append(_box(_field(judgement, "bbx", where), where))
+        for key, lists in grades.items():
+            lists.append(_indices(_field(judgement, key, where), key, len(names), where))
+        everything = np.concatenate([lists[-1] for lists in grades.values()])
         if len(np.unique(everything)) != len(everything):
             raise InputError(f"{where}: an image is judged twice; easy, hard and junk must differ")
-        truth.easy.append(found[0])
-        truth.hard.append(found[1])
-        truth.junk.append(found[2])
-    return truth
+    return JudgedQueries.revisited(names, queries, boxes, **grades)
 
 
 def _field(content: Any, key: str, where: str) -> Any:

@@ -1,7 +1,6 @@
 """The judgements of the original Oxford5k and Paris6k benchmarks, read from their text files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,29 +8,13 @@ from numpy.typing import NDArray
 
 from listwise.data.images import Box
 from listwise.errors import InputError
+from listwise.evaluation import JudgedQueries
 
 _QUERY = "_query.txt"
 _PREFIX = "oxc1_"  # in Oxford's query files only
 
 
-@dataclass(frozen=True)
-class OxfordGroundTruth:
-    """What is to be found for every query of Oxford5k or Paris6k.
-
-    Shapes: `names` lists the N database images (no folder, no extension); `queries`, `boxes`
-    (left, top, right, bottom in pixels), `good`, `ok` and `junk` have one entry for each of the Q
-    queries, the last three holding positions in `names`.
-    """
-
-    names: list[str]
-    queries: list[str]
-    boxes: list[Box]
-    good: list[NDArray[np.int64]]
-    ok: list[NDArray[np.int64]]
-    junk: list[NDArray[np.int64]]
-
-
-def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> OxfordGroundTruth:
+def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> JudgedQueries:
     """Read the `gt_files`: NAME_query.txt, NAME_good.txt, NAME_ok.txt and NAME_junk.txt a query.
 
     Args:
@@ -44,13 +27,13 @@ def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> Oxford
     if not files:
         raise InputError(f"{folder}: no file ends in {_QUERY}; give the folder of the gt_files")
     positions = {name: position for position, name in enumerate(names)}
-    truth = OxfordGroundTruth(list(names), [], [], [], [], [])
+    queries: list[str] = []
+    boxes: list[Box] = []
+    grades: dict[str, list[NDArray[np.int64]]] = {"good": [], "ok": [], "junk": []}
     for file in files:
         query, box = _query(file)
-        good, ok, junk = (
-            _names(folder / (file.name.removesuffix(_QUERY) + ending))
-            for ending in ("_good.txt", "_ok.txt", "_junk.txt")
-        )
+        stem = file.name.removesuffix(_QUERY)
+        good, ok, junk = (_read(folder / f"{stem}_{grade}.txt").split() for grade in grades)
         everything = good + ok + junk
         if len(set(everything)) != len(everything):
             raise InputError(f"{file}: an image is judged twice; good, ok and junk must differ")
@@ -60,12 +43,12 @@ def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> Oxford
                 f"{file}: {missing[0]} is to be found, but is not among the {len(names)} database "
                 "images; add it or take its name out of the ground truth"
             )
-        truth.queries.append(query)
-        truth.boxes.append(box)
-        for part, images in ((truth.good, good), (truth.ok, ok), (truth.junk, junk)):
+        queries.append(query)
+        boxes.append(box)
+        for lists, images in zip(grades.values(), (good, ok, junk), strict=True):
             found = [positions[name] for name in images if name in positions]
-            part.append(np.array(found, dtype=np.int64))
-    return truth
+            lists.append(np.array(found, dtype=np.int64))
+    return JudgedQueries.oxford(list(names), queries, boxes, **grades)
 
 
 def _query(file: Path) -> tuple[str, Box]:
@@ -77,10 +60,6 @@ def _query(file: Path) -> tuple[str, Box]:
     if not (left < right and top < bottom):
         raise InputError(f"{file}: the box should be left, top, right, bottom in that order")
     return name.removeprefix(_PREFIX), (left, top, right, bottom)
-
-
-def _names(file: Path) -> list[str]:
-    return _read(file).split()
 
 
 def _read(file: Path) -> str:

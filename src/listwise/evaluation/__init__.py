@@ -1,38 +1,35 @@
 """How good ranked lists are."""
 
-from listwise.evaluation.labelled import (
-    LabelledResult,
+from listwise.evaluation.figures import (
+    Results,
+    evaluate_descriptors,
     evaluate_labelled,
-    mean_average_precision,
-)
-from listwise.evaluation.metrics import average_precision
-from listwise.evaluation.oxford import (
-    evaluate_oxford,
-    evaluate_oxford_ranks,
-    judged_oxford_images,
-)
-from listwise.evaluation.protocol import ProtocolResult
-from listwise.evaluation.ranks import rank_judged, rank_scores
-from listwise.evaluation.revisited import (
-    RevisitedResult,
     evaluate_ranks,
     evaluate_revisited,
+    evaluate_scores,
     judged_images,
+    mean_average_precision,
+    ranks_of_positives,
 )
+from listwise.evaluation.judged import JudgedQueries, Protocol
+from listwise.evaluation.measures import ProtocolResult
+from listwise.evaluation.metrics import average_precision
+from listwise.evaluation.ranks import rank_judged, rank_scores
 
 __all__ = [
-    "LabelledResult",
+    "JudgedQueries",
+    "Protocol",
     "ProtocolResult",
-    "RevisitedResult",
+    "Results",
     "average_precision",
+    "evaluate_descriptors",
     "evaluate_labelled",
-    "evaluate_oxford",
-    "evaluate_oxford_ranks",
     "evaluate_ranks",
     "evaluate_revisited",
+    "evaluate_scores",
     "judged_images",
-    "judged_oxford_images",
     "mean_average_precision",
     "rank_judged",
     "rank_scores",
+    "ranks_of_positives",
 ]

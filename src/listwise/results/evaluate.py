@@ -1,167 +1,218 @@
-"""A model on a benchmark: descriptors of its photos, and the figures they come to."""
+"""Evaluate a model on a benchmark, alone or compared with another model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from html import escape
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from listwise.blocks import Database
-from listwise.data import Images, LabelledImages
-from listwise.data.catalog import Benchmark
-from listwise.data.ground_truth import GroundTruth
-from listwise.data.oxford import OxfordGroundTruth
-from listwise.descriptors import DescriptorFile, Model
+from listwise.data import LabelledImages, read_labelled
+from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognise
+from listwise.descriptors import DescriptorFile, Model, load_model
+from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
-from listwise.evaluation import (
-    LabelledResult,
-    ProtocolResult,
-    evaluate_labelled,
-    evaluate_oxford_ranks,
-    evaluate_ranks,
-    judged_images,
-    judged_oxford_images,
-    rank_judged,
-)
-from listwise.search import alpha_query_expansion
+from listwise.evaluation import Results
+from listwise.results.described import BenchmarkDescriptors, describe_benchmark
+from listwise.results.table import figures_of, format_table
 
-Descriptors = npt.NDArray[np.float32]
-Results = dict[str, ProtocolResult] | dict[str, LabelledResult]
+EXPANDED = " + αQE"
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
-    """A benchmark's photos as one model sees them: `queries` [Q, C], `database` [N, C].
-
-    `unreadable` has the errors of a labelled set's photos that were left out.
-    """
-
-    benchmark: Benchmark
-    queries: Descriptors
-    database: Descriptors
-    unreadable: tuple[str, ...] = ()
-
-
-def search_benchmark(
-    model: Model,
-    benchmark: Benchmark,
-    on_progress: Callable[[int], object] = lambda count: None,
-    **settings: Any,
-) -> Searched:
-    """Describe the queries, cropped to their boxes, and the database.
-
-    Of a labelled set, photos that cannot be read are left out; a judged benchmark with such a
-    photo is an error, since its figures would mean something else.
+class Evaluation:
+    """The figures of one model on a benchmark, or of two.
 
     Args:
-        model: network and whitening.
-        benchmark: from `listwise.data.catalog.find_dataset(...).benchmark()`.
-        on_progress: called with the number of photos just done.
-        settings: of `Model.describe` (max_side, scales, power, precision, workers).
+        described: the benchmark's descriptors by the name of each model, the model asked for last.
+        results: protocol -> result for each row of the table: the models, and with query expansion
+            their names + αQE.
+        distractors: number of descriptors that were added to the database.
     """
-    alone = benchmark.queries is benchmark.database
-    unreadable: list[str] = []
 
-    def describe(images: Images) -> tuple[Images, Descriptors]:
-        found = model.describe(images, on_progress=on_progress, **settings)
-        if found.errors and (benchmark.kind != "labelled" or not found.kept):
-            raise InputError(
-                f"{len(found.errors)} photos of {benchmark.name} cannot be read; "
-                f"the first: {found.errors[0]}"
+    described: Mapping[str, BenchmarkDescriptors]
+    results: Mapping[str, Results]
+    distractors: int = 0
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """What was searched, without the photos that cannot be read."""
+        return next(iter(self.described.values())).benchmark
+
+    @property
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Protocol -> metric -> value from 0 to 1, of the model asked for."""
+        return self.rows[list(self.described)[-1]]
+
+    @property
+    def rows(self) -> dict[str, dict[str, dict[str, float]]]:
+        """`figures` for every row of the table, by its name."""
+        return {name: figures_of(found) for name, found in self.results.items()}
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Errors of the photos that were left out."""
+        found = (error for each in self.described.values() for error in each.unreadable)
+        return tuple(dict.fromkeys(found))
+
+    def table(self) -> str:
+        """The figures as a plain text table, in percent."""
+        return format_table(self.benchmark.name, self.rows)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.table())}</pre>"
+
+    def report(
+        self,
+        path: str | Path,
+        *,
+        command: str = "",
+        on_progress: Callable[[int, int], object] = lambda done, total: None,
+    ) -> Path:
+        """Write an HTML page with figures, curves and what each query found.
+
+        Args:
+            path: the file to write.
+            command: the command line to show on the page.
+            on_progress: called with the number of thumbnails made so far, and of all.
+        """
+        from listwise.results.report import ModelSearch, TableRow, report_models, write_report
+
+        benchmark, rows = self.benchmark, self.rows
+        searches = [
+            ModelSearch(name, found.scores, self.results[name])
+            for name, found in self.described.items()
+        ]
+        paths = benchmark.queries.paths, benchmark.database.paths
+        notes = []
+        if self.distractors:
+            notes.append(
+                f"The figures are with {self.distractors} distractors; curves, lists and the AP of "
+                "single queries are without them."
             )
-        unreadable.extend(found.errors)
-        return images.subset(found.kept), found.descriptors
-
-    kept, database = describe(benchmark.database)
-    asking, queries = (kept, database) if alone else describe(benchmark.queries)
-    seen = replace(benchmark, database=kept, queries=asking)
-    return Searched(seen, queries, database, tuple(unreadable))
-
-
-def evaluate_searched(
-    searched: Searched, *, expand: bool = False, distractors: DescriptorFile | None = None
-) -> Results:
-    """The figures of each protocol of the benchmark.
-
-    Args:
-        searched: from `search_benchmark`.
-        expand: search again with αQE.
-        distractors: more descriptors to search in, none of them right; read from disk in blocks.
-    """
-    benchmark = searched.benchmark
-    queries: npt.NDArray[np.floating] = searched.queries
-    if benchmark.kind == "labelled":
-        if expand or distractors is not None:
-            raise InputError(
-                f"{benchmark.name} is a labelled set: query expansion and distractors are for "
-                "benchmarks whose queries are judged"
-            )
-        return {"Labels": evaluate_classes(searched)}
-    database: Database = searched.database
-    if distractors is not None:
-        database = _Followed(searched.database, distractors)
-    if expand:
-        queries = alpha_query_expansion(queries, database)
-    if isinstance(benchmark.truth, GroundTruth):
-        found = evaluate_ranks(
-            rank_judged(queries, database, judged_images(benchmark.truth)), benchmark.truth
+            plain = {name: found.evaluate() for name, found in self.described.items()}
+            searches = [replace(search, results=plain[search.name]) for search in searches]
+        models = report_models(searches, benchmark.judged, *paths)
+        return write_report(
+            path,
+            f"{benchmark.name}: {' and '.join(self.described)}",
+            [replace(model, figures=rows[model.name]) for model in models],
+            benchmark=benchmark.name,
+            command=command,
+            table=[TableRow(name, rows[name]) for name in rows if name not in self.described],
+            notes=notes,
+            on_progress=on_progress,
         )
-        return {"Easy": found.easy, "Medium": found.medium, "Hard": found.hard}
-    assert isinstance(benchmark.truth, OxfordGroundTruth)
-    ranks = rank_judged(queries, database, judged_oxford_images(benchmark.truth))
-    return {"Original": evaluate_oxford_ranks(ranks, benchmark.truth)}
 
 
-def scores(searched: Searched, expand: bool = False) -> Descriptors:
-    """Scores of every query with every database photo: [Q, N]."""
-    queries = searched.queries
-    if expand:
-        queries = alpha_query_expansion(queries, searched.database).astype(np.float32)
-    return queries @ searched.database.T
+def evaluate(
+    model: Model | str | Path,
+    benchmark: Benchmark | LabelledImages | str | Path,
+    *,
+    against: Model | str | Path | None = None,
+    expand: bool = False,
+    distractors: DescriptorFile | str | Path | None = None,
+    data: str | Path | None = None,
+    split: str | None = None,
+    max_side: int | None = None,
+    scales: Sequence[float] = (1.0,),
+    power: float = 3.0,
+    precision: Precision | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> Evaluation:
+    """Evaluate a model on a benchmark: mAP and the other figures of its protocols.
+
+    Args:
+        model: a model, or the folder of one.
+        benchmark: the name or folder of a data set, labelled photos (class folders, a .csv or
+            .parquet table), or what `open_benchmark` or `read_labelled` returned.
+        against: another model to compare with.
+        expand: also evaluate with α query expansion.
+        distractors: descriptors of further photos by the same model, all of them negatives.
+        data: folder that holds the data sets; `data` by default.
+        split: of labelled photos, use only this split.
+        max_side: long side that larger photos are reduced to; original size by default.
+        scales: sizes at which each photo is described, as factors.
+        power: of the generalized mean over the scales.
+        precision: bfloat16 on a GPU that supports it, else float32, by default.
+        workers: processes that decode photos; from the cores by default.
+        device: where models given as folders run: cpu, cuda, cuda:1 ...; auto uses a GPU if
+            present.
+        on_progress: called with the number of photos just described.
+    """
+    opened = open_benchmark(benchmark, data, split)
+    if opened.labelled and (expand or distractors is not None):
+        raise InputError(
+            f"{opened.name} is a labelled set: `expand` and `distractors` are for benchmarks whose "
+            "queries are judged photo by photo"
+        )
+    if distractors is not None and against is not None:
+        raise InputError("`distractors` belong to one model: leave out `against`")
+    if isinstance(distractors, str | Path):
+        distractors = DescriptorFile.open(distractors)
+    described: dict[str, BenchmarkDescriptors] = {}
+    results: dict[str, Results] = {}
+    for name, source in _named(model, against).items():
+        network = source if isinstance(source, Model) else load_model(source, device)
+        if distractors is not None:
+            distractors.require(network.fingerprint)
+        described[name] = describe_benchmark(
+            network,
+            opened,
+            on_progress,
+            max_side=max_side,
+            scales=scales,
+            power=power,
+            precision=precision,
+            workers=workers,
+        )
+        results[name] = described[name].evaluate(distractors=distractors)
+        if expand:
+            again = described[name].evaluate(expand=True, distractors=distractors)
+            results[name + EXPANDED] = again
+    return Evaluation(described, results, len(distractors) if distractors else 0)
 
 
-def figures(results: Results) -> dict[str, dict[str, float]]:
-    """Protocol -> name of a metric -> its value, 0 to 1."""
-    table: dict[str, dict[str, float]] = {}
-    for protocol, found in results.items():
-        table[protocol] = {"mAP": found.mAP}
-        if isinstance(found, ProtocolResult):
-            table[protocol] |= {f"mP@{k}": value for k, value in found.mp.items()}
-        else:
-            table[protocol] |= {"mAP@R": found.map_at_r}
-            table[protocol] |= {f"Recall@{k}": value for k, value in found.recall.items()}
-    return table
+def open_benchmark(
+    source: Benchmark | LabelledImages | str | Path,
+    data: str | Path | None = None,
+    split: str | None = None,
+) -> Benchmark:
+    """The benchmark of a data set by name or folder, or labelled photos searched among themselves.
+
+    Args:
+        source: what `evaluate` takes.
+        data: folder that holds the data sets; `data` by default.
+        split: of labelled photos, use only this split.
+    """
+    if isinstance(source, Benchmark):
+        return source
+    if isinstance(source, LabelledImages):
+        images = source if split is None else source.of_split(split)
+        return Benchmark.of_labels("labelled photos", images)
+    path = Path(source).expanduser()
+    if find_entry(str(source)) is None and path.exists() and recognise(path) is None:
+        return Benchmark.of_labels(path.name, read_labelled(path, split))
+    if split is not None:
+        raise InputError(f"`split` is for your own labelled photos; {source} has its own test part")
+    return find_dataset(source, data).benchmark()
 
 
-def evaluate_classes(searched: Searched) -> LabelledResult:
-    """The figures of a labelled set."""
-    benchmark = searched.benchmark
-    names = class_names(benchmark.queries)
-    if benchmark.queries is benchmark.database:
-        return evaluate_labelled(searched.queries, names)
-    gallery_names = class_names(benchmark.database)
-    return evaluate_labelled(searched.queries, names, searched.database, gallery_names)
-
-
-def class_names(images: Images) -> npt.NDArray[np.str_]:
-    """The name of each photo's class: numbers of two parts of a set need not agree."""
-    assert isinstance(images, LabelledImages)
-    return np.array(images.class_names)[images.labels]
-
-
-class _Followed:
-    """A database and then distractors, read from disk anew at every iteration."""
-
-    def __init__(self, database: Descriptors, distractors: DescriptorFile) -> None:
-        if distractors.dim != database.shape[1]:
-            raise InputError(
-                f"{distractors.path} holds descriptors of {distractors.dim} dimensions, the model "
-                f"makes {database.shape[1]}: extract them again with this model"
-            )
-        self.database = database
-        self.distractors = distractors
-
-    def __iter__(self) -> Iterator[Descriptors]:
-        yield self.database
-        yield from self.distractors.batches()
+def _named(
+    model: Model | str | Path, against: Model | str | Path | None
+) -> dict[str, Model | str | Path]:
+    """The models by the shortest ends of their folders' paths that tell them apart."""
+    models = {"model": model} if against is None else {"other model": against, "model": model}
+    parts = [
+        (name,) if isinstance(each, Model) else Path(each).resolve().parts
+        for name, each in models.items()
+    ]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        # A folder that is called "model" is better known by the one above it.
+        if len(set(names)) == len(names) and (names != ["model"] or len(parts[0]) == count):
+            return dict(zip(names, models.values(), strict=True))
+    raise InputError("`against` is the same model: give another")

@@ -1,5 +1,1 @@
-"""Models on benchmarks: where networks and protocols meet."""
-
-from listwise.results.evaluate import Searched, evaluate_searched, search_benchmark
-
-__all__ = ["Searched", "evaluate_searched", "search_benchmark"]
+"""The paper's comparisons: runs that differ in one thing, and what they came to."""

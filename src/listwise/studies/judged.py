@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model, Whitening
 from listwise.files import write_text
-from listwise.results.evaluate import evaluate_searched, search_benchmark
+from listwise.results import describe_benchmark
 from listwise.studies.outcome import read_json
 
 JUDGED_FILE = "judged.json"
@@ -38,29 +38,22 @@ class Judging:
     @property
     def photos(self) -> int:
         """How many photos are described for one network."""
-        alone = self.benchmark.queries is self.benchmark.database
-        queries = 0 if alone else len(self.benchmark.queries)
-        return queries + len(self.benchmark.database) + len(self.whiten_on)
+        return self.benchmark.photo_count + len(self.whiten_on)
 
     def judge(
         self, model: Model, on_progress: Callable[[int], object] = lambda count: None
     ) -> dict[str, float]:
         """Mean AP of a model without whitening: "Medium plain", "Medium whitened" ..."""
         sizes = {"max_side": self.max_side, "workers": self.workers}
-        plain = search_benchmark(model, self.benchmark, on_progress, **sizes)
+        plain = describe_benchmark(model, self.benchmark, on_progress, **sizes)
         others = model.describe(
             self.whiten_on, max_side=self.max_side, workers=self.workers, on_progress=on_progress
         )
         whitening = Whitening.learn([others.descriptors], self.dim)
-        white = replace(
-            plain,
-            queries=whitening.apply(plain.queries),
-            database=whitening.apply(plain.database),
-        )
         return {
             f"{protocol} {kind}": result.mAP
-            for kind, searched in ((PLAIN, plain), (WHITENED, white))
-            for protocol, result in evaluate_searched(searched).items()
+            for kind, described in ((PLAIN, plain), (WHITENED, plain.whiten(whitening)))
+            for protocol, result in described.evaluate().items()
         }
 
     def judge_once(

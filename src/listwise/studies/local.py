@@ -1,6 +1,6 @@
 """Local descriptors on a benchmark (the first rows of Table 2), alone and after global search."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,17 +9,9 @@ from numpy.typing import NDArray
 
 from listwise.data import Images, image_size
 from listwise.data.catalog import Benchmark
-from listwise.data.ground_truth import GroundTruth
-from listwise.data.oxford import OxfordGroundTruth
 from listwise.descriptors import DescriptorFile, Model, extract
 from listwise.errors import InputError
-from listwise.evaluation import (
-    evaluate_oxford_ranks,
-    evaluate_ranks,
-    judged_images,
-    judged_oxford_images,
-)
-from listwise.evaluation.ranks import rank_scores
+from listwise.evaluation import evaluate_scores
 from listwise.local.asmk_index import AsmkIndex
 from listwise.local.codebook import Codebook
 from listwise.local.extract import Extractor, extract_features
@@ -27,7 +19,8 @@ from listwise.local.pairs import Pair
 from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verified
-from listwise.results.evaluate import Results
+from listwise.results.report import ModelSearch, TableRow, report_models, write_report
+from listwise.results.table import figures_of
 
 Scores = NDArray[np.floating]
 
@@ -206,13 +199,40 @@ def _parts(benchmark: Benchmark, folder: Path) -> dict[Path, Images]:
     }
 
 
-def evaluate_scores(benchmark: Benchmark, table: Scores) -> Results:
-    """The figures of each protocol of a judged benchmark, from scores [Q, N]."""
-    truth = benchmark.truth
-    if isinstance(truth, GroundTruth):
-        found = evaluate_ranks(rank_scores(table, judged_images(truth)), truth)
-        return {"Easy": found.easy, "Medium": found.medium, "Hard": found.hard}
-    if isinstance(truth, OxfordGroundTruth):
-        ranks = rank_scores(table, judged_oxford_images(truth))
-        return {"Original": evaluate_oxford_ranks(ranks, truth)}
-    raise InputError(f"{benchmark.name} is a labelled set: this takes a judged benchmark")
+def figures_of_row(benchmark: Benchmark, row: LocalRow) -> dict[str, dict[str, float]]:
+    """Protocol -> metric -> value from 0 to 1 of one way to search a benchmark."""
+    return figures_of(evaluate_scores(row.scores, benchmark.judged))
+
+
+def write_local_report(
+    path: str | Path,
+    benchmark: Benchmark,
+    rows: Sequence[LocalRow],
+    *,
+    command: str = "",
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Path:
+    """Write a report on the last two rows, with the points that were verified; see `write_report`.
+
+    The figures of the other rows are in its table.
+    """
+
+    def search(row: LocalRow) -> ModelSearch:
+        def points(query: int, image: int) -> NDArray[np.floating] | None:
+            found = row.verified.get((query, image))
+            return None if found is None else np.hstack([found.query_points, found.points])
+
+        matches = points if row.verified else None
+        return ModelSearch.of_scores(row.name, row.scores, benchmark.judged, matches)
+
+    others, shown = rows[:-2], rows[-2:]  # the last search, and how verification changed it
+    paths = benchmark.queries.paths, benchmark.database.paths
+    return write_report(
+        path,
+        f"{benchmark.name}: local descriptors",
+        report_models([search(row) for row in shown], benchmark.judged, *paths),
+        benchmark=benchmark.name,
+        command=command,
+        table=[TableRow(row.name, figures_of_row(benchmark, row)) for row in others],
+        on_progress=on_progress,
+    )

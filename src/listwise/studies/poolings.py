@@ -1,7 +1,7 @@
 """Off-the-shelf poolings (the "(O)" rows of Table 2): one network, five ways to pool it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from listwise.machine import Machine
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.embed import embed_parts
 from listwise.models.pooling import make_pooling
-from listwise.results.evaluate import Descriptors, Searched, evaluate_searched
+from listwise.results.described import BenchmarkDescriptors, Descriptors
 from listwise.studies.outcome import column_name
 from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE
 from listwise.studies.plots import Panel, Point, draw
@@ -98,11 +98,10 @@ def compare_poolings(
     )
     rows = []
     for pooling, queries, database, others in parts:
-        plain = Searched(benchmark, queries, database)
-        whitening = Whitening.learn([others], dim)
-        white = replace(plain, queries=whitening.apply(queries), database=whitening.apply(database))
-        for variant, searched in zip(VARIANTS, (plain, white, white), strict=True):
-            found = evaluate_searched(searched, expand="αQE" in variant)
+        plain = BenchmarkDescriptors(benchmark, queries, database)
+        white = plain.whiten(Whitening.learn([others], dim))
+        for variant, described in zip(VARIANTS, (plain, white, white), strict=True):
+            found = described.evaluate(expand="αQE" in variant)
             values = {protocol: result.mAP for protocol, result in found.items()}
             rows.append(PoolingRow(pooling, variant, values))
     return rows

@@ -3,17 +3,20 @@
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from listwise.data.catalog.entries import ENTRIES, Entry
 from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors
-from listwise.data.ground_truth import GroundTruth, read_ground_truth
-from listwise.data.images import Box, list_images
+from listwise.data.ground_truth import read_ground_truth
+from listwise.data.images import list_images
 from listwise.data.labelled import Images, LabelledImages, read_images, read_labelled
-from listwise.data.oxford import OxfordGroundTruth, read_oxford_ground_truth
+from listwise.data.oxford import read_oxford_ground_truth
 from listwise.errors import InputError
+from listwise.evaluation import JudgedQueries
 
 DATA_FOLDER = Path("data")
 """Where named data sets are looked for and downloaded to, each in a folder of its name."""
@@ -24,19 +27,50 @@ _QUERIES = ("*_query.txt", "*/*_query.txt")
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """Queries to be searched for in a database, and what is right.
+    """Queries to be searched for in a database, and what is right for each.
 
-    * "revisited": `truth` is a `GroundTruth` (easy, hard, junk).
-    * "oxford": `truth` is an `OxfordGroundTruth` (good, ok, junk).
-    * "labelled": `truth` is None; both are `LabelledImages`, and a database image of the query's
-      class name is right. Where `queries is database`, a query's own image does not count.
+    `labelled` benchmarks have photos with labels, and every photo of a query's label is right;
+    the queries of the others are judged photo by photo. Where `queries is database`, each photo is
+    searched among the others.
     """
 
     name: str
-    kind: Literal["revisited", "oxford", "labelled"]
     database: Images
     queries: Images
-    truth: GroundTruth | OxfordGroundTruth | None = None
+    judged: JudgedQueries
+    labelled: bool = False
+
+    @classmethod
+    def of_labels(
+        cls, name: str, database: LabelledImages, queries: LabelledImages | None = None
+    ) -> "Benchmark":
+        """Labelled photos searched among themselves, or other ones searched for in them."""
+        asking = database if queries is None else queries
+        # Names of classes: numbers of two parts of a set need not agree.
+        labels, others = (np.array(part.class_names)[part.labels] for part in (asking, database))
+        judged = JudgedQueries.labelled(
+            labels,
+            None if queries is None else others,
+            names=database.ids,
+            queries=asking.ids,
+            boxes=asking.boxes,
+        )
+        return cls(name, database, asking, judged, labelled=True)
+
+    @property
+    def photo_count(self) -> int:
+        """Number of photos that a model describes to be evaluated on this benchmark."""
+        return len(self.database) + (0 if self.queries is self.database else len(self.queries))
+
+    def subset(self, queries: ArrayLike, database: ArrayLike) -> "Benchmark":
+        """Some queries among some photos of the database, both given by their positions."""
+        kept = self.database.subset(database)
+        return replace(
+            self,
+            database=kept,
+            queries=kept if self.queries is self.database else self.queries.subset(queries),
+            judged=self.judged.subset(queries, database),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,11 +117,10 @@ class Dataset:
         images = LABELLED[self.layout](self.folder)
         if self.layout == "inshop":
             database, queries = images.of_split("gallery"), images.of_split("query")
-            return Benchmark(self.name, "labelled", database, queries)
+            return Benchmark.of_labels(self.name, database, queries)
         if "test" not in (images.splits or ()):
             raise InputError(f"{self.name} has no test part: it is a set to train on")
-        test = images.of_split("test")
-        return Benchmark(self.name, "labelled", test, test)
+        return Benchmark.of_labels(self.name, images.of_split("test"))
 
     def labelled(self, split: str | None = None) -> LabelledImages:
         """Images and classes of one split, or of all."""
@@ -121,28 +154,22 @@ class Dataset:
         found = sorted(self.folder.glob(_JUDGEMENTS))
         if self.entry is not None:
             found = [self.folder / self.entry.marks[0]]
-        truth = read_ground_truth(found[0])
-        return self._benchmark("revisited", truth)
+        return self._benchmark(read_ground_truth(found[0]))
 
     def _oxford(self) -> Benchmark:
         place = next(path for pattern in _QUERIES for path in self.folder.glob(pattern)).parent
         broken = self.entry.broken if self.entry else frozenset()
         photos = {path.stem for path in list_images(self.folder / "jpg")} - broken
-        truth = read_oxford_ground_truth(place, sorted(photos))
-        return self._benchmark("oxford", truth)
+        return self._benchmark(read_oxford_ground_truth(place, sorted(photos)))
 
-    def _benchmark(
-        self, kind: Literal["revisited", "oxford"], truth: GroundTruth | OxfordGroundTruth
-    ) -> Benchmark:
+    def _benchmark(self, judged: JudgedQueries) -> Benchmark:
         photos = self.folder / "jpg"
-        names, queries = truth.names, truth.queries
-        boxes: tuple[Box, ...] = tuple(truth.boxes)
+        names, queries = judged.names, judged.queries
         return Benchmark(
             self.name,
-            kind,
             Images(tuple(find_photos(photos, names)), tuple(names), None),
-            Images(tuple(find_photos(photos, queries)), tuple(queries), boxes),
-            truth,
+            Images(tuple(find_photos(photos, queries)), tuple(queries), tuple(judged.boxes)),
+            judged,
         )
 
 

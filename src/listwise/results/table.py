@@ -1,0 +1,39 @@
+"""Figures as text: a table that reads in a terminal, a notebook and a log."""
+
+from collections.abc import Mapping
+
+from listwise.evaluation import Results
+
+Figures = Mapping[str, Mapping[str, float]]
+"""Protocol -> metric -> a number from 0 to 1, NaN where there is none."""
+
+
+def figures_of(results: Results) -> dict[str, dict[str, float]]:
+    """Protocol -> metric -> its value from 0 to 1."""
+    return {protocol: dict(found.figures) for protocol, found in results.items()}
+
+
+def percent(value: float) -> str:
+    """A figure in percent as papers print it; a dash where there is none."""
+    return "–" if value != value else f"{100 * value:.1f}"
+
+
+def format_table(title: str, rows: Mapping[str, Figures]) -> str:
+    """A table in percent with a line for each protocol of each row, the columns aligned."""
+    metrics = dict.fromkeys(
+        metric for row in rows.values() for found in row.values() for metric in found
+    )
+    lines = [["", "", *metrics]]
+    for name, row in rows.items():
+        for place, (protocol, found) in enumerate(row.items()):
+            values = (percent(found.get(metric, float("nan"))) for metric in metrics)
+            lines.append(["" if place else name, protocol, *values])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([title, texts[0], "-" * max(map(len, texts)), *texts[1:]])
