@@ -29,7 +29,17 @@ ORDER = [
     "__main__",
 ]
 # Small modules that everything may import, and that import one another in this order.
-COMMON = ["errors", "optional", "files", "columns", "blocks", "plugins", "settings", "machine"]
+COMMON = [
+    "errors",
+    "optional",
+    "files",
+    "columns",
+    "blocks",
+    "plugins",
+    "settings",
+    "machine",
+    "progress",
+]
 
 
 def imports() -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ import numpy as np
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog import labelled_of, photos_of
 from listwise.descriptors.extract import extract
-from listwise.descriptors.model import Model, load_network
+from listwise.descriptors.loading import load_network
+from listwise.descriptors.model import Model
 from listwise.descriptors.storage import DescriptorFile, is_descriptor_file
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening, matching_pairs
 from listwise.errors import InputError

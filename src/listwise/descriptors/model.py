@@ -13,13 +13,18 @@ import torch
 from PIL import Image
 
 from listwise.data import Images, whole_image
+from listwise.data.given import Photos, image_files, is_one_photo, list_photos, open_photo
+from listwise.data.images import ImageError
 from listwise.data.workers import naming_lost_workers
 from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
-from listwise.descriptors.whitening import Whitening
+from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.embed import BATCH_PIXELS, embed_parts, inference_network
+from listwise.progress import FEW, counting
+
+IN_MEMORY = 64  # photos in memory that are described together
 
 
 class Described(NamedTuple):
@@ -36,10 +41,102 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network with the whitening that its descriptors get, if any."""
+    """A network with the whitening that its descriptors get, if any; `load_model` opens one.
+
+    `folder` is where it was opened from or saved to; `name` is the timm backbone of a network that
+    was taken off the shelf.
+
+    Example:
+        >>> model = load_model("resnet50")                  # doctest: +SKIP
+        >>> model.encode(["a.jpg", "b.jpg"]).shape          # doctest: +SKIP
+        (2, 2048)
+    """
 
     net: RetrievalNet
     whitening: Whitening | None = None
+    folder: Path | None = None
+    name: str = ""
+
+    def __repr__(self) -> str:
+        source = self.name if self.folder is None else str(self.folder)
+        return f"Model({source!r}, dim={self.dim}, device={str(self.device)!r})"
+
+    def encode(
+        self,
+        photos: Photos,
+        *,
+        max_side: int | None = None,
+        scales: Sequence[float] = (1.0,),
+        power: float = 3.0,
+        precision: Precision | None = None,
+        workers: int | None = None,
+        progress: bool | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Descriptors of photos, unit rows: [n, dim]; of a single photo [dim].
+
+        Args:
+            photos: one photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
+                a list of them, or a folder, table, text list or data set of photos.
+            max_side: long side that larger photos are reduced to; their own size by default.
+            scales: sizes at which each photo is described, as factors.
+            power: of the mean over the scales.
+            precision: bfloat16 on a GPU that has it, else float32, by default.
+            workers: processes that decode files; from the cores by default.
+            progress: show a progress bar; by default on a terminal, for more than a few photos.
+
+        Raises:
+            ImageError: photos cannot be read; the message names them.
+        """
+        given = list_photos(photos)
+        settings = self.settings(max_side, scales, power, precision)
+        rows = np.empty((len(given), self.dim), np.float32)
+        with counting("encoding", len(given), progress) as advance:
+            if isinstance(given, Images):
+                rows[:] = self._encode_files(given, settings, workers, advance)
+            else:
+                files = [i for i, photo in enumerate(given) if isinstance(photo, str | Path)]
+                named = image_files([given[i] for i in files])  # type: ignore[misc]
+                rows[files] = self._encode_files(named, settings, workers, advance)
+                others = sorted(set(range(len(given))) - set(files))
+                for start in range(0, len(others), IN_MEMORY):
+                    some = others[start : start + IN_MEMORY]
+                    opened = [open_photo(given[i]) for i in some]
+                    rows[some] = self.describe_photos(opened, settings)
+                    advance(len(some))
+        row: npt.NDArray[np.float32] = rows[0] if is_one_photo(photos) else rows
+        return row
+
+    def _encode_files(
+        self,
+        images: Images,
+        settings: ExtractSettings,
+        workers: int | None,
+        advance: Callable[[int], object],
+    ) -> npt.NDArray[np.float32]:
+        if not len(images):
+            return np.empty((0, self.dim), np.float32)
+        # Processes take longer to start than a few photos to decode.
+        workers = 0 if workers is None and len(images) <= FEW else workers
+        found = self.describe(images, **dict(settings), workers=workers, on_progress=advance)
+        missing = sorted(set(range(len(images))) - set(found.kept))
+        if missing:
+            path = images.paths[missing[0]]
+            reason = found.errors[0].removeprefix(f"{path}: ")
+            if len(missing) > 1:
+                others = ", ".join(images.ids[i] for i in missing[1:6])
+                reason += f"; {len(missing) - 1} more cannot be read: {others}"
+                reason += ", ..." if len(missing) > 6 else ""
+            raise ImageError(path, reason)
+        return found.descriptors
+
+    def save(self, folder: str | Path) -> None:
+        """Write the network and its whitening into a folder, from which `load_model` opens it."""
+        self.net.save(folder)
+        if self.whitening is not None:
+            self.whitening.save(folder, self.net.fingerprint())
+        else:
+            (Path(folder) / WHITENING_FILE).unlink(missing_ok=True)
+        object.__setattr__(self, "folder", Path(folder).absolute())
 
     @property
     def dim(self) -> int:
@@ -175,23 +272,3 @@ class Model:
     def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
         rows: npt.NDArray[np.float32] = descriptors.float().numpy()
         return rows if self.whitening is None else self.whitening.apply(rows)
-
-
-def load_model(folder: str | Path, device: str = "auto") -> Model:
-    """Open a model folder: the network in evaluation mode, and the whitening if it has one.
-
-    Args:
-        folder: what `RetrievalNet.save` wrote, with what `listwise whiten` added.
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
-    """
-    net = load_network(folder, device)
-    return Model(net, Whitening.load(folder, net.fingerprint()))
-
-
-def load_network(folder: str | Path, device: str = "auto") -> RetrievalNet:
-    """Open the network of a model folder without its whitening, laid out for its device."""
-    machine = Machine.detect(device)
-    net = RetrievalNet.load(folder, machine.device)
-    if machine.device.startswith("cuda"):
-        net.to(memory_format=torch.channels_last)
-    return net

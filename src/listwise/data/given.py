@@ -1,0 +1,73 @@
+"""Photos as people give them to a call: files, Pillow images, arrays, or lists of these."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from listwise.data.catalog import photos_of
+from listwise.data.images import IMAGE_SUFFIXES, _to_rgb, load_image
+from listwise.data.labelled import Images
+from listwise.errors import InputError
+
+Photo = str | Path | Image.Image | npt.NDArray[np.uint8]
+"""One photo: an image file, a Pillow image, or pixels uint8 [height, width, 3]."""
+
+Photos = Photo | Images | Sequence[Photo]
+"""Photos: one, a list, or a folder, a table, a text list or the name of a data set."""
+
+
+def open_photo(photo: Photo) -> Image.Image:
+    """One photo as upright RGB.
+
+    Raises:
+        ImageError: the file cannot be read.
+        InputError: it is no photo.
+    """
+    if isinstance(photo, str | Path):
+        return load_image(photo)
+    if isinstance(photo, np.ndarray):
+        if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
+            raise InputError(
+                f"a photo as an array is uint8 [height, width, 3], not {photo.dtype} "
+                f"{list(photo.shape)}"
+            )
+        return Image.fromarray(photo)
+    if isinstance(photo, Image.Image):
+        return _to_rgb(ImageOps.exif_transpose(photo))
+    raise InputError(
+        f"a photo is a file, a Pillow image or a uint8 array, not {type(photo).__name__}"
+    )
+
+
+def is_one_photo(photos: Photos) -> bool:
+    """Whether this is a single photo: an image file, a Pillow image or an array of pixels."""
+    if isinstance(photos, str | Path):
+        path = Path(photos).expanduser()
+        return path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()
+    return isinstance(photos, Image.Image | np.ndarray)
+
+
+def list_photos(photos: Photos) -> Images | list[Photo]:
+    """Photos one by one: a list as it is; the photos of a folder, table, list or data set.
+
+    Single files given in a list come as `Images` if there is nothing else in the list.
+    """
+    if isinstance(photos, Images):
+        return photos
+    if is_one_photo(photos):
+        photos = [photos]  # type: ignore[list-item]
+    if isinstance(photos, str | Path):
+        return photos_of(photos)
+    given = list(photos)  # type: ignore[arg-type]
+    if all(isinstance(photo, str | Path) for photo in given):
+        return image_files(given)
+    return given
+
+
+def image_files(files: Sequence[str | Path]) -> Images:
+    """Single image files, their ids as they are written."""
+    paths = tuple(str(Path(file).expanduser().absolute()) for file in files)
+    return Images(paths, tuple(map(str, files)), None)

@@ -1,0 +1,54 @@
+"""Opening a model: a folder, or a timm backbone off the shelf."""
+
+from pathlib import Path
+
+import torch
+
+from listwise.descriptors.model import Model
+from listwise.descriptors.whitening import Whitening
+from listwise.errors import InputError
+from listwise.machine import Machine
+from listwise.models import RetrievalNet
+from listwise.models.backbone import check_backbone
+from listwise.models.storage import CONFIG_FILE
+
+
+def load_model(source: str | Path, device: str = "auto") -> Model:
+    """Open a model: the network in evaluation mode, and the whitening if it has one.
+
+    Args:
+        source: a model folder, a run folder of `listwise train`, or the name of a timm backbone,
+            which is taken off the shelf: with released weights and GeM pooling.
+        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+
+    Raises:
+        InputError: it is none of these, or its weights cannot be had; the message says which.
+    """
+    folder = Path(source).expanduser()
+    if not folder.exists() and folder.name == str(source):
+        return _off_the_shelf(str(source), device)
+    if not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists():
+        folder = folder / "model"
+    net = load_network(folder, device)
+    return Model(net, Whitening.load(folder, net.fingerprint()), folder.absolute())
+
+
+def _off_the_shelf(name: str, device: str) -> Model:
+    try:
+        check_backbone(name)
+    except InputError as error:
+        raise InputError(f"there is no model folder {name}, and {error}") from None
+    machine = Machine.detect(device)
+    return Model(_on_device(RetrievalNet(name).eval(), machine), name=name)
+
+
+def load_network(folder: str | Path, device: str = "auto") -> RetrievalNet:
+    """Open the network of a model folder without its whitening, laid out for its device."""
+    return _on_device(RetrievalNet.load(folder), Machine.detect(device))
+
+
+def _on_device(net: RetrievalNet, machine: Machine) -> RetrievalNet:
+    net.to(machine.device)
+    if machine.device.startswith("cuda"):
+        net.to(memory_format=torch.channels_last)
+    return net
