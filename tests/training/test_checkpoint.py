@@ -63,7 +63,7 @@ def test_a_damaged_file_is_one_line(tmp_path):
             load_checkpoint(path, net, optimizer)
         assert "\n" not in str(caught.value)
     save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="not a checkpoint"):
         load_checkpoint(path, net, optimizer)
 
 

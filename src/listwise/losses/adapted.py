@@ -3,15 +3,15 @@
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.losses.checks import check_batch, check_queries, query_weights
+from listwise.losses.base import BatchLoss
 from listwise.losses.histogram import accumulation_dtype
 from listwise.optional import requires
 
 
-class _AdaptedLoss(nn.Module):
+class _AdaptedLoss(BatchLoss):
     """The weighted mean of what a loss of pytorch-metric-learning gives for each image.
 
     Args:
@@ -24,29 +24,10 @@ class _AdaptedLoss(nn.Module):
         losses, reducers = _library()
         self._each = getattr(losses, name)(**settings, reducer=reducers.DoNothingReducer())
 
-    def forward(
-        self,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-        *,
-        queries: tuple[int, int] | None = None,
+    def share(
+        self, descriptors: Tensor, labels: Tensor, weights: Tensor, start: int, stop: int
     ) -> Tensor:
-        """The loss of a batch in which every image asks.
-
-        Args:
-            descriptors: [B, C] unit rows.
-            labels: [B] integers.
-            weights: [B] weights of the queries; equal ones by default.
-            queries: rows (start, stop): give only their share of the loss.
-
-        Returns:
-            A scalar: Σ w ℓ / Σ w over the images the library gives a loss for.
-        """
-        check_batch(descriptors, labels)
-        start, stop = check_queries(queries, len(labels))
         dtype = accumulation_dtype(descriptors.dtype)
-        weights = query_weights(weights, len(labels), dtype, labels.device)
         (each,) = self._each(descriptors.to(dtype), labels).values()
         if each["indices"] is None:
             raise InputError(

@@ -4,28 +4,21 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from listwise.errors import InputError
+from listwise.losses.base import PrecisionLoss
 from listwise.losses.checks import (
-    check_batch,
     check_bins,
     check_queries,
     check_scores,
     check_shapes,
     check_weight_shape,
-    query_weights,
-    refuse_no_positives,
 )
-from listwise.losses.histogram import (
-    accumulation_dtype,
-    label_histograms,
-    on_gpu,
-    score_histograms,
-)
+from listwise.losses.histogram import label_histograms, on_gpu, score_histograms
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
-Precision = Callable[[Tensor, Tensor, Tensor], Tensor]
+Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
@@ -51,58 +44,28 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
     return torch.where(positives > 0, precision, torch.nan)
 
 
-class _ListwiseLoss(nn.Module):
-    """One minus the weighted mean, over the batch's queries, of an average precision."""
+class _HistogramLoss(PrecisionLoss):
+    """One minus the mean, over the batch's queries, of an average precision of histograms."""
 
-    def __init__(self, precision: Precision, bins: int, include_self: bool) -> None:
+    def __init__(self, formula: Formula, bins: int, include_self: bool) -> None:
         super().__init__()
         self.bins = check_bins(bins)
         self.include_self = include_self
-        self._precision = precision
+        self._formula = formula
 
-    def forward(
-        self,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-        *,
-        queries: tuple[int, int] | None = None,
+    def precision(
+        self, descriptors: Tensor, labels: Tensor, positives: Tensor, start: int, stop: int
     ) -> Tensor:
-        """The loss of a batch in which every image asks and all others are ranked.
-
-        Args:
-            descriptors: [B, C] unit rows.
-            labels: [B] integers; images of equal label are relevant to each other.
-            weights: [B] weights of the queries; equal ones by default.
-            queries: rows (start, stop): give only their share of the loss. The shares of a
-                partition of the batch add up to the loss of the batch, so that several
-                processes can split the queries.
-
-        Returns:
-            A scalar: Σ w (1 − AP) / Σ w over the queries that have a positive.
-        """
-        check_batch(descriptors, labels)
-        size = len(labels)
-        start, stop = check_queries(queries, size)
-        positives = _positives(labels, self.include_self)
-        dtype = accumulation_dtype(descriptors.dtype)
-        weights = query_weights(weights, size, dtype, labels.device)
-        weights = torch.where(positives > 0, weights, 0)
-        total = weights.sum()
-        refuse_no_positives(total.item())
         histograms = label_histograms(
             descriptors, labels, self.bins, self.include_self, (start, stop)
         )
-        precision = self._precision(
-            histograms[0], histograms[1], positives[start:stop].clamp(min=1)
-        )
-        return (weights[start:stop] * (1 - precision)).sum() / total
+        return self._formula(histograms[0], histograms[1], positives[start:stop].clamp(min=1))
 
     def extra_repr(self) -> str:
         return f"bins={self.bins}, include_self={self.include_self}"
 
 
-class QuantizedAPLoss(_ListwiseLoss):
+class QuantizedAPLoss(_HistogramLoss):
     """1 − mAP_Q: the quantized average precision loss of Revaud et al. (Eq. 5 to 12).
 
     Memory is linear in the batch: scores are never kept.
@@ -146,7 +109,7 @@ class QuantizedAPLoss(_ListwiseLoss):
         )
 
 
-class TieAwareAPLoss(_ListwiseLoss):
+class TieAwareAPLoss(_HistogramLoss):
     """1 − mAP_T: average precision that is fair to images that share a bin.
 
     Args:
@@ -171,10 +134,3 @@ class TieAwareAPLoss(_ListwiseLoss):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{super().extra_repr()}, form={self.form}"
-
-
-def _positives(labels: Tensor, include_self: bool) -> Tensor:
-    """Number of relevant images in each query's list: [B]."""
-    _, position, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    positives: Tensor = sizes[position] - (0 if include_self else 1)
-    return positives

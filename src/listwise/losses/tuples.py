@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.losses.checks import check_batch, check_queries, query_weights
-from listwise.losses.histogram import accumulation_dtype
+from listwise.losses.base import checked, class_sizes
+from listwise.losses.checks import refuse_no_positives
 
 _BLOCK = 1024  # queries compared with the batch at a time
 
@@ -38,8 +38,7 @@ class TupleLoss(nn.Module):
             descriptors: [B, C] unit rows.
             labels: [B] integers; images of equal label are relevant to each other.
             weights: [B] weights of the queries; equal ones by default.
-            queries: rows (start, stop): give only the share of the tuples whose query is one of
-                them. The shares of a partition of the batch add up to the loss of the batch.
+            queries: rows (start, stop): give only the share of the tuples whose query is one.
             tuples: [T, 2 + N] rows of the batch: a query, an image of its class, N of other
                 classes. By default every image that has a positive asks once, with the farthest
                 of its class and the N nearest of other classes.
@@ -47,23 +46,15 @@ class TupleLoss(nn.Module):
         Returns:
             A scalar: Σ w ℓ / Σ w over the tuples.
         """
-        check_batch(descriptors, labels)
-        size = len(labels)
-        start, stop = check_queries(queries, size)
-        dtype = accumulation_dtype(descriptors.dtype)
-        rows = descriptors.to(dtype)
-        weights = query_weights(weights, size, dtype, labels.device)
+        weights, start, stop = checked(descriptors, labels, weights, queries)
+        rows = descriptors.to(weights.dtype)
         if tuples is None:
-            asking = _with_positive(labels)
+            asking = torch.nonzero(class_sizes(labels) > 1)[:, 0]
         else:
             tuples = _check_tuples(tuples, labels, self.negatives)
             asking = tuples[:, 0]
         total = weights[asking].sum()
-        if not total > 0:
-            raise InputError(
-                "no query has a positive: every class of this batch has a single image "
-                "(or a weight of zero); sample at least two images of some class"
-            )
+        refuse_no_positives(total.item())
         share = (asking >= start) & (asking < stop)
         if tuples is None:
             tuples = hardest_in_batch(rows.detach(), labels, asking[share], self.negatives)
@@ -108,12 +99,6 @@ def hardest_in_batch(
         farthest = scores.masked_fill(~same, torch.inf).argmin(1)
         found.append(torch.cat([block[:, None], farthest[:, None], nearest], 1))
     return torch.cat(found)
-
-
-def _with_positive(labels: Tensor) -> Tensor:
-    """Rows that have another image of their class: [Q]."""
-    _, position, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    return torch.nonzero(sizes[position] > 1)[:, 0]
 
 
 def _check_tuples(tuples: Tensor, labels: Tensor, negatives: int) -> Tensor:

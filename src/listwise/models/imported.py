@@ -19,7 +19,6 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.models.net import RetrievalNet
-from listwise.models.restricted import read_checkpoint
 from listwise.models.storage import NetConfig
 
 WHITEN_POWER: Final = 0.25
@@ -73,6 +72,8 @@ def import_model(
         InputError: the file is not one of these, needs a part that does not exist here, or
             contains anything but data.
     """
+    from listwise.models.restricted import read_checkpoint  # with listwise.data, which needs more
+
     path = Path(path)
     content = read_checkpoint(path)
     state = content.get("state_dict") if isinstance(content, dict) else None
