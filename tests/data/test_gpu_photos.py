@@ -8,12 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from listwise.data import ImageError, load_image
+from listwise.data import Decoding, ImageError, PhotoFile, load_image
 from listwise.data import gpu_photos as module
-from listwise.data.gpu_photos import Wanted, decoded_photos, gpu_decodes
+from listwise.data.gpu_photos import decode_on_gpu, gpu_decodes
 
 pytest.importorskip("torchvision")
 CPU = torch.device("cpu")
+FULL = Decoding()
 ORIENTATION = 0x0112
 
 
@@ -29,24 +30,31 @@ def exif(orientation):
 
 
 def expected(wanted):
-    return torch.from_numpy(np.asarray(load_image(*wanted)).transpose(2, 0, 1).copy())
+    image = load_image(wanted.path, wanted.box)
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
+
+
+def decoded_photos(wanted, device, threads, how=FULL):
+    for chunk in decode_on_gpu(wanted, how, device, threads):
+        for photo in chunk:
+            yield photo if isinstance(photo, ImageError) else photo.pixels
 
 
 @pytest.fixture
 def decoders(monkeypatch):
-    """Paths of the files that `load_image` decoded, and numbers of files decoded together."""
+    """Names of the files that the CPU decoded, and numbers of files decoded together."""
     loaded, together = [], []
 
-    def load(path, *arguments):
-        loaded.append(Path(path).name)
-        return load_image(path, *arguments)
+    def load(file, how):
+        loaded.append(Path(file.path).name)
+        return decode_on_cpu(file, how)
 
     def decode(contents, device):
         together.append(len(contents))
         return original(contents, device)
 
-    original = module._decode_jpegs
-    monkeypatch.setattr(module, "load_image", load)
+    original, decode_on_cpu = module._decode_jpegs, module._decode_on_cpu
+    monkeypatch.setattr(module, "_decode_on_cpu", load)
     monkeypatch.setattr(module, "_decode_jpegs", decode)
     return loaded, together
 
@@ -74,7 +82,7 @@ def write_kinds(folder):
 
 def test_every_kind_is_what_load_image_makes_of_it(tmp_path, decoders):
     usual, others = write_kinds(tmp_path)
-    wanted = [Wanted(str(tmp_path / name)) for name in sorted(usual | others)]
+    wanted = [PhotoFile(str(tmp_path / name)) for name in sorted(usual | others)]
     found = list(decoded_photos(wanted, CPU, 2))
     assert len(found) == len(wanted)
     for each, photo in zip(wanted, found, strict=True):
@@ -91,8 +99,8 @@ def test_boxes_are_cut_out_after_turning(tmp_path):
         path = str(tmp_path / f"{turn}.jpg")
         picture().save(path, exif=exif(turn))
         for box in ((10.0, 5.0, 40.0, 50.0), (-5.0, 20.0, 1000.0, 31.0)):
-            (photo,) = decoded_photos([Wanted(path, box)], CPU, 1)
-            assert (photo.int() - expected(Wanted(path, box)).int()).abs().max() <= 3
+            (photo,) = decoded_photos([PhotoFile(path, box)], CPU, 1)
+            assert (photo.int() - expected(PhotoFile(path, box)).int()).abs().max() <= 3
 
 
 def test_errors_are_those_of_load_image_and_spare_the_others(tmp_path):
@@ -104,29 +112,29 @@ def test_errors_are_those_of_load_image_and_spare_the_others(tmp_path):
     (tmp_path / "text.jpg").write_bytes(b"no photo at all, but long enough")
     (tmp_path / "folder.jpg").mkdir()
     wanted = [
-        Wanted(str(tmp_path / "cut.jpg")),
-        Wanted(str(good)),
-        Wanted(str(tmp_path / "empty.jpg")),
-        Wanted(str(good), (500.0, 500.0, 600.0, 600.0)),
-        Wanted(str(tmp_path / "text.jpg")),
-        Wanted(str(tmp_path / "missing.jpg")),
-        Wanted(str(good)),
-        Wanted(str(tmp_path / "folder.jpg")),
+        PhotoFile(str(tmp_path / "cut.jpg")),
+        PhotoFile(str(good)),
+        PhotoFile(str(tmp_path / "empty.jpg")),
+        PhotoFile(str(good), (500.0, 500.0, 600.0, 600.0)),
+        PhotoFile(str(tmp_path / "text.jpg")),
+        PhotoFile(str(tmp_path / "missing.jpg")),
+        PhotoFile(str(good)),
+        PhotoFile(str(tmp_path / "folder.jpg")),
     ]
     found = list(decoded_photos(wanted, CPU, 3))
     for each, photo in zip(wanted, found, strict=True):
-        if each == Wanted(str(good)):
+        if each == PhotoFile(str(good)):
             assert torch.equal(photo, found[1])
         else:
             with pytest.raises(ImageError) as caught:
-                load_image(*each)
+                load_image(each.path, each.box)
             assert str(photo) == str(caught.value)
 
 
 def test_a_file_that_the_decoder_refuses_costs_only_itself(tmp_path, decoders, monkeypatch):
     wanted = []
     for i in range(5):
-        wanted.append(Wanted(str(tmp_path / f"{i}.jpg")))
+        wanted.append(PhotoFile(str(tmp_path / f"{i}.jpg")))
         picture(seed=i).save(wanted[-1].path, quality=95)
     refused = module._to_tensor(Path(wanted[2].path).read_bytes())
     original = module._decode_jpegs
@@ -151,7 +159,7 @@ def test_any_chunks_give_the_same_photos_in_order(tmp_path, decoders, monkeypatc
     monkeypatch.setattr(module, "GROUPS_AHEAD", 2)
     wanted = []
     for i in range(11):
-        wanted.append(Wanted(str(tmp_path / (f"{i}.png" if i % 4 == 1 else f"{i}.jpg"))))
+        wanted.append(PhotoFile(str(tmp_path / (f"{i}.png" if i % 4 == 1 else f"{i}.jpg"))))
         picture(seed=i).save(wanted[-1].path)
     for each, photo in zip(wanted, decoded_photos(wanted, CPU, 2), strict=True):
         assert (photo.int() - expected(each).int()).abs().max() <= 3
@@ -167,7 +175,7 @@ def test_huge_photos_are_decoded_as_small_as_they_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK_PIXELS", 1000)
     path = str(tmp_path / "a.jpg")
     picture(400, 300).save(path)
-    (photo,) = decoded_photos([Wanted(path, None, 70)], CPU, 1)
+    (photo,) = decoded_photos([PhotoFile(path)], CPU, 1, Decoding(min_side=70))
     assert photo.shape == (3, 75, 100)
 
 
@@ -182,7 +190,7 @@ def test_it_reads_only_a_little_ahead_and_stops_when_told(tmp_path, monkeypatch)
     def endless():
         while True:
             taken.append(path)
-            yield Wanted(path)
+            yield PhotoFile(path)
 
     threads = threading.active_count()
     photos = decoded_photos(endless(), CPU, 2)

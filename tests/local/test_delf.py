@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 from safetensors.torch import load_file, save_file
 
-from listwise.data import Images
+from listwise.data import Images, PhotoFile
 from listwise.errors import InputError
-from listwise.local import delf_photos
+from listwise.local.delf import extractor as extractor_module
 from listwise.local.delf.extractor import DelfExtractor, attend, detect, levels
 from listwise.local.delf.net import CONFIG_FILE, WEIGHTS_FILE, Delf, DelfConfig, resized
 from listwise.local.delf.settings import DelfSettings
@@ -204,7 +204,7 @@ def test_descriptors_are_the_projection_of_unit_features(net):
 
 
 def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(delf_photos, "WINDOW", 4)
+    monkeypatch.setattr(extractor_module, "WINDOW", 4)
     sizes = [(96, 72), (72, 96), (96, 72), (300, 200), (96, 72), (96, 72), (80, 64)]
     paths = [str(tmp_path / f"{number}.png") for number in range(len(sizes))]
     for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
@@ -219,14 +219,14 @@ def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch)
     wanted.remove(4)
     for index, (width, height, together) in zip(wanted, found, strict=True):
         assert (width, height) == sizes[index]
-        alone = extractor(paths[index], images.box(index))
+        alone = extractor(images.file(index))
         np.testing.assert_allclose(together.points, alone.points, atol=1e-3)
         np.testing.assert_allclose(together.scales, alone.scales, rtol=1e-5)
         np.testing.assert_allclose(together.descriptors, alone.descriptors, atol=1e-4)
 
 
 def test_a_decoding_process_that_the_system_ends_is_one_line(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(delf_photos, "WINDOW", 2)
+    monkeypatch.setattr(extractor_module, "WINDOW", 2)
     monkeypatch.setattr(DelfExtractor, "together", True)
     monkeypatch.setattr(DelfExtractor, "_batch_size", lambda self, width, height: 1)
     path = str(tmp_path / "photo.png")
@@ -316,9 +316,9 @@ def test_boxes_are_placed_in_the_whole_photo(folder, tmp_path):
     photo = smooth_photo(160, 128)
     photo.save(tmp_path / "photo.png")
     extractor = DelfExtractor(folder, DelfSettings(count=30), "cpu")
-    whole = extractor(str(tmp_path / "photo.png"), None)
+    whole = extractor(PhotoFile(str(tmp_path / "photo.png")))
     np.testing.assert_array_equal(whole.points, extractor.features(photo).points)
-    part = extractor(str(tmp_path / "photo.png"), (40, 30, 140, 120))
+    part = extractor(PhotoFile(str(tmp_path / "photo.png"), (40, 30, 140, 120)))
     inside = extractor.features(photo.crop((40, 30, 140, 120)))
     np.testing.assert_allclose(part.points, inside.moved(40, 30).points, atol=1e-4)
     np.testing.assert_array_equal(part.descriptors, inside.descriptors)
@@ -327,7 +327,7 @@ def test_boxes_are_placed_in_the_whole_photo(folder, tmp_path):
 def test_large_jpeg_files_have_points_in_their_own_pixels(folder, tmp_path):
     smooth_photo(640, 480).save(tmp_path / "photo.jpg", quality=95)
     extractor = DelfExtractor(folder, DelfSettings(count=EVERYTHING, max_side=160), "cpu")
-    found = extractor(str(tmp_path / "photo.jpg"), None)
+    found = extractor(PhotoFile(str(tmp_path / "photo.jpg")))
     assert (found.points.max(axis=0) > (560, 400)).all()
 
 
@@ -340,7 +340,7 @@ def test_it_is_an_extractor_whose_copies_do_the_same(folder, tmp_path):
     file = extract_features(images, tmp_path / "features.arrow", extractor, workers=0)
     file.require(extractor.name)
     assert file.header.dim == 8
-    expected = extractor(str(tmp_path / "photo.png"), None)
+    expected = extractor(PhotoFile(str(tmp_path / "photo.png")))
     np.testing.assert_allclose(file.read(0).points, expected.points)
     np.testing.assert_allclose(file.read(0).descriptors, expected.descriptors, atol=0.02)
 

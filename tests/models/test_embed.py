@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from listwise.data import Images, load_image, whole_image
+from listwise.data import Decoding, Images, load_image, pipeline, whole_image
 from listwise.models import RetrievalNet, embed
 from listwise.models.embed import embed_photos
 
@@ -46,7 +46,7 @@ def one_by_one(net, images, max_side=None):
 @pytest.mark.parametrize("max_side", [None, 60])
 def test_mixed_shapes_keep_their_order(net, images, workers, max_side, monkeypatch):
     monkeypatch.setitem(embed.BATCH_PIXELS, "cpu", 3 * 64 * 48)
-    monkeypatch.setattr(embed, "START_PIXELS", 1)
+    monkeypatch.setattr(pipeline, "START_BYTES", 1)
     found = embed_photos(net, images, max_side=max_side, workers=workers)
     assert found.kept == list(range(8))
     assert found.errors == []
@@ -75,8 +75,8 @@ def test_broken_photos_are_left_out_and_reported(net, images, tmp_path):
     assert found.kept == [0, 1, 3, 4, 6, 7]
     torch.testing.assert_close(found.descriptors, whole[found.kept], rtol=0, atol=1e-5)
     assert len(found.errors) == 2
-    assert paths[5] in found.errors[0]
-    assert paths[2] in found.errors[1]
+    assert paths[2] in found.errors[0]
+    assert paths[5] in found.errors[1]
     assert sum(seen) == 8
 
 
@@ -122,10 +122,10 @@ def test_rows_are_fetched_in_any_portions(net, images, waiting, monkeypatch):
     assert found.sizes == SIZES
 
 
-@pytest.mark.parametrize(("pixels", "started"), [(30_000, 2), (10**9, 1), (200, 2)])
-def test_no_more_workers_are_started_than_pay(net, images, monkeypatch, pixels, started):
-    # 8 photos, 60,288 pixels in all.
-    monkeypatch.setattr(embed, "START_PIXELS", pixels)
+@pytest.mark.parametrize(("part", "started"), [(2, 2), (0.01, 1), (200, 2)])
+def test_no_more_workers_are_started_than_pay(net, images, monkeypatch, part, started):
+    everything = sum(os.path.getsize(path) for path in images.paths)
+    monkeypatch.setattr(pipeline, "START_BYTES", everything / part)
     running = []
     embed_photos(
         net,
@@ -145,7 +145,7 @@ def test_describing_goes_on_under_one_autocast_for_a_part(net, images):
         return torch.zeros(len(photos), 2)
 
     parts = embed.embed_parts(
-        net, images, [range(4), range(4, 8)], describe=describe, autocast=torch.bfloat16
+        net, images.files(), [4, 4], Decoding(), describe=describe, autocast=torch.bfloat16
     )
     for _ in parts:
         assert not torch.is_autocast_enabled("cpu")
@@ -157,13 +157,13 @@ def test_describing_goes_on_under_one_autocast_for_a_part(net, images):
 
 
 @pytest.fixture
-def there(monkeypatch):
+def on_gpu(monkeypatch):
     pytest.importorskip("torchvision")
-    monkeypatch.setattr(embed, "gpu_decodes", lambda device: True)
+    monkeypatch.setattr(pipeline, "gpu_decodes", lambda device: True)
 
 
 @pytest.mark.parametrize("pixels", [3 * 64 * 48, 2**20])
-def test_photos_decoded_there_keep_their_order(net, images, there, monkeypatch, pixels):
+def test_photos_decoded_on_a_gpu_keep_their_order(net, images, on_gpu, monkeypatch, pixels):
     monkeypatch.setitem(embed.BATCH_PIXELS, "cpu", pixels)
     boxes = ((10.0, 5.0, 50.0, 45.0), *[None] * 7)
     boxed = Images(images.paths, images.ids, boxes)
@@ -176,15 +176,17 @@ def test_photos_decoded_there_keep_their_order(net, images, there, monkeypatch, 
     torch.testing.assert_close(found.descriptors, one_by_one(net, boxed), rtol=0, atol=1e-5)
 
 
-def test_parts_decoded_there_are_what_they_are_alone(net, images, there):
+def test_parts_decoded_on_a_gpu_are_what_they_are_alone(net, images, on_gpu):
     parts = [range(3), range(3, 4), range(4, 8)]
     whole = one_by_one(net, images)
-    for part, found in zip(parts, embed.embed_parts(net, images, parts), strict=True):
-        assert found.kept == list(part)
-        torch.testing.assert_close(found.descriptors, whole[found.kept], rtol=0, atol=1e-5)
+    sizes = [len(part) for part in parts]
+    embedded = embed.embed_parts(net, images.files(), sizes, Decoding())
+    for part, found in zip(parts, embedded, strict=True):
+        assert found.kept == list(range(len(part)))
+        torch.testing.assert_close(found.descriptors, whole[list(part)], rtol=0, atol=1e-5)
 
 
-def test_broken_photos_decoded_there_are_left_out_and_reported(net, images, there, tmp_path):
+def test_broken_photos_decoded_on_a_gpu_are_left_out_and_reported(net, images, on_gpu, tmp_path):
     jpeg = tmp_path / "cut.jpg"
     Image.open(images.paths[0]).save(jpeg, quality=95)
     jpeg.write_bytes(jpeg.read_bytes()[:-200])
@@ -192,7 +194,7 @@ def test_broken_photos_decoded_there_are_left_out_and_reported(net, images, ther
     broken = Images(paths, paths, None)
     found = embed_photos(net, broken)
     with pytest.MonkeyPatch.context() as elsewhere:
-        elsewhere.setattr(embed, "gpu_decodes", lambda device: False)
+        elsewhere.setattr(pipeline, "gpu_decodes", lambda device: False)
         expected = embed_photos(net, broken)
     assert found.errors == expected.errors
     assert len(found.errors) == 2
@@ -200,7 +202,7 @@ def test_broken_photos_decoded_there_are_left_out_and_reported(net, images, ther
     torch.testing.assert_close(found.descriptors, expected.descriptors, rtol=0, atol=1e-5)
 
 
-def test_large_photos_are_reduced_there(tmp_path):
+def test_large_photos_are_reduced_on_a_gpu(tmp_path):
     # By Triton's interpreter, which must be chosen before Triton is imported.
     pytest.importorskip("triton")
     pytest.importorskip("torchvision")
@@ -209,12 +211,12 @@ import sys
 import numpy as np
 import torch
 from PIL import Image
-from listwise.data import Images, gpu_resample
+from listwise.data import Images, gpu_photos, gpu_resample, pipeline
 from listwise.models import RetrievalNet, embed
 
 torch.set_num_threads(1)
 gpu_resample.ROWS = gpu_resample.COLUMNS = 64
-embed.CHUNK_PIXELS = 6000
+gpu_photos.CHUNK_PIXELS = 6000
 generator = np.random.default_rng(0)
 paths = []
 for i, size in enumerate([(90, 60), (48, 40), (90, 60), (60, 90), (91, 60)]):
@@ -225,7 +227,7 @@ images = Images(tuple(paths), tuple(paths), None)
 torch.manual_seed(0)
 net = RetrievalNet("test_resnet.r160_in1k", weights="random")
 expected = embed.embed_photos(net, images, max_side=48)
-embed.gpu_decodes = lambda device: True
+pipeline.gpu_decodes = lambda device: True
 found = embed.embed_photos(net, images, max_side=48)
 assert found.kept == expected.kept == list(range(5))
 assert found.sizes == expected.sizes

@@ -4,19 +4,21 @@ import dataclasses
 import io
 import os
 import shutil
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from listwise.data import read_images
+from listwise.data import load_image, read_images
+from listwise.data.photos import THUMBNAIL_BYTES, thumbnail
 from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search import add_descriptors, add_photos, create_store, header_of, open_store
 from listwise.search.entries import entry_key
-from listwise.search.filling import THUMBNAIL_BYTES, thumbnail, thumbnail_from_photo
+from listwise.search.filling import thumbnail_from_photo
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +109,10 @@ def test_a_moved_photo_moves_without_being_described_again(index, model, own, mo
     described = []
     whole = type(model).describe_parts
 
-    def counted(self, images, *rest):
-        described.extend(images.ids)
-        yield from whole(self, images, *rest)
+    def counted(self, files, *rest, **more):
+        for found in whole(self, files, *rest, **more):
+            described.extend(found.kept)
+            yield found
 
     monkeypatch.setattr(type(model), "describe_parts", counted)
     assert add(index, model, moved) == {"updated": 48}
@@ -171,18 +174,20 @@ def test_names_that_are_no_utf8_are_told_and_the_rest_added(index, model, own):
     assert index.get([entry_key(os.fsdecode(b"caf\xe9.jpg"))]) == {}
 
 
-def test_a_photo_that_vanishes_once_described_has_no_thumbnail(index, model, own, monkeypatch):
+def test_a_photo_that_vanishes_once_read_is_added_whole(index, model, own, monkeypatch):
     whole = type(model).describe_parts
+    lost = own / "class0" / "0.jpg"
+    expected = thumbnail(load_image(lost))
 
-    def vanish(self, *rest):
-        for found in whole(self, *rest):
-            (own / "class0" / "0.jpg").unlink()
-            yield found
+    def vanish(self, files, *rest, **more):
+        for number, file in enumerate(files):
+            if not number:
+                lost.unlink()
+            yield from whole(self, chain([file], files), *rest, **more)
 
     monkeypatch.setattr(type(model), "describe_parts", vanish)
     assert add(index, model, own / "class0") == {"added": 6}
-    assert index.thumbnail(entry_key("0.jpg")) is None
-    assert index.thumbnail(entry_key("1.jpg"))
+    assert index.thumbnail(entry_key("0.jpg")) == expected
 
 
 def test_new_attributes_are_kept(index, model, photos, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from listwise.data import CropDataset, CropSettings, read_labelled
-from listwise.data.workers import naming_lost_workers
+from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.training import loading
 from listwise.training.loading import load_batches
@@ -119,10 +119,10 @@ def test_a_worker_that_the_system_ends_is_one_line(dataset):
     next(batches)
     (worker,) = multiprocessing.active_children()
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(InputError, match="fewer `workers`"), naming_lost_workers():
+    with pytest.raises(InputError, match="fewer `workers`"), explain_lost_workers():
         list(batches)
 
 
 def test_other_errors_pass_as_they_are():
-    with pytest.raises(RuntimeError, match=r"^something else$"), naming_lost_workers():
+    with pytest.raises(RuntimeError, match=r"^something else$"), explain_lost_workers():
         raise RuntimeError("something else")

@@ -373,7 +373,6 @@ def _keys(index: "Store", name: str) -> list[int]:
     """The entries that a user names: by id, or by the photos themselves."""
     from listwise.data.catalog import photos_of
     from listwise.search.entries import entry_key
-    from listwise.search.filling import photo_digest
 
     if index.get([entry_key(name)]):
         return [entry_key(name)]
@@ -381,10 +380,7 @@ def _keys(index: "Store", name: str) -> list[int]:
         raise InputError(
             f"{index.uri} has no photo {name}: give an id that listwise search shows, or a file"
         )
-    images = photos_of(name)
-    digests = [
-        photo_digest(Path(path).read_bytes(), images.box(i)) for i, path in enumerate(images.paths)
-    ]
+    digests = [file.digest() for file in photos_of(name).files()]
     keys = [entry.key for entry in index.with_digests(digests).values()]
     if not keys:
         raise InputError(f"{index.uri} holds no photo of {name}")

@@ -323,6 +323,7 @@ def search(
     from rich.markup import escape
     from rich.table import Table
 
+    from listwise.data import PhotoFile
     from listwise.local.asmk_index import AsmkIndex
     from listwise.local.search import search_local
     from listwise.local.storage import FeatureFile
@@ -335,7 +336,7 @@ def search(
     if file is not None:
         file.require(extractor.name)
     with console.status("searching"):
-        query = extractor(str(photo), None if box is None else parse_box(box))
+        query = extractor(PhotoFile(str(photo), None if box is None else parse_box(box)))
         hits = search_local(opened, query, k, file.get if file else None)
     if json:
         rows = [

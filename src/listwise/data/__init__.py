@@ -7,7 +7,6 @@ from listwise.data.crops import (
     UnreadableClassError,
     collate,
     random_crop,
-    whole_image,
 )
 from listwise.data.images import (
     IMAGE_SUFFIXES,
@@ -27,6 +26,8 @@ from listwise.data.labelled import (
     read_images,
     read_labelled,
 )
+from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile, whole_image
+from listwise.data.pipeline import decode_photos
 from listwise.settings import CropSettings
 
 __all__ = [
@@ -37,13 +38,17 @@ __all__ = [
     "CropBatch",
     "CropDataset",
     "CropSettings",
+    "DecodedPhoto",
+    "Decoding",
     "ImageError",
     "ImageReport",
     "Images",
     "LabelledImages",
+    "PhotoFile",
     "UnreadableClassError",
     "check_images",
     "collate",
+    "decode_photos",
     "hold_out_classes",
     "image_size",
     "list_images",

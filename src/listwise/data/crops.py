@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from listwise.data.images import ImageError, load_image
+from listwise.data.images import ImageError
 from listwise.data.labelled import LabelledImages
 from listwise.errors import InputError
 from listwise.optional import requires
@@ -104,15 +104,6 @@ def random_crop(
     return _to_tensor(_jitter(crop, *plan.colours))
 
 
-def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
-    """A whole RGB image, reduced if its long side exceeds `max_side`: uint8 [3, H, W]."""
-    if max_side is not None and max(image.size) > max_side:
-        scale = max_side / max(image.size)
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return _to_tensor(np.asarray(image))
-
-
 class Crop(NamedTuple):
     """One crop uint8 [3, S, S], its label, and the errors of files that it stands in for."""
 
@@ -167,11 +158,7 @@ class CropDataset(Dataset[Crop]):
         errors: list[str] = []
         for candidate in self._same_class_from(index, label):
             try:
-                photo = load_image(
-                    self.images.paths[candidate],
-                    self.images.box(candidate),
-                    self.settings.min_side,
-                )
+                photo = self.images.file(candidate).image(self.settings.min_side)
             except ImageError as error:
                 errors.append(str(error))
                 continue

@@ -6,21 +6,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from listwise.data.images import (
-    Box,
-    ImageError,
-    clip_box,
-    exif_orientation,
-    load_image,
-    opened,
+from listwise.data.images import ImageError, clip_box, exif_orientation, opened
+from listwise.data.photos import (
+    THUMBNAIL_SIDE,
+    DecodedPhoto,
+    Decoding,
+    PhotoFile,
+    reduced_size,
+    thumbnail,
 )
 from listwise.errors import InputError
 
@@ -44,22 +43,17 @@ _UPRIGHT: dict[int, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Wanted(NamedTuple):
-    """A photo's file, the box to cut out, and the short side that may be enough."""
+class _ReadFile(NamedTuple):
+    """A file that was read, and its size in pixels; `usual` if the GPU may decode it."""
 
-    path: str
-    box: Box | None = None
-    min_side: int | None = None
-
-
-class _File(NamedTuple):
-    """A file with its size in pixels; `content` is None if it is not for the GPU."""
-
-    wanted: Wanted
+    file: PhotoFile
     pixels: int
     size: tuple[int, int] = (0, 0)
     orientation: int = 1
-    content: Tensor | None = None
+    usual: bool = False
+
+
+Result = DecodedPhoto | ImageError
 
 
 @cache
@@ -78,49 +72,50 @@ def gpu_decodes(device: torch.device) -> bool:
     return True
 
 
-def decoded_photos(
-    wanted: Iterable[Wanted], device: torch.device, threads: int
-) -> Generator[Tensor | ImageError, None, None]:
-    """Upright photos uint8 [3, H, W] on a device, in their order, or why one cannot be decoded.
+def decode_on_gpu(
+    files: Iterable[PhotoFile], how: Decoding, device: torch.device, threads: int
+) -> Generator[list[Result], None, None]:
+    """Photos on a device, some at a time, in their order, or why one cannot be decoded.
 
     They are ready on the stream that is the current one when they are asked for; memory that this
     stream does not use any more is written to. Files are read ahead.
 
     Args:
-        wanted: the photos.
+        files: the photos.
+        how: what is wanted of them; `min_side` is for photos that the CPU decodes.
         device: decodes the JPEG files whose colours and layout are the usual ones.
         threads: read files, and decode all others.
     """
     pool = ThreadPoolExecutor(threads, "photos")
     try:
-        started: list[tuple[_File, Future[Tensor | ImageError] | None]] | None = None
-        for chunk in _chunks(_read_ahead(pool, iter(wanted))):
+        started: list[tuple[_ReadFile, Future[Result] | None]] | None = None
+        for chunk in _chunks(_read_ahead(pool, iter(files))):
             # What the CPU decodes is one chunk ahead.
             upcoming = [
-                (file, pool.submit(_load, file.wanted) if file.content is None else None)
-                for file in chunk
+                (each, None if each.usual else pool.submit(_decode_on_cpu, each.file, how))
+                for each in chunk
             ]
             if started is not None:
-                yield from _finish(started, pool, device)
+                yield _finish(started, pool, how, device)
             started = upcoming
         if started is not None:
-            yield from _finish(started, pool, device)
+            yield _finish(started, pool, how, device)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _read_ahead(pool: ThreadPoolExecutor, wanted: Iterator[Wanted]) -> Iterator[_File]:
-    reading: deque[Future[list[_File]]] = deque()
+def _read_ahead(pool: ThreadPoolExecutor, files: Iterator[PhotoFile]) -> Iterator[_ReadFile]:
+    reading: deque[Future[list[_ReadFile]]] = deque()
     while True:
-        while len(reading) < GROUPS_AHEAD and (group := list(islice(wanted, GROUP))):
+        while len(reading) < GROUPS_AHEAD and (group := list(islice(files, GROUP))):
             reading.append(pool.submit(_read, group))
         if not reading:
             return
         yield from reading.popleft().result()
 
 
-def _chunks(files: Iterator[_File]) -> Iterator[list[_File]]:
-    chunk: list[_File] = []
+def _chunks(files: Iterator[_ReadFile]) -> Iterator[list[_ReadFile]]:
+    chunk: list[_ReadFile] = []
     pixels = 0
     for file in files:
         if chunk and (len(chunk) == CHUNK or pixels + file.pixels > CHUNK_PIXELS):
@@ -132,23 +127,23 @@ def _chunks(files: Iterator[_File]) -> Iterator[list[_File]]:
         yield chunk
 
 
-def _read(group: list[Wanted]) -> list[_File]:
-    return [_read_file(wanted) for wanted in group]
+def _read(group: list[PhotoFile]) -> list[_ReadFile]:
+    return [_read_file(file) for file in group]
 
 
-def _read_file(wanted: Wanted) -> _File:
-    """A file's content, if a GPU's decoder surely makes of it what `load_image` would."""
+def _read_file(file: PhotoFile) -> _ReadFile:
+    """A file's content, `usual` if a GPU's decoder surely makes of it what the CPU's would."""
     try:
-        content = Path(wanted.path).read_bytes()
+        file = file.read()
+        content = file.content or b""
         with opened(io.BytesIO(content)) as image:
             width, height = image.size
-            file = _File(wanted, width * height, (width, height))
-            if file.pixels > CHUNK_PIXELS or not _is_usual(image) or not _is_whole(content):
-                return file
-            orientation = exif_orientation(image)
-    except (ImageError, OSError):
-        return _File(wanted, 0)  # `load_image` will say what is wrong
-    return file._replace(orientation=orientation, content=_to_tensor(content))
+            found = _ReadFile(file, width * height, (width, height))
+            if found.pixels > CHUNK_PIXELS or not _is_usual(image) or not _is_whole(content):
+                return found
+            return found._replace(orientation=exif_orientation(image), usual=True)
+    except ImageError:
+        return _ReadFile(file, 0)  # decoding will say what is wrong
 
 
 def _is_usual(image: Image.Image) -> bool:
@@ -168,38 +163,39 @@ def _is_whole(content: bytes) -> bool:
     return content.endswith(b"\xff\xd9")
 
 
-def _load(wanted: Wanted) -> Tensor | ImageError:
+def _decode_on_cpu(file: PhotoFile, how: Decoding) -> Result:
     try:
-        photo = load_image(*wanted)
+        return file.decode(how)
     except ImageError as error:
         return error
-    return torch.from_numpy(np.ascontiguousarray(np.asarray(photo).transpose(2, 0, 1)))
 
 
 def _finish(
-    started: list[tuple[_File, Future[Tensor | ImageError] | None]],
+    started: list[tuple[_ReadFile, Future[Result] | None]],
     pool: ThreadPoolExecutor,
+    how: Decoding,
     device: torch.device,
-) -> Iterator[Tensor | ImageError]:
-    files = [file for file, loading in started if loading is None]
-    decoded = iter(_decode(files, device))
-    photos: deque[Tensor | ImageError | Future[Tensor | ImageError]] = deque()
-    for file, loading in started:
-        photo = next(decoded) if loading is None else None
-        photos.append(photo if photo is not None else loading or pool.submit(_load, file.wanted))
-    started.clear()
-    while photos:
-        found = photos.popleft()
-        if isinstance(found, Future):
-            found = found.result()
-        yield _moved(found, device) if isinstance(found, Tensor) else found
+) -> list[Result]:
+    """Photos of a chunk, of which the CPU decodes some already."""
+    decoded = iter(_decode([each for each, decoding in started if decoding is None], device))
+    photos: list[Result | Future[Result]] = []
+    for each, decoding in started:
+        photo = next(decoded) if decoding is None else decoding
+        photos.append(photo or pool.submit(_decode_on_cpu, each.file, how))
+    on_gpu = [i for i, photo in enumerate(photos) if isinstance(photo, DecodedPhoto)]
+    finished = _reduce([photos[i] for i in on_gpu], how, pool)  # type: ignore[misc]
+    for i, photo in zip(on_gpu, finished, strict=True):
+        photos[i] = photo
+    return [
+        _moved(photo.result(), device) if isinstance(photo, Future) else photo for photo in photos
+    ]
 
 
-def _decode(files: list[_File], device: torch.device) -> list[Tensor | ImageError | None]:
+def _decode(files: list[_ReadFile], device: torch.device) -> list[Result | None]:
     """Upright photos, their boxes cut out; None where the decoder failed."""
     if not files:
         return []
-    contents = [file.content for file in files if file.content is not None]
+    contents = [_to_tensor(each.file.content or b"") for each in files]
     decoded: list[Tensor | None]
     try:
         decoded = [*_decode_jpegs(contents, device)]
@@ -211,19 +207,58 @@ def _decode(files: list[_File], device: torch.device) -> list[Tensor | ImageErro
     return [_cut(file, photo) for file, photo in zip(files, decoded, strict=True)]
 
 
-def _cut(file: _File, photo: Tensor | None) -> Tensor | ImageError | None:
-    width, height = file.size
+def _cut(read: _ReadFile, photo: Tensor | None) -> Result | None:
+    width, height = read.size
     if photo is None or photo.shape != (3, height, width):
         return None
-    photo = _UPRIGHT[file.orientation](photo).contiguous()
-    if file.wanted.box is None:
-        return photo
+    photo = _UPRIGHT[read.orientation](photo).contiguous()
+    whole = photo.shape[2], photo.shape[1]
+    if read.file.box is None:
+        return DecodedPhoto(photo, whole, whole)
     try:
-        size = photo.shape[2], photo.shape[1]
-        left, top, right, bottom = clip_box(file.wanted.path, file.wanted.box, size)
+        left, top, right, bottom = clip_box(read.file.path, read.file.box, whole)
     except ImageError as error:
         return error
-    return photo[:, top:bottom, left:right]
+    box = photo[:, top:bottom, left:right]
+    return DecodedPhoto(box, (right - left, bottom - top), whole, (left, top))
+
+
+def _reduce(
+    photos: list[DecodedPhoto], how: Decoding, pool: ThreadPoolExecutor
+) -> list[DecodedPhoto]:
+    """Photos reduced on their GPU, with their thumbnails."""
+    if how.thumbnail:
+        small = _resized([photo.pixels for photo in photos], THUMBNAIL_SIDE)
+        photos = [
+            photo._replace(thumbnail=content)
+            for photo, content in zip(photos, pool.map(_jpeg, small), strict=True)
+        ]
+    if how.max_side is None:
+        return photos
+    reduced = _resized([photo.pixels for photo in photos], how.max_side)
+    return [photo._replace(pixels=pixels) for photo, pixels in zip(photos, reduced, strict=True)]
+
+
+def _resized(photos: list[Tensor], max_side: int) -> list[Tensor]:
+    """Photos with their long sides reduced to `max_side`; those of one target size together."""
+    found = list(photos)
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for position, photo in enumerate(photos):
+        _, height, width = photo.shape
+        size = reduced_size(width, height, max_side)
+        if size != (width, height):
+            sizes.setdefault(size, []).append(position)
+    for (width, height), group in sizes.items():
+        from listwise.data.gpu_resample import resize_photos  # needs Triton
+
+        made = resize_photos([photos[position] for position in group], width, height)
+        for position, photo in zip(group, made, strict=True):
+            found[position] = photo
+    return found
+
+
+def _jpeg(photo: Tensor) -> bytes:
+    return thumbnail(Image.fromarray(photo.cpu().permute(1, 2, 0).contiguous().numpy()))
 
 
 def _decode_jpegs(contents: list[Tensor], device: torch.device) -> list[Tensor]:
@@ -245,11 +280,13 @@ def _to_tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _moved(photo: Tensor, device: torch.device) -> Tensor:
+def _moved(photo: Result, device: torch.device) -> Result:
+    if isinstance(photo, ImageError):
+        return photo
     try:
-        return photo.to(device)
+        return photo._replace(pixels=photo.pixels.to(device))
     except torch.OutOfMemoryError as error:
-        _, height, width = photo.shape
+        _, height, width = photo.pixels.shape
         raise InputError(
             f"the GPU's memory has no room for a photo of {width} × {height}: "
             "use a smaller `micro_batch`, or smaller photos"

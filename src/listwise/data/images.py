@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
@@ -67,15 +67,22 @@ def load_image(path: Source, box: Box | None = None, min_side: int | None = None
         ImageError: the file is missing, broken, no image, or has more than `MAX_PIXELS` pixels.
     """
     with opened(path) as image:
-        if min_side is not None and box is None:
-            image.draft(None, (min_side, min_side))
-        image.load()
-        upright = _to_rgb(image)
-        # Pillow turns TIFF files while it loads them.
-        turn = None if image.format == "TIFF" else _TURNS.get(exif_orientation(image))
-        if turn is not None:
-            upright = upright.transpose(turn)
-        return upright if box is None else cut_out(upright, box, path)
+        return decode_opened(image, path, box, min_side)
+
+
+def decode_opened(
+    image: ImageFile.ImageFile, path: Source, box: Box | None = None, min_side: int | None = None
+) -> Image.Image:
+    """What `load_image` gives, of an image that `opened` gave."""
+    if min_side is not None and box is None:
+        image.draft(None, (min_side, min_side))
+    image.load()
+    upright = _to_rgb(image)
+    # Pillow turns TIFF files while it loads them.
+    turn = None if image.format == "TIFF" else _TURNS.get(exif_orientation(image))
+    if turn is not None:
+        upright = upright.transpose(turn)
+    return upright if box is None else cut_out(upright, box, path)
 
 
 def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
@@ -101,18 +108,22 @@ def image_size(path: Source, box: Box | None = None) -> tuple[int, int]:
         ImageError: as `load_image`, except for damage behind the header.
     """
     with opened(path) as image:
-        width, height = image.size
-        # Asked for the EXIF data of a PNG that has none in its header, Pillow decodes it all.
-        known = image.format != "PNG" or "exif" in image.info
-        orientation = exif_orientation(image) if known else 1
-        if image.format == "TIFF":  # versions of Pillow differ in whether `size` is turned yet
-            width, height = _tiff_tag(image, 256, width), _tiff_tag(image, 257, height)
-        if orientation >= 5:
-            width, height = height, width
-        if box is not None:
-            left, top, right, bottom = clip_box(path, box, (width, height))
-            width, height = right - left, bottom - top
-        return width, height
+        size = upright_size(image)
+        if box is None:
+            return size
+        left, top, right, bottom = clip_box(path, box, size)
+        return right - left, bottom - top
+
+
+def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
+    """Width and height of an image that `opened` gave, when it is upright."""
+    width, height = image.size
+    # Asked for the EXIF data of a PNG that has none in its header, Pillow decodes it all.
+    known = image.format != "PNG" or "exif" in image.info
+    orientation = exif_orientation(image) if known else 1
+    if image.format == "TIFF":  # versions of Pillow differ in whether `size` is turned yet
+        width, height = _tiff_tag(image, 256, width), _tiff_tag(image, 257, height)
+    return (height, width) if orientation >= 5 else (width, height)
 
 
 def list_images(folder: str | Path) -> list[Path]:
@@ -148,9 +159,18 @@ def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
 @contextmanager
 def opened(path: Source) -> Iterator[ImageFile.ImageFile]:
     """The image with its header read and its size checked; every failure is an `ImageError`."""
+    with (
+        reading_errors(path),
+        open(path, "rb") if isinstance(path, str | Path) else nullcontext(path) as file,
+    ):
+        yield _identify(path, file)
+
+
+@contextmanager
+def reading_errors(path: Source) -> Iterator[None]:
+    """Make an `ImageError` of whatever fails while an image file is read or decoded."""
     try:
-        with open(path, "rb") if isinstance(path, str | Path) else nullcontext(path) as file:
-            yield _identify(path, file)
+        yield
     except ImageError:
         raise
     except FileNotFoundError:
@@ -171,26 +191,42 @@ def _identify(path: Source, file: BinaryIO) -> ImageFile.ImageFile:
     it warns of sizes that are allowed here.
     """
     file.seek(0)
-    prefix = file.read(16)
+    factory = _plugin(path, file.read(16))
+    file.seek(0)
+    image = factory(file, os.fspath(path) if isinstance(path, str | Path) else "")
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        limit = MAX_PIXELS // 1_000_000
+        raise TooManyPixelsError(
+            path, f"declares {width} × {height} pixels, more than the {limit} million allowed"
+        )
+    if width * height == 0:
+        raise ImageError(path, "has no pixels")
+    return image
+
+
+def _plugin(path: Source, prefix: bytes) -> Callable[..., ImageFile.ImageFile]:
+    """Pillow's reader for a file that begins with these bytes."""
     if not prefix:
         raise ImageError(path, "empty file (0 bytes)")
     Image.init()
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
-        if accept is None or accept(prefix) is not True:
-            continue
-        file.seek(0)
-        image = factory(file, os.fspath(path) if isinstance(path, str | Path) else "")
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            limit = MAX_PIXELS // 1_000_000
-            raise TooManyPixelsError(
-                path, f"declares {width} × {height} pixels, more than the {limit} million allowed"
-            )
-        if width * height == 0:
-            raise ImageError(path, "has no pixels")
-        return image
+        if accept is not None and accept(prefix) is True:
+            return factory
     raise ImageError(path, "not a JPEG, PNG, WebP, TIFF or GIF image")
+
+
+def read_image_file(path: str | Path) -> bytes:
+    """The whole content of an image file; a file of another kind is not read beyond its beginning.
+
+    Raises:
+        ImageError: the file is missing, may not be read, or is not an image.
+    """
+    with reading_errors(path), open(path, "rb") as file:
+        prefix = file.read(16)
+        _plugin(path, prefix)
+        return prefix + file.read()
 
 
 def exif_orientation(image: Image.Image) -> int:

@@ -26,7 +26,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -40,6 +39,7 @@ from listwise.data.images import (
     image_size,
     list_images,
 )
+from listwise.data.photos import PhotoFile
 from listwise.errors import InputError
 from listwise.optional import requires
 
@@ -71,6 +71,14 @@ class Images:
     def box(self, index: int) -> Box | None:
         """The part of image `index` that is meant, None for all of it."""
         return None if self.boxes is None else self.boxes[index]
+
+    def file(self, index: int) -> PhotoFile:
+        """The file of image `index`, with its box."""
+        return PhotoFile(self.paths[index], self.box(index))
+
+    def files(self) -> list[PhotoFile]:
+        """The files of all images, with their boxes."""
+        return [self.file(index) for index in range(len(self))]
 
     def subset(self, indices: npt.ArrayLike) -> Self:
         """The images at these positions, in this order."""
@@ -239,9 +247,8 @@ def check_images(
     usable: list[int] = []
     sizes: list[tuple[int, int]] = []
     broken: list[ImageError] = []
-    boxes = repeat(None, len(images)) if images.boxes is None else images.boxes
     with ThreadPoolExecutor(workers) as pool:
-        for index, found in enumerate(pool.map(size_or_error, images.paths, boxes)):
+        for index, found in enumerate(pool.map(_size_or_error, images.files())):
             if isinstance(found, ImageError):
                 if strict:
                     pool.shutdown(cancel_futures=True)
@@ -260,10 +267,9 @@ def check_images(
     return kept, ImageReport(np.array(sizes, dtype=np.int64), tuple(broken), single)
 
 
-def size_or_error(path: str, box: Box | None) -> tuple[int, int] | ImageError:
-    """Width and height of an image as `image_size` reads them, or why it cannot."""
+def _size_or_error(file: PhotoFile) -> tuple[int, int] | ImageError:
     try:
-        return image_size(path, box)
+        return image_size(file.path, file.box)
     except ImageError as error:
         return error
 

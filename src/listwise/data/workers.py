@@ -1,20 +1,23 @@
 """Processes that decode photos: how they start, and what it means when one is lost."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from listwise.errors import InputError
 
 
-def ignore_interrupts(worker: int) -> None:
-    """For workers: Ctrl-C reaches them too, but it is the main process that ends them."""
+def start_worker(worker: int = 0) -> None:
+    """Set up a worker process: it has one core, and leaves Ctrl-C to the main process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
 
 
 @contextmanager
-def naming_lost_workers() -> Iterator[None]:
-    """Say what it means that a decoding process is gone, wherever PyTorch notices it."""
+def explain_lost_workers() -> Iterator[None]:
+    """Raise an `InputError` that explains it when a worker process is gone."""
     try:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:

@@ -55,7 +55,11 @@ def extract(
     parts = Parts(DescriptorFile, Path(out), images, size, how)
     missing = parts.start(strict, on_progress, on_note)
     described = model.describe_parts(
-        images, [part.photos for part in missing], settings, workers, on_progress
+        [images.file(i) for part in missing for i in part.photos],
+        [len(part.photos) for part in missing],
+        settings,
+        workers=workers,
+        on_progress=on_progress,
     )
     with closing(described):
         for part, found in zip(missing, described, strict=True):
@@ -68,6 +72,6 @@ def extract(
                 unreadable=tuple(found.errors),
             )
             with DescriptorWriter(part.path, model.dim, header) as writer:
-                ids = [images.ids[i] for i in found.kept]
+                ids = [images.ids[part.photos[i]] for i in found.kept]
                 writer.write(ids, found.sizes, found.descriptors)
     return parts.join()

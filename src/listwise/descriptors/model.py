@@ -1,7 +1,8 @@
 """A model: a network and its whitening, which always go together."""
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,16 +13,16 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from listwise.data import Images, whole_image
+from listwise.data import DecodedPhoto, Decoding, Images, PhotoFile, whole_image
 from listwise.data.given import Photos, image_files, is_one_photo, list_photos, open_photo
 from listwise.data.images import ImageError
-from listwise.data.workers import naming_lost_workers
+from listwise.data.workers import explain_lost_workers
 from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
-from listwise.models.embed import BATCH_PIXELS, embed_parts, inference_network
+from listwise.models.embed import embed_decoded, embed_parts, inference_network
 from listwise.progress import FEW, counting
 
 IN_MEMORY = 64  # photos in memory that are described together
@@ -30,13 +31,15 @@ IN_MEMORY = 64  # photos in memory that are described together
 class Described(NamedTuple):
     """Descriptors float32 [n, D] of the photos at positions `kept`, and the errors of the others.
 
-    `sizes` are widths and heights, int32 [n, 2], of the photo or of its box.
+    `sizes` are widths and heights, int32 [n, 2], of the photo or of its box; `thumbnails` are
+    small JPEG files, empty if none were wanted.
     """
 
     descriptors: npt.NDArray[np.float32]
     kept: list[int]
     errors: list[str]
     sizes: npt.NDArray[np.int32]
+    thumbnails: list[bytes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,38 +200,51 @@ class Model:
             on_progress: called with the number of photos just done, unreadable ones too.
         """
         settings = self.settings(max_side, scales, power, precision)
-        everything = [range(len(images))]
-        (found,) = self.describe_parts(images, everything, settings, workers, on_progress)
+        (found,) = self.describe_parts(
+            images.files(), [len(images)], settings, workers=workers, on_progress=on_progress
+        )
         return found
 
     def describe_parts(
         self,
-        images: Images,
-        parts: Sequence[range],
+        files: Iterable[PhotoFile],
+        sizes: Iterable[int],
         settings: ExtractSettings,
+        *,
+        thumbnails: bool = False,
         workers: int | None = None,
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> Generator[Described, None, None]:
-        """`describe` part by part; a part's descriptors depend on its own photos alone."""
-        network, autocast = self._computing(settings.precision)
-        with naming_lost_workers():
-            for found in embed_parts(
-                self.net,
-                images,
-                parts,
-                describe=partial(
-                    describe_scales, network, scales=settings.scales, power=settings.power
-                ),
-                max_side=settings.max_side,
-                workers=self._machine.workers() if workers is None else workers,
-                autocast=autocast,
-                on_progress=on_progress,
-            ):
-                rows = self._whitened(found.descriptors)
-                sizes = np.array(found.sizes, dtype=np.int32).reshape(-1, 2)
-                yield Described(rows, found.kept, found.errors, sizes)
+        """`describe` part by part; a part's descriptors depend on its own photos alone.
 
-    @torch.inference_mode()
+        Args:
+            files: the photos.
+            sizes: numbers of photos in the parts; `Described.kept` has positions in the part.
+            settings: how photos are described.
+            thumbnails: make thumbnails too.
+            workers: as for `describe`.
+            on_progress: called with the number of photos just done.
+        """
+        with (
+            explain_lost_workers(),
+            closing(
+                embed_parts(
+                    self.net,
+                    files,
+                    sizes,
+                    Decoding(settings.max_side, thumbnail=thumbnails),
+                    describe=self._describing(settings),
+                    workers=self._machine.workers() if workers is None else workers,
+                    autocast=_autocast(settings),
+                    on_progress=on_progress,
+                )
+            ) as parts,
+        ):
+            for found in parts:
+                rows = self._whitened(found.descriptors)
+                shapes = np.array(found.sizes, dtype=np.int32).reshape(-1, 2)
+                yield Described(rows, found.kept, found.errors, shapes, found.thumbnails)
+
     def describe_photos(
         self, photos: Sequence[Image.Image], settings: ExtractSettings
     ) -> npt.NDArray[np.float32]:
@@ -238,32 +254,22 @@ class Model:
         decoders differ where the GPU decodes these. The network must be in evaluation mode, as
         `load_model` leaves it.
         """
-        rows = torch.empty(len(photos), self.net.dim)
-        shapes: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}
-        for position, photo in enumerate(photos):
-            pixels = whole_image(photo, settings.max_side)
-            shapes.setdefault(pixels.shape, []).append((position, pixels))
-        device = self.device
-        network, autocast = self._computing(settings.precision)
-        for (_, height, width), group in shapes.items():
-            size = max(1, BATCH_PIXELS[device.type] // (height * width))
-            for start in range(0, len(group), size):
-                positions, batch = zip(*group[start : start + size], strict=True)
-                with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                    found = describe_scales(
-                        network,
-                        torch.stack(batch).to(device),
-                        scales=settings.scales,
-                        power=settings.power,
-                    )
-                rows[list(positions)] = found.float().cpu()
-        return self._whitened(rows)
+        found = embed_decoded(
+            (
+                DecodedPhoto(whole_image(photo, settings.max_side), photo.size, photo.size)
+                for photo in photos
+            ),
+            self._describing(settings),
+            self.net.dim,
+            self.device,
+            _autocast(settings),
+        )
+        return self._whitened(found.descriptors)
 
-    def _computing(self, precision: Precision) -> tuple[RetrievalNet, torch.dtype | None]:
-        """The network to compute with, and the dtype for autocast if there is to be any."""
-        if precision == "float32":
-            return self.net, None
-        return self._half_network, torch.bfloat16
+    def _describing(self, settings: ExtractSettings) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What makes descriptors [B, C] of photos uint8 [B, 3, H, W]."""
+        net = self.net if settings.precision == "float32" else self._half_network
+        return partial(describe_scales, net, scales=settings.scales, power=settings.power)
 
     @cached_property
     def _half_network(self) -> RetrievalNet:
@@ -272,3 +278,7 @@ class Model:
     def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
         rows: npt.NDArray[np.float32] = descriptors.float().numpy()
         return rows if self.whitening is None else self.whitening.apply(rows)
+
+
+def _autocast(settings: ExtractSettings) -> torch.dtype | None:
+    return None if settings.precision == "float32" else torch.bfloat16

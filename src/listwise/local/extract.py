@@ -1,7 +1,6 @@
 """Photos to a file of local features, on all cores, so that an interrupted run can be continued."""
 
 import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -14,11 +13,11 @@ from typing import Protocol, runtime_checkable
 import cv2
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from listwise.data import Box, ImageError, Images, image_size
-from listwise.data.workers import naming_lost_workers
+from listwise.data import ImageError, Images, PhotoFile
+from listwise.data.workers import explain_lost_workers, start_worker
 from listwise.descriptors.parts import Parts
 from listwise.errors import InputError
-from listwise.local.features import COUNT, Features, photo_features
+from listwise.local.features import COUNT, Features, file_features
 from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, PhotoFeatures
 from listwise.machine import Machine
 
@@ -39,7 +38,7 @@ class Extractor(Protocol):
     def dim(self) -> int:
         """Dimensions of a descriptor."""
 
-    def __call__(self, path: str, box: Box | None) -> Features:
+    def __call__(self, file: PhotoFile) -> Features:
         """Features of a photo or its box, placed in the upright whole photo."""
 
 
@@ -73,15 +72,15 @@ class HessianAffine:
         """What the features are of."""
         return f"hessian-affine-rootsift-{self.count}"
 
-    def __call__(self, path: str, box: Box | None) -> Features:
+    def __call__(self, file: PhotoFile) -> Features:
         """Features of a photo or its box, placed in the upright whole photo."""
-        return photo_features(path, box, self.count)
+        return file_features(file, self.count)
 
 
 DEFAULT = HessianAffine()
 
 
-@naming_lost_workers()
+@explain_lost_workers()
 def extract_features(
     images: Images,
     out: str | Path,
@@ -131,9 +130,10 @@ def extract_features(
     return parts.join()
 
 
-def _result(extractor: Extractor, path: str, box: Box | None) -> Result:
+def _result(extractor: Extractor, file: PhotoFile) -> Result:
     try:
-        return *image_size(path), extractor(path, box)
+        file = file.read()
+        return *file.size(), extractor(file)
     except ImageError as error:
         return str(error)
 
@@ -148,16 +148,16 @@ def _results(
         return
     if workers == 0:
         for index in indices:
-            yield _result(extractor, images.paths[index], images.box(index))
+            yield _result(extractor, images.file(index))
         return
     # Forked processes would inherit the locks of this one's threads.
     count = min(workers or Machine.detect("cpu").cores, max(1, len(indices)))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_settle)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker)
     try:
         ahead: deque[Future[Result]] = deque()
         for index in indices:
-            ahead.append(pool.submit(_result, extractor, images.paths[index], images.box(index)))
+            ahead.append(pool.submit(_result, extractor, images.file(index)))
             if len(ahead) > PART:
                 yield ahead.popleft().result()
         while ahead:
@@ -171,8 +171,7 @@ def _results(
         pool.shutdown(cancel_futures=True)
 
 
-def _settle() -> None:
-    """A worker has one core, and leaves Ctrl-C to the main process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_worker() -> None:
+    start_worker()
     cv2.setNumThreads(1)
     threadpool_limits(1)

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from listwise.data import Box, image_size, load_image
+from listwise.data import Box, PhotoFile
 from listwise.local.hessian import CAMERA_BLUR, Float32, hessian_regions
 from listwise.local.sift import root_sift
 
@@ -75,9 +75,15 @@ def photo_features(path: str | Path, box: Box | None = None, count: int = COUNT)
     Raises:
         ImageError: the file cannot be read.
     """
-    photo = load_image(path, box, min_side=LARGE)
+    return file_features(PhotoFile(str(path), box), count)
+
+
+def file_features(file: PhotoFile, count: int = COUNT) -> Features:
+    """`photo_features` of a file, which is read if it has not been."""
+    file = file.read()
+    photo = file.image(min_side=LARGE)
     found = hessian_affine(photo, count)
-    if box is not None:
-        return found.moved(max(0, round(box[0])), max(0, round(box[1])))
+    if file.box is not None:
+        return found.moved(max(0, round(file.box[0])), max(0, round(file.box[1])))
     # Large JPEG files are decoded at a part of their size.
-    return found.scaled(image_size(path)[0] / photo.width)
+    return found.scaled(file.size()[0] / photo.width)

@@ -1,20 +1,18 @@
 """Photos into an index, part by part: what is there already is left alone."""
 
-import hashlib
-import io
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from listwise.data import ImageError, Images, image_size, load_image
-from listwise.data.images import Box
+from listwise.data import ImageError, Images, PhotoFile
+from listwise.data.photos import THUMBNAIL_SIDE, thumbnail
 from listwise.descriptors import DescriptorFile, Model
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
@@ -23,9 +21,13 @@ from listwise.search.store import IndexHeader, Store
 
 # Photos in a commit, which is what a kill can cost: some seconds on a GPU, a minute without.
 PART = {"cpu": 64, "cuda": 2048}
-LOOK = 8192  # photos looked up at a time
-THUMBNAIL_SIDE = 320
-THUMBNAIL_BYTES = 45_000  # what every engine can hold
+# Photos looked up at a time: as many as this, or as have this many bytes, which are in memory.
+WINDOW = 8192
+WINDOW_BYTES = 2**28
+READ = 64  # files read at a time
+
+NewPhoto = tuple[Entry, PhotoFile]
+"""What the index will know of a photo, and the photo's file with its content."""
 
 
 @dataclass
@@ -96,32 +98,72 @@ def add_photos(
         on_progress: called with the number of photos just done.
     """
     index.header.check(model.fingerprint, index.uri)
-    settings = settings_here(index.header, model)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
     result = Added()
-    with ThreadPoolExecutor() as pool:
-        for start in range(0, len(images), LOOK):
-            part = images.subset(range(start, min(start + LOOK, len(images))))
-            asked = list(pool.map(partial(_entry_or_error, part), range(len(part))))
-            wanted = _not_there(index, asked, result)
-            on_progress(len(part) - len(wanted))
-            entries = [entry for entry in asked if isinstance(entry, Entry)]
-            known = index.get([entry.key for entry in entries])
-            commits = [range(i, min(i + size, len(wanted))) for i in range(0, len(wanted), size)]
-            described = model.describe_parts(
-                part.subset(wanted), commits, settings, workers, on_progress
+    waiting: deque[tuple[Entry, bool]] = deque()
+    with (
+        closing(_new_photos(index, images, result, waiting, on_progress)) as files,
+        closing(
+            model.describe_parts(
+                files,
+                repeat(size),
+                settings_here(index.header, model),
+                thumbnails=thumbnails,
+                workers=workers,
+                on_progress=on_progress,
             )
-            with closing(described):
-                for found in described:
-                    rows = [asked[wanted[i]] for i in found.kept]
-                    new = [entry for entry in rows if isinstance(entry, Entry)]
-                    result.errors += found.errors
-                    if new:
-                        make = thumbnail_from_photo if thumbnails else _no_thumbnail
-                        index.put(NewEntries(new, found.descriptors, list(pool.map(make, new))))
-                    for entry in new:
-                        (result.replaced if entry.key in known else result.added).append(entry.id)
+        ) as parts,
+    ):
+        for found in parts:
+            part = [waiting.popleft() for _ in range(len(found.kept) + len(found.errors))]
+            new = [part[position] for position in found.kept]
+            if new:
+                entries = [entry for entry, _ in new]
+                index.put(NewEntries(entries, found.descriptors, found.thumbnails))
+            result.errors += found.errors
+            for entry, known in new:
+                (result.replaced if known else result.added).append(entry.id)
     return result
+
+
+def _new_photos(
+    index: Store,
+    images: Images,
+    result: Added,
+    waiting: deque[tuple[Entry, bool]],
+    on_progress: Callable[[int], object],
+) -> Generator[PhotoFile, None, None]:
+    """The photos to be described, with their content; the others are brought up to date.
+
+    The entry of each goes to `waiting`, with whether there is one of its name in the index.
+    """
+    taken: set[str] = set()
+    for window in _windows(images):
+        wanted = deque(_not_there(index, window, taken, result))
+        on_progress(len(window) - len(wanted))
+        known = index.get([entry.key for entry, _ in wanted])
+        window.clear()  # of the content, only what is still to be described stays in memory
+        while wanted:
+            entry, file = wanted.popleft()
+            waiting.append((entry, entry.key in known))
+            yield file
+
+
+def _windows(images: Images) -> Iterator[list[NewPhoto | ImageError]]:
+    """Stretches of the photos; their files are read once, and in memory as long as needed."""
+    window: list[NewPhoto | ImageError] = []
+    content = 0
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(images), READ):
+            positions = range(start, min(start + READ, len(images)))
+            for found in pool.map(partial(_read_photo, images), positions):
+                window.append(found)
+                content += 0 if isinstance(found, ImageError) else len(found[1].content or b"")
+            if content >= WINDOW_BYTES or len(window) >= WINDOW:
+                yield window
+                window, content = [], 0
+    if window:
+        yield window
 
 
 def add_descriptors(
@@ -176,46 +218,28 @@ def add_descriptors(
     return result
 
 
-def thumbnail(photo: Image.Image) -> bytes:
-    """A small JPEG file of a photo, such as every engine can hold."""
-    small = photo.copy()
-    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
-    for quality in (82, 65, 45, 25):
-        file = io.BytesIO()
-        small.save(file, "JPEG", quality=quality)
-        if file.tell() <= THUMBNAIL_BYTES:
-            return file.getvalue()
-    return b""
-
-
 def thumbnail_from_photo(entry: Entry) -> bytes:
     """A thumbnail made anew from an entry's photo; empty if that cannot be read."""
     try:
-        return thumbnail(load_image(entry.path, entry.box, min_side=THUMBNAIL_SIDE))
+        return thumbnail(PhotoFile(entry.path, entry.box).image(THUMBNAIL_SIDE))
     except ImageError:
         return b""
 
 
-def photo_digest(content: bytes, box: Box | None = None) -> str:
-    """Names a photo by what is in its file, and by the part of it that is meant."""
-    digest = hashlib.blake2b(content, digest_size=16)
-    if box is not None:
-        digest.update(repr(tuple(map(float, box))).encode())
-    return digest.hexdigest()
+def _not_there(
+    index: Store, window: Sequence[NewPhoto | ImageError], taken: set[str], result: Added
+) -> list[NewPhoto]:
+    """The photos to be described; those that are in the index are brought up to date.
 
-
-def _not_there(index: Store, asked: Sequence[Entry | ImageError], result: Added) -> list[int]:
-    """The positions of photos to be described; those that are there are brought up to date."""
-    entries = [entry for entry in asked if isinstance(entry, Entry)]
-    by_key = index.get([entry.key for entry in entries])
-    by_digest = index.with_digests([entry.digest for entry in entries])
-    wanted: list[int] = []
+    `taken` are the digests of photos that are being added.
+    """
+    result.errors += [str(each) for each in window if isinstance(each, ImageError)]
+    photos = [each for each in window if not isinstance(each, ImageError)]
+    by_key = index.get([entry.key for entry, _ in photos])
+    by_digest = index.with_digests([entry.digest for entry, _ in photos])
+    wanted: list[NewPhoto] = []
     moves: list[tuple[Entry, Entry]] = []
-    taken: set[str] = set()
-    for position, entry in enumerate(asked):
-        if isinstance(entry, ImageError):
-            result.errors.append(str(entry))
-            continue
+    for entry, file in photos:
         named, same = by_key.get(entry.key), by_digest.get(entry.digest)
         if named is not None and named.digest == entry.digest:
             same = named
@@ -230,7 +254,7 @@ def _not_there(index: Store, asked: Sequence[Entry | ImageError], result: Added)
             )
         elif same is None:
             taken.add(entry.digest)
-            wanted.append(position)
+            wanted.append((entry, file))
         elif same is named and not _elsewhere(named, entry):
             moves.append((same, entry))
         elif not _still_there(same):
@@ -251,8 +275,8 @@ def _elsewhere(present: Entry, entry: Entry) -> bool:
 def _still_there(entry: Entry) -> bool:
     """Whether an entry's file holds what it held: names may have changed hands since."""
     try:
-        return photo_digest(Path(entry.path).read_bytes(), entry.box) == entry.digest
-    except OSError:
+        return PhotoFile(entry.path, entry.box).digest() == entry.digest
+    except ImageError:
         return False
 
 
@@ -269,24 +293,21 @@ def _move(index: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
     index.put(moved)
 
 
-def _entry_or_error(images: Images, position: int) -> Entry | ImageError:
-    path, box, name = images.paths[position], images.box(position), images.ids[position]
-    if box is not None:
-        name += "#" + ",".join(f"{edge:g}" for edge in box)
+def _read_photo(images: Images, position: int) -> NewPhoto | ImageError:
+    file, name = images.file(position), images.ids[position]
+    if file.box is not None:
+        name += "#" + ",".join(f"{edge:g}" for edge in file.box)
     try:
-        (path + name).encode()
+        (file.path + name).encode()
+        file = file.read()
+        width, height = file.size()
     except UnicodeEncodeError:
-        shown = path.encode(errors="surrogateescape").decode(errors="replace")
+        shown = file.path.encode(errors="surrogateescape").decode(errors="replace")
         return ImageError(shown, "its name is not UTF-8: rename it")
-    try:
-        width, height = image_size(path)
-        content = Path(path).read_bytes()
     except ImageError as error:
         return error
-    except OSError as error:
-        return ImageError(path, error.strerror or "cannot be read")
     attributes = {} if images.attributes is None else dict(images.attributes[position])
-    return Entry(name, path, width, height, box, photo_digest(content, box), attributes)
+    return Entry(name, file.path, width, height, file.box, file.digest(), attributes), file
 
 
 def _no_thumbnail(entry: Entry) -> bytes:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from listwise.data import Images
+from listwise.data.photos import photo_digest
 from listwise.descriptors import Model
 from listwise.files import publish
 from listwise.search.entries import Entry, entry_key
-from listwise.search.filling import add_photos, photo_digest
+from listwise.search.filling import add_photos
 from listwise.search.store import Store
 from listwise.serving.uploads import Upload
 

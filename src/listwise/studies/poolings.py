@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from listwise.data import Images
+from listwise.data import Decoding, Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening
 from listwise.errors import InputError
@@ -74,10 +74,10 @@ def compare_poolings(
     def describe(images: Images, must: bool) -> list[Descriptors]:
         (found,) = embed_parts(
             net,
-            images,
-            [range(len(images))],
+            images.files(),
+            [len(images)],
+            Decoding(max_side),
             describe=pool,
-            max_side=max_side,
             workers=machine.workers(),
             on_progress=on_progress,
         )

@@ -5,15 +5,17 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from listwise.data import CropBatch, CropDataset, ImageError, collate
+from listwise.data import CropBatch, CropDataset, DecodedPhoto, Decoding, ImageError, collate
 from listwise.data.crops import CropPlan, draw_crop
-from listwise.data.gpu_photos import CHUNK_PIXELS, Wanted, decoded_photos, gpu_decodes
-from listwise.data.workers import ignore_interrupts
+from listwise.data.gpu_photos import CHUNK_PIXELS, decode_on_gpu, gpu_decodes
+from listwise.data.pipeline import stop_workers
+from listwise.data.workers import start_worker
 from listwise.training.memory import free_bytes
 from listwise.training.sampling import Indices
 
@@ -60,28 +62,20 @@ def load_batches(
     """
     stopped = threading.Event()
     if gpu_decodes(device):
-        made = _make_there(dataset, draw, updates, max(1, workers), device, stopped)
+        made = _crop_on_gpu(dataset, draw, updates, max(1, workers), device, stopped)
         return _handed_over(_ahead(made, stopped) if workers else made, device)
     loader = DataLoader(
         dataset,
         batch_sampler=_Chunks(draw, updates),
         num_workers=workers,
         collate_fn=collate,
-        worker_init_fn=_settle,
+        worker_init_fn=start_worker,
         prefetch_factor=4 if workers else None,
         # Drawing the workers' seeds must not move the generator that dropout uses.
         generator=torch.Generator(),
     )
     batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
     return _ahead(batches, stopped) if workers else batches
-
-
-def _settle(worker: int) -> None:
-    """A worker is one of many: it has a core, not the machine, and leaves Ctrl-C to others."""
-    import cv2
-
-    ignore_interrupts(worker)
-    cv2.setNumThreads(0)
 
 
 def _assemble(
@@ -114,12 +108,10 @@ def _assemble(
             if images is not None:
                 yield CropBatch(images, labels, errors)
     finally:
-        # Left to the garbage collector, workers are waited for in vain, five seconds for each.
-        if hasattr(chunks, "_shutdown_workers"):
-            chunks._shutdown_workers()
+        stop_workers(chunks)
 
 
-def _make_there(
+def _crop_on_gpu(
     dataset: CropDataset,
     draw: Callable[[int], Indices],
     updates: range,
@@ -128,16 +120,13 @@ def _make_there(
     stopped: threading.Event,
 ) -> Generator[CropBatch, None, None]:
     """The batches, made by a GPU on a stream of its own, and finished."""
-    images, min_side = dataset.images, dataset.settings.min_side
-    wanted = (
-        Wanted(images.paths[i], images.box(i), min_side)
-        for update in updates
-        for i in draw(update).tolist()
-    )
+    files = (dataset.images.file(i) for update in updates for i in draw(update).tolist())
+    how = Decoding(min_side=dataset.settings.min_side)
     stream: torch.cuda.Stream | None = None
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with closing(decoded_photos(wanted, device, threads)) as photos:
+    with closing(decode_on_gpu(files, how, device, threads)) as chunks:
+        photos = chain.from_iterable(chunks)
         for update in updates:
             keys = [(update, i) for i in draw(update).tolist()]
             with torch.cuda.stream(stream) if stream else nullcontext():
@@ -152,7 +141,7 @@ def _make_there(
 def _make_batch(
     dataset: CropDataset,
     keys: list[tuple[int, int]],
-    photos: Iterator[Tensor | ImageError],
+    photos: Iterator[DecodedPhoto | ImageError],
     device: torch.device,
     stopped: threading.Event,
 ) -> CropBatch | None:
@@ -176,9 +165,9 @@ def _make_batch(
             images[position] = stand_in.image
             errors += stand_in.errors
         else:
-            _, height, width = photo.shape
+            _, height, width = photo.pixels.shape
             plan = draw_crop(width, height, settings, dataset.generator(key))
-            group.append((position, photo, plan))
+            group.append((position, photo.pixels, plan))
             pixels += height * width
         last = position == len(keys) - 1
         if group and (last or len(group) == GPU_CHUNK or pixels >= CHUNK_PIXELS):

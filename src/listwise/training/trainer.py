@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from listwise import __version__
 from listwise.data import CropBatch, CropDataset
-from listwise.data.workers import naming_lost_workers
+from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.losses import class_balanced_weights
@@ -136,7 +136,7 @@ class Trainer:
         if self.rank == 0:
             (reopen_run if resume else start_run)(self.run, plan)
 
-    @naming_lost_workers()
+    @explain_lost_workers()
     def fit(self) -> TrainResult:
         """Train to the end, or until validation no longer rises; return what it came to."""
         progress = self.progress

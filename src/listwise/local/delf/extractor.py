@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +15,22 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from listwise.data import Box, Images, whole_image
+from listwise.data import (
+    DecodedPhoto,
+    Decoding,
+    Images,
+    PhotoFile,
+    decode_photos,
+    whole_image,
+)
+from listwise.data.pipeline import batch_by_shape
 from listwise.local.delf.net import Delf, resized
-from listwise.local.delf.photos import Decoded, decode, photo_windows
 from listwise.local.delf.settings import DelfSettings
 from listwise.local.features import Features
 from listwise.machine import Machine
 from listwise.models.embed import BATCH_PIXELS
 
+WINDOW = 2048  # photos among which those of one shape are looked for
 SMALLEST = 64  # pixels of a level's short side: less is mostly border
 DEFAULT = DelfSettings()
 
@@ -129,20 +138,19 @@ class DelfExtractor:
         """Dimensions of a descriptor."""
         return self.net.config.dim
 
-    def __call__(self, path: str, box: Box | None = None) -> Features:
+    def __call__(self, file: PhotoFile) -> Features:
         """Features of a photo or its box, placed in the upright whole photo.
 
         Raises:
             ImageError: the file cannot be read.
         """
-        photo = decode(path, box, self.settings.max_side)
+        photo = file.decode(decoding(self.settings))
         return self._detect([photo], photo.pixels[None])[0]
 
     def features(self, photo: Image.Image) -> Features:
         """Features of an upright photo."""
         pixels = whole_image(photo.convert("RGB"), self.settings.max_side)
-        whole = Decoded(0, pixels, photo.width / pixels.shape[2], (0, 0), photo.size)
-        return self._detect([whole], pixels[None])[0]
+        return self._detect([DecodedPhoto(pixels, photo.size, photo.size)], pixels[None])[0]
 
     @property
     def together(self) -> bool:
@@ -160,24 +168,25 @@ class DelfExtractor:
             workers: processes that decode; from the cores by default.
         """
         count = Machine.detect(self.device).workers() if workers is None else workers
-        with closing(
-            photo_windows(images, indices, self.settings.max_side, self._batch_size, count)
-        ) as windows:
-            for window, batches in windows:
+        files = [images.file(index) for index in indices]
+        with closing(decode_photos(files, decoding(self.settings), count)) as photos:
+            for start in range(0, len(indices), WINDOW):
+                window = islice(photos, min(WINDOW, len(indices) - start))
                 found: dict[int, tuple[int, int, Features] | str] = {}
-                for batch in batches:
+                for batch in batch_by_shape(window, self._batch_size):
                     found.update(batch.errors)
-                    for photo, each in zip(
-                        batch.photos, self._detect(batch.photos, batch.pixels), strict=True
+                    features = self._detect(batch.photos, batch.pixels)
+                    for position, photo, each in zip(
+                        batch.positions, batch.photos, features, strict=True
                     ):
-                        found[photo.position] = (*photo.size, each)
-                yield from (found.pop(index) for index in window)
+                        found[position] = (*photo.whole, each)
+                yield from (found.pop(position) for position in sorted(found))
 
     def _batch_size(self, width: int, height: int) -> int:
         """Photos of a size that are seen at once."""
         return photos_at_once(width, height, self.settings, self.net.mean.device)
 
-    def _detect(self, photos: Sequence[Decoded], pixels: Tensor) -> list[Features]:
+    def _detect(self, photos: Sequence[DecodedPhoto], pixels: Tensor) -> list[Features]:
         """Features of photos of one shape, `pixels` uint8 [B, 3, H, W], each in its whole photo."""
         if not photos:
             return []
@@ -185,9 +194,15 @@ class DelfExtractor:
         half = Machine.detect(str(device)).bfloat16 if self.bfloat16 is None else self.bfloat16
         found = detect(self.net, pixels.to(device), self.settings, torch.bfloat16 if half else None)
         return [
-            each.scaled(photo.zoom).moved(*photo.corner)
+            # Large JPEG files are decoded at a part of their size.
+            each.scaled(photo.size[0] / pixels.shape[3]).moved(*photo.corner)
             for photo, each in zip(photos, found, strict=True)
         ]
+
+
+def decoding(settings: DelfSettings) -> Decoding:
+    """How photos are decoded for these settings: a large JPEG file at a part of its size."""
+    return Decoding(settings.max_side, min_side=settings.max_side)
 
 
 def photos_at_once(width: int, height: int, settings: DelfSettings, device: torch.device) -> int:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from listwise.data import CropBatch, CropDataset, CropSettings, LabelledImages
-from listwise.data.workers import naming_lost_workers
+from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.files import write_tensors
 from listwise.local.delf.net import read_state, resized
@@ -83,7 +83,7 @@ class Fitter:
     on_progress: Callable[[DelfProgress], object]
     on_note: Callable[[str], object]
 
-    @naming_lost_workers()
+    @explain_lost_workers()
     def fit(self, model: nn.Module, step: Step) -> float:
         """Train a model, and leave it as it was when it was best on the held-out photos.
 

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from listwise import __version__
-from listwise.data import LabelledImages
-from listwise.data.workers import naming_lost_workers
+from listwise.data import LabelledImages, decode_photos
+from listwise.data.pipeline import batch_by_shape
+from listwise.data.workers import explain_lost_workers
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.local.delf.extractor import DEFAULT, attend, photos_at_once
+from listwise.local.delf.extractor import DEFAULT, attend, decoding, photos_at_once
 from listwise.local.delf.fit import DelfProgress, Fitter, Group, Step, hold_out_photos
 from listwise.local.delf.net import CONFIG_FILE, Delf, DelfConfig, resnet
-from listwise.local.delf.photos import photo_windows
 from listwise.local.delf.settings import DelfTraining
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
@@ -94,7 +94,7 @@ def train_delf(
         net.backbone,
     )
     accuracy = _learn_attention(fitter, delf)
-    with naming_lost_workers():
+    with explain_lost_workers():
         whitening = Whitening.learn(_locations(fitter, delf), settings.dim, power=0)
     delf.pca_mean.copy_(torch.from_numpy(whitening.mean))
     delf.pca_projection.copy_(torch.from_numpy(whitening.projection))
@@ -191,16 +191,11 @@ def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
     drawn = np.random.default_rng(settings.seed).permutation(fitter.photos.train)
     rows = drawn[: settings.pca_photos].tolist()
     done = 0
-    with closing(
-        photo_windows(
-            images,
-            rows,
-            DEFAULT.max_side,
-            lambda width, height: photos_at_once(width, height, DEFAULT, fitter.device),
-            fitter.workers,
-        )
-    ) as windows:
-        for batch in (batch for _, batches in windows for batch in batches):
+    files = [images.file(row) for row in rows]
+    with closing(decode_photos(files, decoding(DEFAULT), fitter.workers)) as photos:
+        for batch in batch_by_shape(
+            photos, lambda width, height: photos_at_once(width, height, DEFAULT, fitter.device)
+        ):
             for error in batch.errors.values():
                 fitter.on_note(f"{error}; the PCA is learned without it")
                 done += 1
