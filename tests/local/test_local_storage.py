@@ -11,7 +11,7 @@ import pytest
 from pyarrow import ipc
 from test_features import textured
 
-from listwise.data import Box, Images, read_images
+from listwise.data import Box, Images, PhotoFile, read_images
 from listwise.errors import InputError
 from listwise.local import extract as module
 from listwise.local.extract import HessianAffine, extract_features
@@ -166,11 +166,11 @@ class Counting:
     def __init__(self, stop: str | None = None) -> None:
         self.stop, self.seen = stop, list[str]()
 
-    def __call__(self, path: str, box: Box | None) -> Features:
-        if self.stop is not None and path.endswith(self.stop):
+    def __call__(self, file: PhotoFile) -> Features:
+        if self.stop is not None and file.path.endswith(self.stop):
             raise KeyboardInterrupt
-        self.seen.append(Path(path).name)
-        return random_features(3, seed=len(path))
+        self.seen.append(Path(file.path).name)
+        return random_features(3, seed=len(file.path))
 
 
 def test_an_interrupted_run_goes_on(

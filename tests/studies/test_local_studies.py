@@ -35,8 +35,8 @@ class Counting:
     name: str = "demo"
     dim: int = 8
 
-    def __call__(self, path, box):
-        self.seen.append(path)
+    def __call__(self, file):
+        self.seen.append(file.path)
         rows = np.eye(8, dtype=np.float32)[:3]
         shapes = np.stack([np.eye(2, dtype=np.float32)] * 3)
         return Features(rows[:, :2], np.ones(3, np.float32), shapes, rows)
