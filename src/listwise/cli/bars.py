@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from listwise.progress import make_bars
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
 
 @contextmanager
@@ -14,7 +15,7 @@ def progress_bar(
     console: "Console", what: str, total: int | None = None
 ) -> Iterator[Callable[[int], None]]:
     """A bar that a call advances by a number of steps."""
-    with _bars(console) as bars:
+    with make_bars(console) as bars:
         task = bars.add_task(what, total=total)
         yield lambda count: bars.advance(task, count)
 
@@ -22,7 +23,7 @@ def progress_bar(
 @contextmanager
 def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that a call sets to a number of steps done, out of a total."""
-    with _bars(console) as bars:
+    with make_bars(console) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -30,7 +31,7 @@ def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], No
 @contextmanager
 def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar of bytes that a call sets to what is done, out of a total if known, of one thing."""
-    with _bars(console, download=True) as bars:
+    with make_bars(console, download=True) as bars:
         task = bars.add_task("", total=None)
         shown = ""
 
@@ -42,20 +43,3 @@ def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None]
             bars.update(task, completed=done, total=total)
 
         yield report
-
-
-def _bars(console: "Console", download: bool = False) -> "Progress":
-    from rich import progress as rich
-
-    amount: list[rich.ProgressColumn] = [rich.MofNCompleteColumn()]
-    if download:
-        amount = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
-    return rich.Progress(
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
-        *amount,
-        rich.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

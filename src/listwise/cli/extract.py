@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from listwise.cli.output import (
     stoppable,
     warn_of_unreadable,
 )
+
+if TYPE_CHECKING:
+    from listwise.descriptors import DescriptorFile
 
 EXAMPLES = """Examples:
 
@@ -33,7 +36,7 @@ share of the photos and writes a file of its own, out-00001-of-00008.parquet and
 
 
 def extract(
-    model: options.ModelFolder,
+    model: options.Model,
     source: options.Source,
     out: Annotated[Path, typer.Argument(help="The descriptor file to write (.parquet).")],
     max_side: options.MaxSide = None,
@@ -79,22 +82,23 @@ def extract(
             **settings,
         )
     seconds = time.perf_counter() - started
-    header = file.header
     if json:
-        print_json(
-            {
-                "file": file.path,
-                "descriptors": len(file),
-                "dim": file.dim,
-                "model": file.model,
-                "whitened": header.whitened,
-                "settings": file.settings,
-                "unreadable": header.unreadable,
-                "seconds": round(seconds, 2),
-            }
-        )
+        print_json(_facts(file, seconds))
         return
-    warn_of_unreadable(console, header.unreadable)
-    kind = "whitened descriptors" if header.whitened else "descriptors"
+    warn_of_unreadable(console, file.header.unreadable)
+    kind = "whitened descriptors" if file.header.whitened else "descriptors"
     done = f"{len(file)} {kind} of {file.dim} dimensions in {file.path} ({seconds:.0f} s)"
     say(console, done, "bold")
+
+
+def _facts(file: "DescriptorFile", seconds: float) -> dict[str, Any]:
+    return {
+        "file": file.path,
+        "descriptors": len(file),
+        "dim": file.dim,
+        "model": file.model,
+        "whitened": file.header.whitened,
+        "settings": file.settings,
+        "unreadable": file.header.unreadable,
+        "seconds": round(seconds, 2),
+    }

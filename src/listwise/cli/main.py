@@ -105,6 +105,8 @@ def _with_flags(message: str, words: list[str]) -> str:
     `max_side` becomes --max-side, `weights="random"` becomes --weights random, `triplet.pool`
     becomes --triplet-pool, and `out`, where it has no flag, OUT. The rest stays as it is.
     """
+    if "`" not in message:
+        return message
     command: Any = typer.main.get_command(app)
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)

@@ -9,6 +9,12 @@ import typer
 from listwise.errors import InputError
 
 # What a command reads.
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A model folder, the folder of a run, or a timm backbone such as resnet50."
+    ),
+]
 ModelFolder = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A model folder, such as runs/photos/model.")
 ]

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,11 @@ from listwise.cli.output import (
     warn_of_unreadable,
 )
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from listwise.descriptors import Whitening
 
 EXAMPLES = """Examples:
 
@@ -67,17 +72,12 @@ def whiten(
     if remove:
         if source or dim or power is not None or supervised or max_side:
             raise InputError("--remove takes nothing but the model")
-        _remove(model)
-        if json:
-            print_json({"model": model, "method": None})
-        else:
-            say(console, f"{model} no longer whitens its descriptors", "bold")
+        _remove(model, console, json)
         return
     if source is None:
         raise InputError("nothing to learn from: listwise whiten MODEL PHOTOS (or --help)")
 
-    from listwise.descriptors import learn_whitening
-    from listwise.descriptors.learning import whitening_source
+    from listwise.descriptors.learning import learn_whitening, whitening_source
 
     opened = whitening_source(source, supervised)
     with stoppable(), progress_bar(console, "describing", len(opened)) as advance:
@@ -93,19 +93,25 @@ def whiten(
             on_note=partial(note, console),
             on_unreadable=partial(warn_of_unreadable, console),
         )
+    _show(model, learned, console, json)
+
+
+def _show(model: Path, learned: "Whitening", console: "Console", json: bool) -> None:
+    info = learned.info
     if json:
-        facts = learned.info.model_dump(exclude={"format_version"})
+        facts = info.model_dump(exclude={"format_version"})
         print_json({"model": model, **facts, "dim": learned.dim})
         return
-    say(
-        console,
-        f"{model} now whitens its descriptors: {len(learned.mean)} -> {learned.dim} dimensions, "
-        f"learned from {learned.info.learned_from}",
-        "bold",
-    )
+    dims = f"{len(learned.mean)} -> {learned.dim} dimensions"
+    done = f"{model} now whitens its descriptors: {dims}, learned from {info.learned_from}"
+    say(console, done, "bold")
 
 
-def _remove(model: Path) -> None:
+def _remove(model: Path, console: "Console", json: bool) -> None:
     from listwise.descriptors import remove_whitening
 
     remove_whitening(model)
+    if json:
+        print_json({"model": model, "method": None})
+    else:
+        say(console, f"{model} no longer whitens its descriptors", "bold")
