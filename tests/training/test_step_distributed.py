@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from custom_parts import pairwise_loss
 from step_examples import (
     Crowded,
     SoftmaxLoss,
@@ -30,7 +31,7 @@ from listwise.losses import (
     TripletLoss,
     class_balanced_weights,
 )
-from listwise.training import distributed
+from listwise.training import Trainer, distributed, prepare
 from listwise.training.objective import of_mined_tuples
 from listwise.training.step import MultistageStep
 
@@ -145,7 +146,38 @@ def run_out_of_memory(rank):
     return step.micro_batch, gradients(net)
 
 
-def worker(rank, folder):
+class Counting(nn.Module):
+    """A network that counts its forwards."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.forwards = 0
+
+    def forward(self, images):
+        self.forwards += 1
+        return self.net(images)
+
+
+def run_whole_batch_loss(rank, folder, photos):
+    """What step and trainer say of a loss that cannot be split, and the forwards before that."""
+    net, (images, labels) = Counting(make_net()), make_batch(8)
+    messages = []
+    try:
+        MultistageStep(net, pairwise_loss, 2)(
+            part(images, (4, 4), rank), part(labels, (4, 4), rank)
+        )
+    except InputError as error:
+        messages.append(str(error))
+    plan = prepare(photos, {"loss": pairwise_loss, "device": "cpu", "val_fraction": 0.4})
+    try:
+        Trainer(plan, f"{folder}/run")
+    except InputError as error:
+        messages.append(str(error))
+    return messages, net.forwards
+
+
+def worker(rank, folder, photos):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -162,15 +194,17 @@ def worker(rank, folder):
     results["fails later"] = run_failure(rank, RuntimeError("bad kernel"), with_graph=True)
     results["out of memory"] = run_out_of_memory(rank)
     results["spare parts"] = run_spare_parts(rank)
+    results["whole batch"] = run_whole_batch_loss(rank, folder, photos)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, photos):
     """What each of the two processes got: a list of two dictionaries."""
     folder = tmp_path_factory.mktemp("two-processes")
-    mp.spawn(worker, (str(folder),), nprocs=2)
+    mp.spawn(worker, (str(folder), str(photos)), nprocs=2)
+    assert not (folder / "run").exists()
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -231,6 +265,15 @@ def test_a_parameter_used_in_one_process_has_a_gradient_in_both(results):
         assert torch.equal(sometimes, results[0]["spare parts"][0])
         assert sometimes.norm() > 0
         assert never is None
+
+
+def test_a_loss_of_whole_batches_says_what_several_processes_need(results):
+    for result in results:
+        messages, forwards = result["whole batch"]
+        needed = "let it take queries=(start, stop) and return the share of those rows"
+        assert len(messages) == 2
+        assert all(needed in message and "\n" not in message for message in messages)
+        assert forwards == 0
 
 
 def test_data_parallel_wrappers_are_refused(tmp_path):

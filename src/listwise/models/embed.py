@@ -11,7 +11,7 @@ from torch import Tensor
 from listwise.data import DecodedPhoto, Decoding, ImageError, Images, PhotoFile, decode_photos
 from listwise.data.pipeline import PhotoBatch, batch_by_shape
 from listwise.errors import InputError
-from listwise.models.folding import Twin
+from listwise.models.folding import make_twin
 from listwise.models.net import RetrievalNet
 
 # Pixels in a batch: enough to keep a device busy, few enough for a small one.
@@ -78,9 +78,11 @@ def inference_network(net: RetrievalNet, autocast: torch.dtype | None) -> Retrie
     side = net.config.image_size
     with torch.inference_mode(False):
         example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-        twin = Twin(net, example.to(next(net.parameters()).device), autocast).module.eval()
-    assert isinstance(twin, RetrievalNet)
-    return twin
+        twin = make_twin(net, example.to(net.mean.device), autocast)
+    if twin is None:
+        return net
+    assert isinstance(twin.module, RetrievalNet)
+    return twin.module.eval()
 
 
 def embed_parts(

@@ -266,6 +266,23 @@ class Twin:
         self._values, self._sums = [], {}
 
 
+def make_twin(net: nn.Module, images: Tensor, autocast: torch.dtype) -> Twin | None:
+    """The twin of a network; None if it cannot be copied or the copy cannot compute.
+
+    What a network holds, and how it calls its layers, is its own affair: a part that somebody else
+    wrote may hold what cannot be copied, or use the weights of a layer in a way of its own.
+    """
+    try:
+        twin = Twin(net, images, autocast)
+        with torch.no_grad(), torch.autocast(images.device.type, autocast):
+            twin.module(images)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever the network's own code raises
+        return None
+    return twin
+
+
 def _sharing_copy(net: nn.Module) -> nn.Module:
     """A copy of the modules with the same parameters and buffers."""
     return copy.deepcopy(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.models.folding import Twin
+from listwise.models.folding import Twin, make_twin
 
 # Random numbers of the compiler's own would differ between the two stages.
 COMPILER_OPTIONS: dict[str, Any] = {"fallback_random": True}
@@ -77,14 +77,10 @@ class Forward:
         if self.autocast is None:
             return images
         if self._twin is None and self._can_be_copied:
-            try:
-                self._twin = Twin(self.net, images[:1], self.autocast)
-            except torch.OutOfMemoryError:
-                raise
-            except (
-                Exception
-            ):  # what a network holds, and how it calls its layers, is its own affair
-                self._can_be_copied = False
+            random_state = self.random_state()  # dropout may draw numbers in the trial
+            self._twin = make_twin(self.net, images[:1], self.autocast)
+            self.set_random_state(random_state)
+            self._can_be_copied = self._twin is not None
         return images.contiguous(memory_format=torch.channels_last)
 
     def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

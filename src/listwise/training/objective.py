@@ -67,24 +67,24 @@ def accepted_arguments(loss: Loss) -> frozenset[str]:
         raise InputError(
             f"loss must be a callable of descriptors and labels, not {type(loss).__name__}"
         )
-    bound: set[str] = set()
-    while isinstance(loss, partial):
-        bound |= loss.keywords.keys()
-        loss = loss.func
+    bound = loss.keywords.keys() if isinstance(loss, partial) else ()
+    if isinstance(loss, nn.Module):  # whose __call__ takes anything
+        loss = loss.forward
+    elif isinstance(loss, partial) and isinstance(loss.func, nn.Module):
+        loss = partial(loss.func.forward, *loss.args, **loss.keywords)
     try:
-        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+        signature = inspect.signature(loss)
     except (TypeError, ValueError):  # a function that is not written in Python
         return frozenset()
-    given = dict.fromkeys(bound & signature.parameters.keys())
     try:
-        signature.bind(None, None, **given)
+        signature.bind(None, None)
     except TypeError as error:
         raise InputError(
             f"the loss cannot be called as loss(descriptors, labels): {error}"
         ) from None
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {name for name, parameter in signature.parameters.items() if parameter.kind in kinds}
-    return frozenset({"weights", "queries"} & (named - bound))
+    return frozenset({"weights", "queries"} & named.difference(bound))
 
 
 def check_processes(loss: Loss, processes: int) -> None:
