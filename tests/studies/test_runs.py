@@ -12,12 +12,12 @@ from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
 from listwise.results import describe_benchmark
-from listwise.studies.judged import Judging
-from listwise.studies.known import STUDIES
+from listwise.studies.benchmark import StudyBenchmark
+from listwise.studies.known import STUDIES, TrainingSet
 from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
-from listwise.studies.runs import plan_study, run_study, updates_within
-from listwise.studies.variants import TrainingSet
+from listwise.studies.plan import plan_study, updates_within
+from listwise.studies.runs import run_study
 from listwise.studies.view import StudyView
 from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
@@ -154,7 +154,7 @@ def test_learning_rates_may_be_added_to_a_finished_study(balance, photos):
     shared = {key: value for key, value in GIVEN.items() if key != "learning_rate"} | BATCH
     witness = Witness()
     more = plan_study(
-        STUDIES["balance"], photos, made.out, shared, words=["weighted"],
+        STUDIES["balance"], photos, made.out, shared, variants=["weighted"],
         images=SEEN, seeds=1, rates=(GIVEN["learning_rate"], 1e-5), validations=2,
     )  # fmt: skip
     found = run_study(more, witness).outcomes
@@ -170,26 +170,26 @@ def test_settings_of_the_study_itself_are_refused(photos, tmp_path):
         ({"seed": 1}, "seed"),
         ({"patience": None}, "patience"),
     ):
-        with pytest.raises(InputError, match=f"{name} cannot be given"):
+        with pytest.raises(InputError, match=f"`{name}` cannot be given"):
             plan("bins", photos, tmp_path, given)
-    with pytest.raises(InputError, match="triplet-tuples cannot be given"):
+    with pytest.raises(InputError, match=r"`triplet.tuples` cannot be given"):
         plan("losses", photos, tmp_path, {"triplet": {"tuples": 3}})
-    with pytest.raises(InputError, match="two ways"):
+    with pytest.raises(InputError, match="cannot be given together"):
         plan("bins", photos, tmp_path, rates=(1e-3,))
     with pytest.raises(InputError, match="less than one update of tl-64, which takes 192"):
         plan("losses", photos, tmp_path)
     with pytest.raises(InputError, match="larger than the 36 training photos"):
-        plan("batch-size", photos, tmp_path, words=["64"])
+        plan("batch-size", photos, tmp_path, variants=["64"])
     with pytest.raises(InputError, match="whole number, not 'x'"):
-        plan("bins", photos, tmp_path, words=["x"])
+        plan("bins", photos, tmp_path, variants=["x"])
     with pytest.raises(InputError, match="no variant 'tl-7'; there are ap"):
-        plan("losses", photos, tmp_path, words=["tl-7"])
+        plan("losses", photos, tmp_path, variants=["tl-7"])
     with pytest.raises(InputError, match="named twice"):
-        plan("bins", photos, tmp_path, words=["5", "05"])
+        plan("bins", photos, tmp_path, variants=["5", "05"])
 
 
 def test_every_batch_size_sees_as_many_images(photos, tmp_path):
-    made = plan("batch-size", photos, tmp_path / "out", words=["4", "12", "24"])
+    made = plan("batch-size", photos, tmp_path / "out", variants=["4", "12", "24"])
     configs = [made.config(variant, 0, 1e-3) for variant in made.variants]
     assert [config.updates for config in configs] == [12, 4, 2]
     assert all(config.updates * config.images_per_update == SEEN for config in configs)
@@ -203,7 +203,7 @@ def test_every_batch_size_sees_as_many_images(photos, tmp_path):
 
 
 def test_few_classes_that_cannot_fill_a_batch_see_as_many_images_too(photos, tmp_path):
-    made = plan("classes", photos, tmp_path / "out", {"batch_size": 30}, words=["2", "all"],
+    made = plan("classes", photos, tmp_path / "out", {"batch_size": 30}, variants=["2", "all"],
                 images=125)  # fmt: skip
     few, every = (made.config(variant, 0, 1e-3) for variant in made.variants)
     labels = made.plan.train.labels
@@ -221,7 +221,7 @@ def test_few_classes_that_cannot_fill_a_batch_see_as_many_images_too(photos, tmp
 def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):
     given = {key: value for key, value in GIVEN.items() if key != "learning_rate"} | BATCH
     made = plan_study(
-        STUDIES["bins"], photos, tmp_path / "out", given, words=["5", "20"],
+        STUDIES["bins"], photos, tmp_path / "out", given, variants=["5", "20"],
         images=SEEN, seeds=2, rates=(1e-5, 1e-2), validations=2,
     )  # fmt: skip
     witness = Witness()
@@ -243,7 +243,7 @@ def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):
 
 def test_losses_at_an_equal_number_of_images(photos, tmp_path):
     given = BATCH | {"triplet": {"pool": 40}, "contrastive": {"tuples": 2}}
-    made = plan("losses", photos, tmp_path / "out", given, words=["ap", "tl-64", "contrastive"],
+    made = plan("losses", photos, tmp_path / "out", given, variants=["ap", "tl-64", "contrastive"],
                 images=192)  # fmt: skip
     assert made.variants[2].settings == {"loss": "contrastive"}
     found = {run.variant: run for run in run_study(made).outcomes}
@@ -263,7 +263,7 @@ def test_losses_at_an_equal_number_of_images(photos, tmp_path):
 def test_no_query_wants_more_negatives_than_there_are_other_classes(photos, tmp_path):
     for asked, had in ((500, 5), (3, 3)):
         given = {"contrastive": {"negatives": asked}}
-        made = plan("losses", photos, tmp_path / "out", given, words=["ap", "contrastive"])
+        made = plan("losses", photos, tmp_path / "out", given, variants=["ap", "contrastive"])
         assert len(made.plan.train.class_names) == 6
         assert made.config(made.variants[1], 0, 1e-3).contrastive.negatives == had
         noted = [note for note in made.plan.notes if "negatives of different classes" in note]
@@ -271,11 +271,11 @@ def test_no_query_wants_more_negatives_than_there_are_other_classes(photos, tmp_
 
 
 def test_the_benchmark_is_searched_plain_and_whitened(photos, tmp_path):
-    made = plan("balance", photos, tmp_path / "out", BATCH, words=["weighted"])
+    made = plan("balance", photos, tmp_path / "out", BATCH, variants=["weighted"])
     run_study(made)
     held = made.plan.validation
     benchmark = Benchmark.of_labels("held out", held)
-    judging = Judging(benchmark, made.plan.train, dim=8, workers=0)
+    judging = StudyBenchmark(benchmark, made.plan.train, dim=8, workers=0)
     found = run_study(made, Witness(), judging)  # a benchmark may be added to finished runs
     (run,) = found.outcomes
     assert list(run.judged) == list(found.untrained) == ["Labels plain", "Labels whitened"]

@@ -50,11 +50,7 @@ class BenchmarkDescriptors:
             distractors: further descriptors to search in, all of them negatives; read from disk
                 in blocks.
         """
-        if self.benchmark.labelled and (expand or distractors is not None):
-            raise InputError(
-                f"{self.benchmark.name} is a labelled set: `expand` and `distractors` are for "
-                "benchmarks whose queries are judged photo by photo"
-            )
+        refuse_labels(self.benchmark, expand, distractors)
         database: Database = self.database
         if distractors is not None:
             database = _WithDistractors(self.database, distractors)
@@ -62,6 +58,15 @@ class BenchmarkDescriptors:
         if expand:
             queries = alpha_query_expansion(queries, database)
         return evaluate_descriptors(queries, database, self.benchmark.judged)
+
+
+def refuse_labels(benchmark: Benchmark, expand: bool, distractors: object) -> None:
+    """Refuse what is not defined for labelled sets."""
+    if benchmark.labelled and (expand or distractors is not None):
+        raise InputError(
+            f"{benchmark.name} is a labelled set: `expand` and `distractors` are for benchmarks "
+            "whose queries are judged photo by photo"
+        )
 
 
 def describe_benchmark(

@@ -11,7 +11,7 @@ from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
 from listwise.evaluation import Results
-from listwise.results.described import BenchmarkDescriptors, describe_benchmark
+from listwise.results.described import BenchmarkDescriptors, describe_benchmark, refuse_labels
 from listwise.results.table import figures_of, format_table
 
 EXPANDED = " + αQE"
@@ -144,15 +144,12 @@ def evaluate(
         on_progress: called with the number of photos just described.
     """
     opened = open_benchmark(benchmark, data, split)
-    if opened.labelled and (expand or distractors is not None):
-        raise InputError(
-            f"{opened.name} is a labelled set: `expand` and `distractors` are for benchmarks whose "
-            "queries are judged photo by photo"
-        )
+    refuse_labels(opened, expand, distractors)
     if distractors is not None and against is not None:
         raise InputError("`distractors` belong to one model: leave out `against`")
     if isinstance(distractors, str | Path):
         distractors = DescriptorFile.open(distractors)
+    settings = {"max_side": max_side, "scales": scales, "power": power, "precision": precision}
     described: dict[str, BenchmarkDescriptors] = {}
     results: dict[str, Results] = {}
     for name, source in _named(model, against).items():
@@ -160,14 +157,7 @@ def evaluate(
         if distractors is not None:
             distractors.require(network.fingerprint)
         described[name] = describe_benchmark(
-            network,
-            opened,
-            on_progress,
-            max_side=max_side,
-            scales=scales,
-            power=power,
-            precision=precision,
-            workers=workers,
+            network, opened, on_progress, workers=workers, **settings
         )
         results[name] = described[name].evaluate(distractors=distractors)
         if expand:

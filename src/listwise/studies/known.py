@@ -1,8 +1,218 @@
-"""The studies that train, by name."""
+"""The studies that train: what each one varies, and nothing else about them."""
 
-from listwise.studies import balance, batch_size, bins, classes, losses, ties
-from listwise.studies.variants import Study
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-STUDIES: dict[str, Study] = {
-    module.STUDY.name: module.STUDY for module in (losses, bins, batch_size, classes, balance, ties)
+from listwise.errors import InputError
+from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
+
+# Counted in updates, of which variants have different numbers; or the study's own.
+SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """How much there is to train on."""
+
+    photos: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the things compared: its settings beside those that all share.
+
+    `value` is its place on the study's axis, if it has one.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    value: int | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A comparison of training runs that differ in one thing.
+
+    Args:
+        name: of the command and in the tables.
+        title: of the table and the plot.
+        about: what it compares, in a sentence.
+        words: which words name its variants, in a sentence.
+        varies: settings that the study sets itself, dotted where nested.
+        usual: words for the variants that are compared by default.
+        variant: makes a variant of a word.
+        axis: what the numbers are, where variants are numbers.
+        known: every word there is, where they are not numbers.
+    """
+
+    name: str
+    title: str
+    about: str
+    words: str
+    varies: tuple[str, ...]
+    usual: Callable[[TrainingSet], Sequence[str]]
+    variant: Callable[[str, TrainingSet], Variant]
+    axis: str | None = None
+    known: tuple[str, ...] = ()
+
+    def variants(self, words: Sequence[str] | None, photos: TrainingSet) -> list[Variant]:
+        """The variants that words name; None stands for the usual ones, "all" for every one."""
+        if words is None:
+            words = self.usual(photos)
+        elif self.known and list(words) == ["all"]:
+            words = self.known
+        for word in words:
+            if self.known and word not in self.known:
+                raise InputError(
+                    f"{self.name} has no variant {word!r}; there are {', '.join(self.known)}"
+                )
+        found = [self.variant(word, photos) for word in words]
+        if len({variant.name for variant in found}) < len(found):
+            raise InputError(f"a variant is named twice: {', '.join(words)}")
+        return found
+
+
+TRIPLETS = (64, 512, 1024)
+LOSSES: dict[str, dict[str, Any]] = {
+    "ap": {"loss": "ap"},
+    **{f"tl-{count}": {"loss": "triplet", "triplet": {"tuples": count}} for count in TRIPLETS},
+    "contrastive": {"loss": "contrastive"},
+    **{name: {"loss": name} for name in ("tie-aware", "fastap", "smoothap", "multi-similarity")},
 }
+
+# Of the loss, its batches and its mining. The batch size is one of each loss of whole batches; the
+# others are the bins, SmoothAP's temperature, and alpha, beta and base of multi-similarity.
+HYPER_PARAMETERS = {
+    "ap": 2,
+    "tie-aware": 2,
+    "triplet": len(TripletSettings.model_fields),
+    "contrastive": len(ContrastiveSettings.model_fields),
+    "fastap": 2,
+    "smoothap": 2,
+    "multi-similarity": 4,
+}
+
+
+def hyper_parameters(config: TrainConfig) -> int:
+    """How many settings the config's loss has, with its batches and its mining."""
+    return HYPER_PARAMETERS.get(str(config.loss), 1)  # of a custom loss, the batch size
+
+
+def _usual_losses(photos: TrainingSet) -> tuple[str, ...]:
+    """The paper's; no update sees more images than there are."""
+    triplets = (f"tl-{count}" for count in TRIPLETS if 3 * count <= max(photos.photos, 3 * 64))
+    return ("ap", *triplets, "contrastive")
+
+
+def _bins(word: str, photos: TrainingSet) -> Variant:
+    bins = _whole_number(word)
+    return Variant(f"bins-{bins}", {"bins": bins}, bins)
+
+
+def _batch_size(word: str, photos: TrainingSet) -> Variant:
+    size = _whole_number(word)
+    if size > photos.photos:
+        raise InputError(f"a batch of {size} is larger than the {photos.photos} training photos")
+    return Variant(f"batch-{size}", {"batch_size": size}, size)
+
+
+def _classes(word: str, photos: TrainingSet) -> Variant:
+    if word == "all":
+        return Variant("classes-all", {"classes_per_batch": None}, photos.classes)
+    count = _whole_number(word)
+    if count >= photos.classes:
+        raise InputError(
+            f"{count} classes per batch are not fewer than the {photos.classes} training classes: "
+            "say all"
+        )
+    return Variant(f"classes-{count}", {"classes_per_batch": count}, count)
+
+
+def _whole_number(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise InputError(f"this study varies a whole number, not {word!r}") from None
+
+
+def _named(
+    settings: dict[str, dict[str, Any]],
+    usual: Callable[[TrainingSet], Sequence[str]] | None = None,
+    **study: Any,
+) -> Study:
+    """A study of which each word has its settings; all of them are usual by default."""
+    return Study(
+        usual=usual or (lambda photos: tuple(settings)),
+        variant=lambda word, photos: Variant(word, settings[word]),
+        known=tuple(settings),
+        **study,
+    )
+
+
+def _powers_of_two(first: int, last: int, below: int) -> list[str]:
+    return [str(1 << i) for i in range(first, last + 1) if 1 << i < below]
+
+
+_ALL = (
+    _named(
+        LOSSES,
+        _usual_losses,
+        name="losses",
+        title="Losses, everything else equal",
+        about="The AP loss, triplets and contrastive (Table 1): accuracy, work, settings, time.",
+        words="Losses separated by commas: ap, tl-64, tl-512, tl-1024, contrastive (the usual "
+        "ones), tie-aware, fastap, smoothap, multi-similarity; or all.",
+        varies=("loss", "triplet.tuples"),
+    ),
+    Study(
+        name="bins",
+        title="Number of quantization bins",
+        about="The number of quantization bins M (Figure 4).",
+        words="Numbers separated by commas. [dim]default: 5,10,20,50,100[/dim]",
+        axis="bins M",
+        varies=("bins",),
+        usual=lambda photos: ("5", "10", "20", "50", "100"),
+        variant=_bins,
+    ),
+    Study(
+        name="batch-size",
+        title="Batch size",
+        about="The batch size B, at an equal number of images seen (Figure 5).",
+        words="Numbers separated by commas. [dim]default: powers of two from 32 to 8192[/dim]",
+        axis="batch size B",
+        varies=("batch_size",),
+        usual=lambda photos: _powers_of_two(5, 13, photos.photos + 1),
+        variant=_batch_size,
+    ),
+    Study(
+        name="classes",
+        title="Classes in a batch",
+        about="The number of classes in a batch (Figure 6).",
+        words="Numbers separated by commas, or all for all classes. "
+        "[dim]default: 8,16,32 ... all[/dim]",
+        axis="classes in a batch",
+        varies=("classes_per_batch",),
+        usual=lambda photos: (*_powers_of_two(3, 9, photos.classes), "all"),
+        variant=_classes,
+    ),
+    _named(
+        {"weighted": {"class_weights": True}, "unweighted": {"class_weights": False}},
+        name="balance",
+        title="Class weights",
+        about="With and without class weights (Figure 7).",
+        words="weighted, unweighted, or both separated by a comma.",
+        varies=("class_weights",),
+    ),
+    _named(
+        {"ap": {"loss": "ap"}, "tie-aware": {"loss": "tie-aware"}},
+        name="ties",
+        title="AP and tie-aware AP",
+        about="AP as it is defined (mAP_Q) against the tie-aware form mAP_T (Figure 8).",
+        words="ap, tie-aware, or both separated by a comma.",
+        varies=("loss",),
+    ),
+)
+STUDIES = {study.name: study for study in _ALL}
+"""The studies that train, by name."""

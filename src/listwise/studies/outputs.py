@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from listwise.files import write_text
+from listwise.studies.known import Variant
 from listwise.studies.outcome import Findings, Outcome
+from listwise.studies.plan import StudyPlan
 from listwise.studies.plots import Panel, Point, draw
-from listwise.studies.runs import StudyPlan
 from listwise.studies.tables import Spread, markdown, write_csv
-from listwise.studies.variants import Variant
 from listwise.training.run.view import readable_time
 
 RESULTS_FILE, TABLE_FILE, PLOT_FILE = "results.csv", "table.md", "plot.svg"

@@ -62,6 +62,37 @@ def compare_poolings(
         on_progress: called with the number of photos just done.
         on_unreadable: called with the errors of photos in `whiten_on` that were left out.
     """
+    if benchmark.labelled:
+        raise InputError(f"{benchmark.name} is a labelled set: this takes a judged benchmark")
+    describe = _describer(backbone, weights, poolings, max_side, device, on_progress, on_unreadable)
+    parts = zip(
+        poolings,
+        describe(benchmark.queries, True),
+        describe(benchmark.database, True),
+        describe(whiten_on, False),
+        strict=True,
+    )
+    return [
+        row
+        for pooling, queries, database, others in parts
+        for row in _rows(
+            pooling,
+            BenchmarkDescriptors(benchmark, queries, database),
+            Whitening.learn([others], dim),
+        )
+    ]
+
+
+def _describer(
+    backbone: str,
+    weights: str | Path,
+    poolings: Sequence[str],
+    max_side: int | None,
+    device: str,
+    on_progress: Callable[[int], object],
+    on_unreadable: Callable[[tuple[str, ...]], object],
+) -> Callable[[Images, bool], list[Descriptors]]:
+    """From photos, all of which must be readable or not, to the descriptors of each pooling."""
     machine = Machine.detect(device)
     net = RetrievalNet(backbone, weights=weights).to(machine.device).eval()
     layers = [make_pooling(name).to(machine.device) for name in poolings]
@@ -89,22 +120,16 @@ def compare_poolings(
             on_unreadable(tuple(found.errors))
         return np.split(found.descriptors.numpy(), len(poolings), axis=1)
 
-    parts = zip(
-        poolings,
-        describe(benchmark.queries, True),
-        describe(benchmark.database, True),
-        describe(whiten_on, False),
-        strict=True,
-    )
-    rows = []
-    for pooling, queries, database, others in parts:
-        plain = BenchmarkDescriptors(benchmark, queries, database)
-        white = plain.whiten(Whitening.learn([others], dim))
-        for variant, described in zip(VARIANTS, (plain, white, white), strict=True):
-            found = described.evaluate(expand="αQE" in variant)
-            values = {protocol: result.mAP for protocol, result in found.items()}
-            rows.append(PoolingRow(pooling, variant, values))
-    return rows
+    return describe
+
+
+def _rows(pooling: str, plain: BenchmarkDescriptors, whitening: Whitening) -> list[PoolingRow]:
+    white = plain.whiten(whitening)
+    results = (plain.evaluate(), white.evaluate(), white.evaluate(expand=True))
+    return [
+        PoolingRow(pooling, variant, {protocol: result.mAP for protocol, result in found.items()})
+        for variant, found in zip(VARIANTS, results, strict=True)
+    ]
 
 
 def poolings_table(rows: Sequence[PoolingRow]) -> str:

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from listwise.data import Images
-from listwise.data.catalog import Benchmark
+from listwise.data.catalog import Benchmark, find_dataset
 from listwise.descriptors import Model, Whitening
 from listwise.files import write_text
 from listwise.results import describe_benchmark
 from listwise.studies.outcome import read_json
+from listwise.studies.plan import StudyPlan
 
 JUDGED_FILE = "judged.json"
 PLAIN, WHITENED = "plain", "whitened"
 
 
 @dataclass(frozen=True, eq=False)
-class Judging:
-    """A benchmark and how to search it.
+class StudyBenchmark:
+    """A benchmark that a study's networks are evaluated on, and how.
 
     Args:
         benchmark: from `listwise.data.catalog.find_dataset(...).benchmark()`.
@@ -36,11 +37,11 @@ class Judging:
     workers: int | None = None
 
     @property
-    def photos(self) -> int:
-        """How many photos are described for one network."""
+    def photo_count(self) -> int:
+        """Number of photos that are described for one network."""
         return self.benchmark.photo_count + len(self.whiten_on)
 
-    def judge(
+    def evaluate(
         self, model: Model, on_progress: Callable[[int], object] = lambda count: None
     ) -> dict[str, float]:
         """Mean AP of a model without whitening: "Medium plain", "Medium whitened" ..."""
@@ -56,14 +57,14 @@ class Judging:
             for protocol, result in described.evaluate().items()
         }
 
-    def judge_once(
+    def evaluate_once(
         self,
         folder: Path,
         network: str,
         model: Callable[[], Model],
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> dict[str, float]:
-        """`judge`, or what it gave when last asked so; the answer is kept in the folder.
+        """`evaluate`, or the figures that an earlier call for the same network left in the folder.
 
         Args:
             folder: of the run.
@@ -75,14 +76,27 @@ class Judging:
         how: dict[str, Any] = {
             "network": network,
             "benchmark": self.benchmark.name,
-            "photos": self.photos,
+            "photos": self.photo_count,
             "dim": self.dim,
             "max_side": self.max_side,
         }
         kept = read_json(path) if path.exists() else {}
         if kept.get("how") == how:
             return dict(kept["mAP"])
-        found = self.judge(model(), on_progress)
+        found = self.evaluate(model(), on_progress)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"how": how, "mAP": found}, indent=2) + "\n")
         return found
+
+
+def open_study_benchmark(
+    source: str | Path,
+    made: StudyPlan,
+    *,
+    data: str | Path | None = None,
+    dim: int | None = None,
+    max_side: int | None = None,
+) -> StudyBenchmark:
+    """The benchmark of a data set, by name or folder, whitened on a study's training photos."""
+    benchmark = find_dataset(source, data).benchmark()
+    return StudyBenchmark(benchmark, made.plan.train, dim, max_side, made.plan.config.workers)

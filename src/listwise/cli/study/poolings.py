@@ -1,0 +1,77 @@
+"""`listwise study poolings`: off-the-shelf poolings on a benchmark."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from listwise.cli import options
+from listwise.cli.bars import progress_bar
+from listwise.cli.output import open_console, print_json, warn_of_unreadable
+from listwise.cli.study.flags import TOY, command_line, draw_toy, say_where
+from listwise.errors import InputError
+
+EXAMPLES = """Examples:
+
+  listwise study poolings roxford5k --whiten-on landmarks.csv --backbone resnet50 --out poolings
+
+  listwise study poolings toy --whiten-on toy --backbone tf_efficientnet_lite0 --out poolings
+"""
+
+
+def poolings(
+    benchmark: Annotated[
+        str, typer.Argument(help="A judged benchmark: its name or folder; toy draws toy landmarks.")
+    ],
+    whiten_on: Annotated[
+        str,
+        typer.Option(help="Photos to learn the whitening on: a folder, table, list or data set."),
+    ],
+    backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet101",
+    weights: Annotated[
+        str, typer.Option(help="A file, auto, pretrained, imagenet-package or random.")
+    ] = "auto",
+    dim: options.Dim = None,
+    max_side: options.MaxSide = None,
+    data: options.Data = None,
+    device: options.Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write a table and a plot into, too.")
+    ] = None,
+    json: options.AsJson = False,
+) -> None:
+    """Off-the-shelf MAC, SPoC, CroW, R-MAC and GeM: plain, whitened, whitened + αQE."""
+    from listwise.data.catalog import find_dataset, photos_of
+    from listwise.data.toy import TOY_LABELS
+
+    console = open_console(json)
+    toy = draw_toy(console, benchmark, out) if out is not None else None
+    if out is None and benchmark == TOY and not Path(TOY).exists():
+        raise InputError("the toy landmarks are drawn into the folder `out`: give one")
+    if toy and whiten_on == TOY:
+        whiten_on = str(toy / TOY_LABELS)
+    judged = find_dataset(toy or benchmark, data).benchmark()
+    others = photos_of(whiten_on, data)
+
+    from listwise.studies.poolings import compare_poolings, poolings_table, write_poolings
+
+    with progress_bar(console, "describing", judged.photo_count + len(others)) as advance:
+        rows = compare_poolings(
+            judged,
+            others,
+            backbone,
+            weights,
+            dim=dim,
+            max_side=max_side,
+            device=device,
+            on_progress=advance,
+            on_unreadable=lambda errors: warn_of_unreadable(console, errors),
+        )
+    if json:
+        for row in rows:
+            print_json(row)
+    else:
+        typer.echo(poolings_table(rows), nl=False)
+    if out is not None:
+        write_poolings(out, rows, f"{backbone} off the shelf on {judged.name}", command_line())
+        say_where(console, out)
