@@ -31,7 +31,8 @@ def test_both_ways_find_the_same_scores(tmp_path: Path) -> None:
         assert row.skipped is None
     assert words.figures["same words"] > 0.99
     assert query.figures["scores apart, same words"] < 1e-6
-    assert query.as_json()["unit"] == "ms"
+    assert query.unit == "ms"
+    assert query.ratio == pytest.approx(query.asmk / query.listwise)
     assert list(tmp_path.iterdir()) == []  # the index is gone again
 
 

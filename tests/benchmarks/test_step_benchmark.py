@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from listwise.benchmarks import step as benchmark
+from listwise.benchmarks.limits import convolution_costs
 from listwise.errors import InputError
 
 
@@ -25,7 +26,6 @@ def test_each_way_is_measured_on_the_same_network():
         assert row.forward > row.both > row.step / 2 > 0
         assert row.ratio == pytest.approx(row.step / rows[0].step)
         assert row.minutes == pytest.approx(200 * 32 / row.step / 60)
-        assert row.as_json()["step"] == row.step
     single, autocast, folded = measured
     assert single.gradient_error < 1e-3
     assert folded.gradient_error < 1.5 * autocast.gradient_error < 1
@@ -44,7 +44,7 @@ def test_measuring_leaves_the_network_as_it_was():
 
 def test_costs_are_those_of_the_convolutions():
     net = benchmark.make_net("resnet18", 64, torch.device("cpu"))
-    costs = benchmark.convolution_costs(net, 224)
+    costs = convolution_costs(net, 224)
     # 1.81 billion products for an image of 224, of which the classifier has half a million.
     assert sum(work for work, _ in costs) / 2 == pytest.approx(1.81e9, rel=0.01)
     stem_work, stem_bytes = costs[0]

@@ -1,5 +1,3 @@
-import pytest
-
 from listwise.benchmarks import summary
 
 TINY = {
@@ -26,11 +24,3 @@ def test_one_table_of_all():
     assert loss.beside.endswith("MB")
     rates = [line.figure for line in lines if line.benchmark in ("step", "extraction")]
     assert all(rate.endswith(("/s", "only")) for rate in rates)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.00152, "1.52 ms"), (0.0142, "14.2 ms"), (0.999, "999 ms"), (3, "3.00 s")],
-)
-def test_times_for_people(seconds, text):
-    assert summary.milliseconds(seconds) == text

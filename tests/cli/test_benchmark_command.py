@@ -34,3 +34,10 @@ def test_a_method_that_there_is_not(listwise):
     )
     assert code == 2
     assert err.startswith("listwise: --methods takes some of listwise; dense transcription")
+
+
+@pytest.mark.parametrize("name", ["loss", "evaluation", "search"])
+def test_a_mistake_is_one_line(listwise, name):
+    code, _, err = listwise("benchmark", name, "--sizes", "few")
+    assert code == 2
+    assert err == "listwise: --sizes takes whole numbers separated by commas, not 'few'\n"

@@ -1,16 +1,16 @@
 """Evaluation among many distractors: counted ranks against a score matrix and its sort."""
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.benchmarks.measure import DoesNotFit, available_memory, measure
+from listwise.benchmarks.measure import DoesNotFit, measure
+from listwise.benchmarks.table import Column
 from listwise.blocks import each_block
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries, evaluate_descriptors
@@ -20,30 +20,49 @@ SIZES = (100_000, 1_000_000)
 QUERIES = 70
 OWN = 5_000  # images of the benchmark itself; the others are distractors
 PROTOCOLS = ("easy", "medium", "hard")
-SCORES_ALONE = "scores alone"
 
 Figures = dict[str, float]
 Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table: a method at a database size, or why it was skipped.
+class EvaluationMeasurement:
+    """A method at a database size, or why it was skipped.
 
-    `parts` are the seconds of the steps that the method can tell apart, and `figures` its mAPs.
+    `parts` are the seconds of the steps that the method can tell apart, and `figures` its mAPs;
+    `faster` is how many times as fast as the plain method it is, and `apart` the largest
+    difference of its mAPs from that one's.
     """
 
     images: int
     method: str
-    seconds: float | None
-    extra_bytes: int | None
-    parts: dict[str, float]
-    figures: Figures
-    skipped: str | None
+    seconds: float | None = None
+    extra_bytes: int | None = None
+    parts: Figures = field(default_factory=dict)
+    figures: Figures = field(default_factory=dict)
+    faster: float | None = None
+    apart: float | None = None
+    skipped: str | None = None
 
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
+
+def _figures_text(figures: Figures) -> str:
+    return " / ".join(f"{100 * value:.2f}" for value in figures.values())
+
+
+def _parts_text(parts: Figures) -> str:
+    return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items())
+
+
+COLUMNS = (
+    Column("images", "images", "{:,}"),
+    Column("method", "method"),
+    Column("s", "seconds", "{:.2f}"),
+    Column("MB", "extra_bytes", "{:,.0f}", 1e-6),
+    Column("Easy / Medium / Hard", "figures", _figures_text),
+    Column("faster", "faster", "{:.1f} ×"),
+    Column("mAPs apart", "apart", "{:.0e}"),
+    Column("steps", "parts", _parts_text),
+)
 
 
 def make_queries(dim: int) -> tuple[Vectors, JudgedQueries]:
@@ -169,22 +188,21 @@ def scores_alone(file: Path, expand: bool, clock: Clock) -> Figures:
 
 Method = Callable[[Path, bool, Clock], Figures]
 METHODS: dict[str, tuple[Method, bool]] = {
-    SCORES_ALONE: (scores_alone, False),
-    "listwise": (listwise_method, False),
+    "scores alone": (scores_alone, False),
     "plain": (plain_method, False),
-    "listwise + αQE": (listwise_method, True),
+    "listwise": (listwise_method, False),
     "plain + αQE": (plain_method, True),
+    "listwise + αQE": (listwise_method, True),
 }
 
 
-def evaluation_call(method: str, file: Path, answer: Path) -> Callable[[], object]:
-    """A call that evaluates the database in a file, and leaves its figures in another."""
+def evaluation_call(method: str, file: Path) -> Callable[[], tuple[Figures, Figures]]:
+    """A call that evaluates the database in a file: its figures, and the seconds of its parts."""
     function, expand = METHODS[method]
 
-    def call() -> None:
+    def call() -> tuple[Figures, Figures]:
         clock = Clock()
-        figures = function(file, expand, clock)
-        answer.write_text(json.dumps({"figures": figures, "parts": clock.parts}))
+        return function(file, expand, clock), clock.parts
 
     return call
 
@@ -194,38 +212,43 @@ def run(
     dim: int = 2048,
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
-) -> Iterator[Row]:
+) -> Iterator[EvaluationMeasurement]:
     """Evaluate a database of each size by each method, one process at a time.
 
     Args:
         sizes: images in the database, the benchmark's own included.
         dim: dimensions of a descriptor.
         folder: where the descriptors are written for a while; the system's temporary one if None.
-        on_start: told what begins.
+        on_start: called with what begins.
     """
     if any(size < OWN for size in sizes):
-        raise InputError(f"the benchmark has {OWN} images of its own: give sizes from there up")
+        raise InputError(f"`sizes` must be {OWN} or more: {OWN} images are the benchmark's own")
     for size in sorted(sizes):
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            file, answer = Path(name) / "database.npy", Path(name) / "answer.json"
+            file = Path(name) / "database.npy"
             on_start(f"making {size:,} descriptors")
             write_database(file, size, dim)
+            found: dict[str, EvaluationMeasurement] = {}
             for method in METHODS:
                 on_start(f"{method} among {size:,}")
-                limit = int(available_memory() * 0.9)
-                try:
-                    found = measure(evaluation_call, method, file, answer, memory_limit=limit)
-                except DoesNotFit:
-                    reason = f"does not fit in {limit / 1e9:.0f} GB"
-                    yield Row(size, method, None, None, {}, {}, reason)
-                    continue
-                said = json.loads(answer.read_text())
-                yield Row(
-                    size,
-                    method,
-                    found.seconds,
-                    found.extra_bytes,
-                    said["parts"],
-                    said["figures"],
-                    None,
-                )
+                plain = found.get(method.replace("listwise", "plain"))
+                found[method] = measure_method(method, file, size, plain)
+                yield found[method]
+
+
+def measure_method(
+    method: str, file: Path, size: int, plain: EvaluationMeasurement | None
+) -> EvaluationMeasurement:
+    """Measure a method on the database in a file, beside the plain one if that was measured."""
+    try:
+        measured = measure(evaluation_call, method, file)
+    except DoesNotFit as error:
+        return EvaluationMeasurement(size, method, skipped=str(error))
+    figures, parts = measured.result
+    found = EvaluationMeasurement(
+        size, method, measured.seconds, measured.extra_bytes, parts, figures
+    )
+    if plain is None or plain.seconds is None:
+        return found
+    apart = max(abs(value - plain.figures[name]) for name, value in figures.items())
+    return replace(found, faster=plain.seconds / measured.seconds, apart=apart)

@@ -1,27 +1,28 @@
 """Extraction against the loop that one would first write: photos a second, from file to file."""
 
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from listwise.benchmarks.input import make_photos
+from listwise.benchmarks.measure import timed
+from listwise.benchmarks.table import Column
+from listwise.data import Images, load_image, whole_image
+from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from listwise.data import Images
+from listwise.models import RetrievalNet
 
 LOOP_PHOTOS = 96  # that the loop is timed on, at most
 WARM_UP = 8  # photos that each way sees before it is timed
 
 
 @dataclass(frozen=True)
-class Row:
+class ExtractionMeasurement:
     """One way to extract: photos a second, times the loop's, and how near its descriptors are.
 
     `cosine` is the smallest between a photo's descriptor and the loop's.
@@ -35,9 +36,15 @@ class Row:
     times_the_loop: float
     cosine: float
 
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("precision", "precision"),
+    Column("photos", "photos", "{:,}"),
+    Column("photos/s", "per_second", "{:,.1f}"),
+    Column("ratio", "times_the_loop", "{:.1f} ×"),
+    Column("least cosine", "cosine", "{:.5f}"),
+)
 
 
 def run(
@@ -46,24 +53,18 @@ def run(
     backbone: str = "resnet101",
     width: int = 1024,
     height: int = 768,
-    weights: str = "random",
     workers: int | None = None,
-) -> Iterator[Row]:
+) -> Iterator[ExtractionMeasurement]:
     """Measure JPEG files to descriptors, one at a time in float32 and by `extract`.
 
     Args:
         device: cpu, cuda ...; auto takes a GPU if there is one.
         photos: JPEG photos to make.
-        backbone: the network.
+        backbone: the network, with random weights, which take as long as any.
         width: of the photos.
         height: of the photos.
-        weights: as for `RetrievalNet`; random ones take as long as any.
         workers: processes that decode; from the cores by default.
     """
-    from listwise.data import Images
-    from listwise.descriptors import extract, load_model
-    from listwise.models import RetrievalNet
-
     if photos < 1:
         raise InputError("there must be a photo to describe: give 1 or more")
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
@@ -71,38 +72,38 @@ def run(
         paths = tuple(make_photos(folder / "photos", photos, width, height))
         images = Images(paths, paths, None)
         few = images.subset(range(min(photos, WARM_UP)))
-        RetrievalNet(backbone, weights=weights).save(folder / "model")
+        RetrievalNet(backbone, weights="random").save(folder / "model")
 
         model = load_model(folder / "model", device)
         net = RetrievalNet.load(folder / "model", model.device)
         looped = images.subset(range(min(photos, LOOP_PHOTOS)))
         one_at_a_time(net, few)
-        start = time.perf_counter()
-        expected = one_at_a_time(net, looped)
-        seconds = time.perf_counter() - start
+        seconds, expected = timed(lambda: one_at_a_time(net, looped))
         loop = len(looped) / seconds
-        yield Row("one at a time", "float32", len(looped), seconds, loop, 1.0, 1.0)
-        del net
+        yield ExtractionMeasurement(
+            "one at a time", "float32", len(looped), seconds, loop, 1.0, 1.0
+        )
 
         extract(model, few, folder / "few.parquet", workers=workers)
-        start = time.perf_counter()
-        file = extract(model, images, folder / "all.parquet", workers=workers)
-        seconds = time.perf_counter() - start
+        seconds, file = timed(
+            lambda: extract(model, images, folder / "all.parquet", workers=workers)
+        )
         cosine = float((file.read()[: len(looped)] * expected).sum(axis=1).min())
         speed = photos / seconds
-        precision = file.settings.precision
-        yield Row("listwise extract", precision, photos, seconds, speed, speed / loop, cosine)
+        yield ExtractionMeasurement(
+            "listwise extract",
+            file.settings.precision,
+            photos,
+            seconds,
+            speed,
+            speed / loop,
+            cosine,
+        )
 
 
-def one_at_a_time(net: object, images: "Images") -> "npt.NDArray[np.float32]":
-    """Descriptors [n, C] by decoding a photo, computing it, and going on to the next."""
-    import torch
-
-    from listwise.data import load_image, whole_image
-    from listwise.models import RetrievalNet
-
-    assert isinstance(net, RetrievalNet)
+@torch.inference_mode()
+def one_at_a_time(net: RetrievalNet, images: Images) -> NDArray[np.float32]:
+    """Descriptors [n, C] by decoding a photo, computing it, and continuing with the next."""
     device = next(net.parameters()).device
-    with torch.inference_mode():
-        rows = [net(whole_image(load_image(path))[None].to(device)).cpu() for path in images.paths]
+    rows = [net(whole_image(load_image(path))[None].to(device)).cpu() for path in images.paths]
     return torch.cat(rows).numpy()

@@ -4,25 +4,35 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
+import torch
 
+from listwise.benchmarks.measure import timed
+from listwise.benchmarks.table import Column
+from listwise.data import (
+    CropDataset,
+    Images,
+    LabelledImages,
+    load_image,
+    random_crop,
+    read_images,
+)
 from listwise.errors import InputError
+from listwise.machine import Machine
 from listwise.settings import CropSettings
-
-if TYPE_CHECKING:
-    from listwise.data import Images
+from listwise.training.loading import load_batches
 
 DISTINCT = 16  # photos that are drawn; the others are copies, which are as hard to decode
 BATCHES = 4  # timed, after one that starts the workers
 
 
 @dataclass(frozen=True)
-class Row:
-    """One step of the way: photos a second, and milliseconds of a core for each if it has one."""
+class InputMeasurement:
+    """One step of the input: photos a second, and milliseconds of a core for each if it has one."""
 
     step: str
     workers: int
@@ -30,15 +40,17 @@ class Row:
     core_ms: float | None
     skipped: str | None = None
 
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
+
+COLUMNS = (
+    Column("step", "step"),
+    Column("workers", "workers", lambda count: str(count or "")),
+    Column("photos/s", "per_second", "{:,.0f}"),
+    Column("ms of a core", "core_ms", "{:.2f}"),
+)
 
 
 def make_photos(folder: Path, count: int, width: int, height: int) -> list[str]:
     """Write JPEG photos with the detail of real ones: 300 kB at a megapixel, more or less."""
-    import cv2
-
     folder.mkdir(parents=True, exist_ok=True)
     contents = []
     for seed in range(min(count, DISTINCT)):
@@ -64,21 +76,19 @@ def run(
     workers: Sequence[int] | None = None,
     folder: str | Path | None = None,
     device: str = "cpu",
-) -> Iterator[Row]:
+) -> Iterator[InputMeasurement]:
     """Measure the input side of training.
 
     Args:
         photos: JPEG photos to make, of a megapixel if crops are of 800.
         size: side of the crops.
         workers: numbers of processes to decode with; one, and one for each core by default.
-        folder: real photos to take instead.
+        folder: real photos to use instead.
         device: a GPU that decodes and crops in their place, if it is one.
     """
-    from listwise.data import Images, read_images
-    from listwise.machine import Machine
-
     if photos < 1:
         raise InputError("there must be a photo to decode: give 1 or more")
+    settings = CropSettings(size=size)
     every = Machine.detect("cpu").cores
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
         if folder is None:
@@ -86,19 +96,15 @@ def run(
             images = Images(tuple(paths), tuple(paths), None)
         else:
             images = read_images(folder)
-        yield from _steps(images, CropSettings(size=size))
+        yield from _steps(images, settings)
         for number in dict.fromkeys(workers or (1, every)):
-            yield _loaded(images, CropSettings(size=size), number)
+            yield _loaded(images, settings, number)
         if device.startswith("cuda"):
-            yield from _gpu(images, CropSettings(size=size), device, every)
+            yield from _gpu(images, settings, device, every)
 
 
-def _steps(images: "Images", settings: CropSettings) -> Iterator[Row]:
+def _steps(images: Images, settings: CropSettings) -> Iterator[InputMeasurement]:
     """What one core needs for each step of a crop."""
-    import cv2
-
-    from listwise.data import load_image, random_crop
-
     threads = cv2.getNumThreads()
     cv2.setNumThreads(0)
     try:
@@ -112,8 +118,8 @@ def _steps(images: "Images", settings: CropSettings) -> Iterator[Row]:
         cropping = _core_ms(crop, len(paths))
     finally:
         cv2.setNumThreads(threads)
-    yield Row("decode", 1, None, decoding)
-    yield Row("crop and colour", 1, None, cropping)
+    yield InputMeasurement("decode", 1, None, decoding)
+    yield InputMeasurement("crop and colour", 1, None, cropping)
 
 
 def _core_ms(step: Callable[[int], object], count: int) -> float:
@@ -127,13 +133,10 @@ def _core_ms(step: Callable[[int], object], count: int) -> float:
     return 1e3 * min(rounds) / count
 
 
-def _loaded(images: "Images", settings: CropSettings, workers: int, device: str = "cpu") -> Row:
+def _loaded(
+    images: Images, settings: CropSettings, workers: int, device: str = "cpu"
+) -> InputMeasurement:
     """Crops a second as the trainer gets them."""
-    import torch
-
-    from listwise.data import CropDataset, LabelledImages
-    from listwise.training.loading import load_batches
-
     labels = np.zeros(len(images), dtype=np.int64)
     labelled = LabelledImages(images.paths, images.ids, images.boxes, labels, ("all",), None)
     batch = max(16, 64 * workers)
@@ -146,37 +149,36 @@ def _loaded(images: "Images", settings: CropSettings, workers: int, device: str 
     )
     with closing(batches):
         next(batches)
-        start = time.perf_counter()
-        crops = sum(len(found.images) for found in batches)
-        seconds = time.perf_counter() - start
+        seconds, crops = timed(lambda: sum(len(found.images) for found in batches))
     if device != "cpu":
-        return Row("decode and augment on the GPU", 0, crops / seconds, None)
-    return Row(
-        "decode and augment", workers, crops / seconds, 1e3 * seconds * max(1, workers) / crops
-    )
+        return InputMeasurement("decode and augment on the GPU", 0, crops / seconds, None)
+    core_ms = 1e3 * seconds * max(1, workers) / crops
+    return InputMeasurement("decode and augment", workers, crops / seconds, core_ms)
 
 
-def _gpu(images: "Images", settings: CropSettings, device: str, cores: int) -> Iterator[Row]:
+def _gpu(
+    images: Images, settings: CropSettings, device: str, cores: int
+) -> Iterator[InputMeasurement]:
     """Whole photos a second by the GPU's decoder, in batches, and crops of them."""
     step = "decode on the GPU (nvJPEG)"
     try:
-        import torch
         from torchvision.io import ImageReadMode, decode_jpeg
 
         contents = [
             torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
             for path in images.paths[:64]
         ]
-        for _ in range(2):  # the first time sets it up
-            torch.cuda.synchronize(device)
-            start = time.perf_counter()
+
+        def decode() -> None:
             for _ in range(BATCHES):
                 decode_jpeg(contents, mode=ImageReadMode.RGB, device=device)
             torch.cuda.synchronize(device)
-            seconds = time.perf_counter() - start
+
+        decode()  # the first time sets it up
+        seconds, _ = timed(decode)
     except (ImportError, RuntimeError, OSError) as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        yield Row(step, 0, None, None, reason)
+        yield InputMeasurement(step, 0, None, None, reason)
         return
-    yield Row(step, 0, BATCHES * len(contents) / seconds, None)
+    yield InputMeasurement(step, 0, BATCHES * len(contents) / seconds, None)
     yield _loaded(images, settings, cores, device)

@@ -3,17 +3,22 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.benchmarks.measure import timed
+from listwise.benchmarks.table import Column
+from listwise.data.toy.photo import draw_view, take_photo
 from listwise.errors import InputError
 from listwise.local.asmk import ALPHA, ASSIGNMENTS, TAU
 from listwise.local.asmk_index import AsmkIndex
 from listwise.local.codebook import WORDS, Codebook, CodebookInfo
+from listwise.local.features import hessian_affine
 from listwise.local.postings import Postings, map_postings
 
 DIM = 128
@@ -28,7 +33,7 @@ Words = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Row:
+class LocalMeasurement:
     """One step's cost here and in the package: the smaller the better.
 
     `figures` are the shares and differences found while measuring.
@@ -41,9 +46,24 @@ class Row:
     skipped: str | None = None
     figures: dict[str, float] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
+    @property
+    def ratio(self) -> float | None:
+        """How many times as much the package costs."""
+        return None if self.asmk is None else self.asmk / self.listwise
+
+
+def _figures_text(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2g}" for name, value in figures.items())
+
+
+COLUMNS = (
+    Column("step", "step"),
+    Column("unit", "unit"),
+    Column("listwise", "listwise", "{:,.4g}"),
+    Column("asmk", "asmk", "{:,.4g}"),
+    Column("ratio", "ratio", "{:.1f} ×"),
+    Column("found", "figures", _figures_text),
+)
 
 
 class MadePhotos:
@@ -201,7 +221,7 @@ def run(
     words: int = WORDS,
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
-) -> Iterator[Row]:
+) -> Iterator[LocalMeasurement]:
     """Measure each step in both ways, one after the other.
 
     Args:
@@ -209,12 +229,12 @@ def run(
         features: of a photo.
         words: in the codebook.
         folder: where the index is written for a while; the system's temporary one if None.
-        on_start: told what begins.
+        on_start: called with what begins.
     """
     if photos < SAMPLE or features < 1:
         raise InputError(f"the benchmark needs {SAMPLE} photos of one feature at least")
     on_start("extracting features")
-    yield extraction_row()
+    yield measure_extraction()
     on_start("making descriptors")
     made = MadePhotos(words, features)
     try:
@@ -222,81 +242,71 @@ def run(
     except ModuleNotFoundError:
         package = None
     on_start("looking up words")
-    yield word_row(made, package)
+    yield measure_words(made, package)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         place = Path(name) / "index"
         on_start(f"indexing {photos:,} photos")
-        yield build_row(build(place, photos, made) / photos, made, package)
+        yield measure_indexing(build(place, photos, made) / photos, made, package)
         on_start("searching")
-        yield from query_rows(AsmkIndex.open(place), made, package)
+        yield from measure_queries(AsmkIndex.open(place), made, package)
 
 
-def extraction_row() -> Row:
+def measure_extraction() -> LocalMeasurement:
     """A photo's features, which the package does not make."""
-    from listwise.data.toy.photo import draw_view, take_photo
-    from listwise.local.features import hessian_affine
-
     seconds, features = [], []
     for number in range(SAMPLE):
         generator = np.random.default_rng(number)
         photo, _ = take_photo(None, draw_view("easy", generator), generator)
-        start = time.perf_counter()
-        features.append(len(hessian_affine(photo)))
-        seconds.append(time.perf_counter() - start)
+        took, found = timed(partial(hessian_affine, photo))
+        seconds.append(took)
+        features.append(len(found))
     figures = {"features": float(np.mean(features))}
-    return Row("extraction", "ms a photo", 1e3 * _typical(seconds), None, figures=figures)
+    typical = 1e3 * float(np.median(seconds))
+    return LocalMeasurement("extraction", "ms a photo", typical, None, figures=figures)
 
 
-def word_row(made: MadePhotos, package: Package | None) -> Row:
+def measure_words(made: MadePhotos, package: Package | None) -> LocalMeasurement:
     """The words of a photo's descriptors, one each, as they are needed for indexing."""
     made.codebook.assign(made.unknown(1, 1))  # prepares itself at first use
     ours, theirs, same = [], [], []
     for number in range(1, 1 + SAMPLE):
         rows = made.unknown(number, made.features)
-        start = time.perf_counter()
-        found = made.codebook.assign(rows)
-        ours.append(time.perf_counter() - start)
+        took, found = timed(partial(made.codebook.assign, rows))
+        ours.append(took)
         if package is not None:
-            start = time.perf_counter()
-            exact = package.words(rows, 1)
-            theirs.append(time.perf_counter() - start)
+            took, exact = timed(partial(package.words, rows, 1))
+            theirs.append(took)
             same.append((found == exact).mean())
     figures = {"same words": float(np.mean(same))} if same else {}
-    return _row("words", "ms a photo", 1e3 * _typical(ours), _scaled(theirs, 1e3), figures)
+    return _compared("words", "ms a photo", ours, theirs, figures)
 
 
-def build_row(seconds: float, made: MadePhotos, package: Package | None) -> Row:
+def measure_indexing(seconds: float, made: MadePhotos, package: Package | None) -> LocalMeasurement:
     """A photo's residuals summed, binarised and put into the inverted file."""
     theirs = []
     if package is not None:
         some = [made.known(number) for number in range(SAMPLE)]
-        start = time.perf_counter()
-        package.build(some)
-        theirs.append((time.perf_counter() - start) / SAMPLE)
-    return _row("index", "ms a photo", 1e3 * seconds, _scaled(theirs, 1e3), {})
+        theirs.append(timed(partial(package.build, some))[0] / SAMPLE)
+    return _compared("index", "ms a photo", [seconds], theirs, {})
 
 
-def query_rows(index: AsmkIndex, made: MadePhotos, package: Package | None) -> Iterator[Row]:
+def measure_queries(
+    index: AsmkIndex, made: MadePhotos, package: Package | None
+) -> Iterator[LocalMeasurement]:
     """A query with its words, from descriptors to scores, and the memory of what is searched."""
-    size = index.info()["bytes_per_photo"]
     file, held = None, None
     if package is not None:
-        parts = [map_postings(path) for path in sorted(index.folder.glob("segment-*"))]
-        file = package.take(parts)
-        held = sum(
-            part.nbytes for part in (*file.ivf_vecs, *file.ivf_image_ids) if part is not None
-        )
-        held = (held + file.norm_factor.nbytes) / len(index)
+        file = package.take([map_postings(path) for path in sorted(index.folder.glob("segment-*"))])
+        parts = (*file.ivf_vecs, *file.ivf_image_ids, file.norm_factor)
+        held = sum(part.nbytes for part in parts if part is not None) / len(index)
     ours, theirs, apart, own = [], [], [], []
     for number in range(QUERIES):
         rows = made.query(number * len(index) // QUERIES)
-        start = time.perf_counter()
-        scores, ids = index.search(rows, len(index))
-        ours.append(time.perf_counter() - start)
+        took, (scores, ids) = timed(partial(index.search, rows, len(index)))
+        ours.append(took)
         if package is not None:
-            start = time.perf_counter()
-            found = package.search(file, rows)
-            theirs.append(time.perf_counter() - start)
+            took, found = timed(partial(package.search, file, rows))
+            theirs.append(took)
             numbers = [int(name) for name in ids]
             own.append(np.abs(found[numbers] - scores).max())
             given = package.search(file, rows, made.codebook.assign)
@@ -307,17 +317,21 @@ def query_rows(index: AsmkIndex, made: MadePhotos, package: Package | None) -> I
             "scores apart, same words": float(max(apart)),
             "scores apart, own words": float(max(own)),
         }
-    yield _row("query", "ms", 1e3 * _typical(ours), _scaled(theirs, 1e3), figures)
-    yield _row("memory", "bytes a photo", size, held, {})
+    yield _compared("query", "ms", ours, theirs, figures)
+    skipped = None if package else NOT_INSTALLED
+    size = index.info()["bytes_per_photo"]
+    yield LocalMeasurement("memory", "bytes a photo", size, held, skipped)
 
 
-def _row(step: str, unit: str, ours: float, theirs: float | None, figures: dict[str, float]) -> Row:
-    return Row(step, unit, ours, theirs, NOT_INSTALLED if theirs is None else None, figures)
-
-
-def _typical(seconds: Sequence[float]) -> float:
-    return float(np.median(seconds))
-
-
-def _scaled(seconds: Sequence[float], factor: float) -> float | None:
-    return factor * _typical(seconds) if seconds else None
+def _compared(
+    step: str,
+    unit: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    figures: dict[str, float],
+) -> LocalMeasurement:
+    """The milliseconds of a step in both ways, from seconds, or in one if `theirs` is empty."""
+    typical = 1e3 * float(np.median(ours))
+    if not theirs:
+        return LocalMeasurement(step, unit, typical, None, NOT_INSTALLED, figures)
+    return LocalMeasurement(step, unit, typical, 1e3 * float(np.median(theirs)), None, figures)

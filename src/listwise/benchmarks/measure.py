@@ -6,110 +6,108 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+T = TypeVar("T")
 Call = Callable[[], object]
+
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of the fastest of a few runs, and the most memory the call added, in bytes."""
+    """Seconds of the fastest of a few calls, the memory a call added, and what it returned."""
 
     seconds: float
     extra_bytes: int
+    result: Any = None
 
 
 class DoesNotFit(Exception):
-    """The call needs more memory than it was allowed."""
+    """The call needs more memory than there is."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"does not fit in {limit / 1e9:.0f} GB")
 
 
-def measure(make_call: Callable[..., Call], *arguments: object, memory_limit: int) -> Measurement:
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """The seconds that a call takes, and what it returns."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """The 50th and the 99th percentile, in milliseconds."""
+    p50, p99 = (float(1000 * np.percentile(seconds, p)) for p in (50, 99))
+    return p50, p99
+
+
+def run_alone(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a fresh process; it is importable by name, its arguments picklable."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def measure(
+    make_call: Callable[..., Call], *arguments: object, memory_limit: int | None = None
+) -> Measurement:
     """Run `make_call(*arguments)()` in a fresh process under a memory limit, and measure it.
 
     Args:
         make_call: prepares inputs and returns the call to measure; importable by name.
         arguments: what it is given; picklable.
-        memory_limit: bytes the process may hold.
+        memory_limit: bytes that the process may hold; most of what is free by default.
 
     Raises:
-        DoesNotFit: if the call hit the limit.
-        RuntimeError: if it raised anything else; the message names that.
+        DoesNotFit: if the call reached the limit; other errors are those of the call.
     """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, make_call, arguments, memory_limit))
-    process.start()
-    sender.close()
+    limit = int(available_memory() * 0.9) if memory_limit is None else memory_limit
     try:
-        answer = receiver.recv()
-    except EOFError:
-        answer = "killed"  # by the system, for memory
-    process.join()
-    if isinstance(answer, Measurement):
-        return answer
-    if answer in ("memory", "killed"):
-        raise DoesNotFit
-    raise RuntimeError(answer)
+        return run_alone(_measure_here, make_call, arguments, limit)
+    except (MemoryError, BrokenProcessPool) as error:  # the system kills what takes too much
+        raise DoesNotFit(limit) from error
 
 
-def _child(sender: Any, make_call: Callable[..., Call], arguments: Any, limit: int) -> None:
-    try:
-        call = make_call(*arguments)
-        if sys.platform == "linux":
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        sender.send(_measure_here(call))
-    except MemoryError:
-        sender.send("memory")
-    except Exception as error:
-        out_of_memory = "allocate memory" in str(error) or "out of memory" in str(error)
-        sender.send("memory" if out_of_memory else repr(error))
-
-
-def _measure_here(call: Call) -> Measurement:
+def _measure_here(make_call: Callable[..., Call], arguments: Any, limit: int) -> Measurement:
+    call = make_call(*arguments)
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     gc.collect()
-    before = _memory_now()
-    _forget_peak()
-    start = time.perf_counter()
-    call()
-    seconds = time.perf_counter() - start
-    extra = max(0, _memory_peak() - before)
-    # A first run also pays for pages and thread pools: repeat what is quick.
-    for _ in range(3 if seconds < 5 else 1 if seconds < 20 else 0):
-        start = time.perf_counter()
-        call()
-        seconds = min(seconds, time.perf_counter() - start)
-    return Measurement(seconds, extra)
+    before = _memory("VmRSS")
+    if _STATUS.exists():
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    try:
+        seconds, result = timed(call)
+        extra = max(0, _memory("VmHWM") - before)
+        # A first run also pays for pages and thread pools: repeat what is quick.
+        for _ in range(3 if seconds < 5 else 1 if seconds < 20 else 0):
+            again, result = timed(call)
+            seconds = min(seconds, again)
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has no error of its own for this on the CPU.
+        lacks_memory = "allocate memory" in str(error) or "out of memory" in str(error)
+        if lacks_memory or isinstance(error, MemoryError):
+            raise MemoryError from None
+        raise
+    return Measurement(seconds, extra, result)
 
 
-def _memory_now() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        return _status_bytes(status, "VmRSS")
-    return _memory_peak()
-
-
-def _memory_peak() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        return _status_bytes(status, "VmHWM")
+def _memory(field: str) -> int:
+    """Bytes of this process, now (VmRSS) or at most (VmHWM); elsewhere than on Linux the latter."""
+    if _STATUS.exists():
+        lines = _STATUS.read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _forget_peak() -> None:
-    clear = Path("/proc/self/clear_refs")
-    if clear.exists():
-        clear.write_text("5")
-
-
-def _status_bytes(status: Path, field: str) -> int:
-    for line in status.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{status} has no {field}")
 
 
 def available_memory() -> int:
@@ -122,7 +120,7 @@ def available_memory() -> int:
     return free_bytes(torch.device("cpu"))
 
 
-def machine(device: str = "cpu") -> str:
+def describe_machine(device: str = "cpu") -> str:
     """This machine in a few words, with its GPU if that is the device or "auto" finds one."""
     import torch
 

@@ -1,20 +1,20 @@
-"""Search in an index beside other engines, and the server with many clients."""
+"""Search in an index beside other engines."""
 
-import multiprocessing
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.benchmarks.measure import percentiles, run_alone, timed
+from listwise.benchmarks.table import Column
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.search import Entry, IndexHeader, NewEntries, create_store, exact_search, open_store
+from listwise.search.entries import entry_key
 from listwise.search.store import SearchIntent
 
 SIZES = (100_000, 1_000_000)
@@ -23,14 +23,13 @@ QUERIES = 256
 ALONE = 100  # of them asked one at a time
 ROWS = 8192
 EXACT_FROM = 200_000  # larger databases are compared with exact search alone
-CLIENTS = (1, 8, 64)
 
 Vectors = NDArray[np.float32]
 Ask = Callable[[Vectors], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Row:
+class SearchMeasurement:
     """A way to search among so many descriptors: recall@10, queries a second, milliseconds.
 
     `per_second` is of all queries at once, the percentiles of one at a time. `ready` are the
@@ -46,24 +45,17 @@ class Row:
     ready: float
     note: str = ""
 
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
 
-
-@dataclass(frozen=True)
-class ServerRow:
-    """So many clients that search with photos at once: answers a second, milliseconds, refusals."""
-
-    clients: int
-    per_second: float
-    p50: float
-    p99: float
-    refused: int
-
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
+COLUMNS = (
+    Column("entries", "entries", "{:,}"),
+    Column("method", "method"),
+    Column("recall@10", "recall", "{:.3f}"),
+    Column("queries/s", "per_second", "{:.1f}"),
+    Column("p50 ms", "p50", "{:.1f}"),
+    Column("p99 ms", "p99", "{:.1f}"),
+    Column("ready s", "ready", "{:.1f}"),
+    Column("how", "note"),
+)
 
 
 def write_descriptors(folder: Path, count: int, dim: int) -> None:
@@ -124,10 +116,7 @@ def faiss_flat(folder: Path) -> tuple[Ask, str]:
 
 def listwise_index(folder: Path, intent: SearchIntent) -> tuple[Ask, str]:
     """Our index, tuned for an intent beforehand; what is measured opens it anew."""
-    from listwise.search.entries import entry_key
-
-    count = len(np.load(folder / "database.npy", mmap_mode="r"))
-    places = {entry_key(str(i)): i for i in range(count)}
+    places = _places(folder)
     with open_store(folder / "index") as index:
         tuned = index.tune(intent)
     opened = open_store(folder / "index")
@@ -154,12 +143,9 @@ def lancedb_index(folder: Path) -> tuple[Ask, str]:
     """LanceDB's own search in the table of our index, with its usual IVF-PQ index."""
     import lancedb
 
-    from listwise.search.entries import entry_key
-
     table = lancedb.connect(folder / "index").open_table("entries")
     table.create_index(metric="dot", vector_column_name="descriptor", replace=True)
-    count = len(np.load(folder / "database.npy", mmap_mode="r"))
-    places = {entry_key(str(i)): i for i in range(count)}
+    places = _places(folder)
 
     def ask(queries: Vectors) -> NDArray[np.int64]:
         found = []
@@ -171,6 +157,12 @@ def lancedb_index(folder: Path) -> tuple[Ask, str]:
         return np.array(found)
 
     return ask, "IVF-PQ, refine factor 10"
+
+
+def _places(folder: Path) -> dict[int, int]:
+    """The row of each entry's key."""
+    count = len(np.load(folder / "database.npy", mmap_mode="r"))
+    return {entry_key(str(row)): row for row in range(count)}
 
 
 def hnswlib_index(folder: Path) -> tuple[Ask, str]:
@@ -197,28 +189,25 @@ METHODS: dict[str, Callable[[Path], tuple[Ask, str]]] = {
 LARGE = ("FAISS flat", "listwise, exact", "listwise, compressed")
 
 
-def measure_method(folder: Path, method: str) -> Row:
+def measure_method(folder: Path, method: str) -> SearchMeasurement:
     """Time one way to search; run in a process of its own."""
     queries = np.load(folder / "queries.npy")
     truth = np.load(folder / "truth.npy")
-    start = time.perf_counter()
-    ask, note = METHODS[method](folder)
-    ask(queries[:1])
-    ready = time.perf_counter() - start
+    opening, (ask, note) = timed(lambda: METHODS[method](folder))
+    first, _ = timed(lambda: ask(queries[:1]))
     ask(queries[:16])
-    started = time.perf_counter()
-    found = ask(queries)
-    whole = time.perf_counter() - started
-    seconds = []
-    for query in queries[:ALONE]:
-        started = time.perf_counter()
-        ask(query[None])
-        seconds.append(time.perf_counter() - started)
+    whole, found = timed(lambda: ask(queries))
+    seconds = [timed(partial(ask, query[None]))[0] for query in queries[:ALONE]]
     hits = [len(set(a) & set(b)) / K for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
-    count = len(np.load(folder / "database.npy", mmap_mode="r"))
-    p50, p99 = (float(1000 * np.percentile(seconds, p)) for p in (50, 99))
-    recall = float(np.mean(hits))
-    return Row(count, method, recall, len(queries) / whole, p50, p99, ready, note)
+    return SearchMeasurement(
+        len(np.load(folder / "database.npy", mmap_mode="r")),
+        method,
+        float(np.mean(hits)),
+        len(queries) / whole,
+        *percentiles(seconds),
+        opening + first,
+        note,
+    )
 
 
 def run(
@@ -226,137 +215,27 @@ def run(
     dim: int = 2048,
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
-) -> Iterator[Row]:
+) -> Iterator[SearchMeasurement]:
     """Search descriptors made by code, in databases of each size, by each method.
 
     Args:
         sizes: descriptors in the database; from 200,000 up only exact and compressed search.
         dim: dimensions of a descriptor.
         folder: where they lie for a while (16 kB each at 2048 dimensions).
-        on_start: told what begins.
+        on_start: called with what begins.
     """
     if min(sizes) < 1000:
-        raise InputError("give sizes of 1000 descriptors or more")
+        raise InputError("`sizes` must be 1000 descriptors or more")
     for size in sorted(sizes):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             place = Path(name)
             on_start(f"making {size:,} descriptors")
             write_descriptors(place, size, dim)
             on_start(f"putting {size:,} descriptors into an index")
-            _alone(write_index, place)
+            run_alone(write_index, place)
             for method in LARGE if size >= EXACT_FROM else METHODS:
                 on_start(f"{method} among {size:,}")
                 try:
-                    yield _alone(measure_method, place, method)
+                    yield run_alone(measure_method, place, method)
                 except ModuleNotFoundError:
                     on_start(f"{method} is left out: it is not installed")
-
-
-def run_server(
-    clients: Sequence[int] = CLIENTS, photos: int = 200, side: int = 256, seconds: float = 10.0
-) -> Iterator[ServerRow]:
-    """Search by photo through a server on this machine, with so many clients at once.
-
-    The clients run on the same cores as the server. The network is tf_efficientnet_lite0 with
-    random weights, the photos are JPEG files of noise, `side` pixels on the long side.
-    """
-    import io
-    import subprocess
-    import sys
-
-    import httpx
-    from PIL import Image
-
-    from listwise.data import read_images
-    from listwise.descriptors import load_model
-    from listwise.models import RetrievalNet
-    from listwise.search import add_photos, header_of
-
-    rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        (place / "photos").mkdir()
-        uploads = []
-        for number in range(photos):
-            pixels = rng.integers(0, 255, (12, 16, 3)).astype(np.uint8)
-            photo = Image.fromarray(pixels).resize((side, side * 3 // 4))
-            photo.save(place / "photos" / f"{number}.jpg")
-            file = io.BytesIO()
-            photo.save(file, "JPEG")
-            uploads.append(file.getvalue())
-        RetrievalNet("tf_efficientnet_lite0", weights="random").save(place / "model")
-        model = load_model(place / "model")
-        with create_store(place / "index", header_of(model, place / "model")) as index:
-            add_photos(index, model, read_images(place / "photos"))
-        port = _free_port()
-        command = [sys.executable, "-m", "listwise", "serve", str(place / "index")]
-        server = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        address = f"http://127.0.0.1:{port}"
-        try:
-            _wait(address, server)
-            for count in clients:
-                yield _clients(httpx, address, uploads, count, seconds)
-        finally:
-            server.terminate()
-            server.wait()
-
-
-def _clients(
-    httpx: Any, address: str, uploads: list[bytes], count: int, seconds: float
-) -> ServerRow:
-    end = time.perf_counter() + seconds
-
-    def one(number: int) -> tuple[list[float], int]:
-        times, refused, turn = [], 0, number
-        with httpx.Client(base_url=address, timeout=60) as client:
-            while time.perf_counter() < end:
-                files = {"photos": ("photo.jpg", uploads[turn % len(uploads)], "image/jpeg")}
-                started = time.perf_counter()
-                answer = client.post("/api/search", files=files)
-                if answer.status_code == 503:
-                    refused += 1
-                    time.sleep(0.05)
-                else:
-                    answer.raise_for_status()
-                    times.append(time.perf_counter() - started)
-                turn += count
-        return times, refused
-
-    started = time.perf_counter()
-    with ThreadPoolExecutor(count) as pool:
-        found = list(pool.map(one, range(count)))
-    took = time.perf_counter() - started
-    times = [one for each, _ in found for one in each]
-    p50, p99 = (float(1000 * np.percentile(times, p)) for p in (50, 99))
-    return ServerRow(count, len(times) / took, p50, p99, sum(refused for _, refused in found))
-
-
-def _wait(address: str, server: Any) -> None:
-    import httpx
-
-    end = time.monotonic() + 60
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            if httpx.get(f"{address}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise InputError("the server did not start: listwise serve says why")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _alone(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()

@@ -1,28 +1,31 @@
 """A whole training step at the paper's setting: images a second, and how far the limit is."""
 
+import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from listwise.benchmarks.limits import PASSES, Limits, measure_limits, synchronized_time
+from listwise.benchmarks.table import Column
 from listwise.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from listwise.models import RetrievalNet
-    from listwise.training import MultistageStep
-    from listwise.training.forward import Forward
+from listwise.losses import QuantizedAPLoss
+from listwise.machine import Machine
+from listwise.models import RetrievalNet
+from listwise.training import MultistageStep
+from listwise.training.forward import Forward
+from listwise.training.memory import free_bytes
 
 ITERATIONS = 200  # of the paper's run
 CLASS_SIZE = 4
 CHECKED = 16  # images of the batch on which gradients are compared
 FOLD_SIDE = 128  # their side in float64
 FOLD_TOLERANCE = 1e-8
-# Descriptors of a batch are computed twice and backpropagated once, at twice a forward's work.
-PASSES = 4
 
 SINGLE = "float32, one image at a time"
 AUTOCAST = "bfloat16 autocast"
@@ -32,26 +35,7 @@ METHODS = (SINGLE, AUTOCAST, FOLDED, COMPILED)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What this machine reaches on plain work, and what an image costs, at the least.
-
-    Attributes:
-        flops: operations a second of a large bfloat16 matrix product.
-        bandwidth: bytes a second of a large copy, read and written.
-        image_flops: operations of a forward of one image.
-        image_bytes: bytes that its convolutions read and write, in bfloat16.
-        images: images a second of a step whose every convolution ran at one of the two limits.
-    """
-
-    flops: float
-    bandwidth: float
-    image_flops: float
-    image_bytes: float
-    images: float
-
-
-@dataclass(frozen=True)
-class Row:
+class StepMeasurement:
     """One way to do the step, or why it was skipped; rates are images a second.
 
     Attributes:
@@ -72,23 +56,32 @@ class Row:
     """
 
     method: str
-    measured: int = 0
-    forward: float = 0.0
-    both: float = 0.0
-    step: float = 0.0
-    ratio: float = 0.0
-    minutes: float = 0.0
-    peak_bytes: int = 0
-    tflops: float = 0.0
-    gigabytes: float = 0.0
-    of_limit: float = 0.0
-    gradient_error: float = 0.0
-    first_seconds: float = 0.0
+    measured: int | None = None
+    forward: float | None = None
+    both: float | None = None
+    step: float | None = None
+    ratio: float | None = None
+    minutes: float | None = None
+    peak_bytes: int | None = None
+    tflops: float | None = None
+    gigabytes: float | None = None
+    of_limit: float | None = None
+    gradient_error: float | None = None
+    first_seconds: float | None = None
     skipped: str | None = None
 
-    def as_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return asdict(self)
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("forward /s", "forward", "{:,.0f}"),
+    Column("with backward /s", "both", "{:,.0f}"),
+    Column("step /s", "step", "{:,.1f}"),
+    Column("ratio", "ratio", "{:.1f} ×"),
+    Column("200 steps", "minutes", "{:,.1f} min"),
+    Column("GPU memory", "peak_bytes", "{:.0f} GB", 1e-9),
+    Column("of the limit", "of_limit", "{:.0%}"),
+    Column("gradient off by", "gradient_error", "{:.1g}"),
+)
 
 
 def run(
@@ -98,7 +91,7 @@ def run(
     batch: int = 4096,
     micro_batch: int = 128,
     updates: int = 1,
-) -> Iterator[Row]:
+) -> Iterator[StepMeasurement]:
     """Measure the step in each way; crops come from memory.
 
     Args:
@@ -109,11 +102,6 @@ def run(
         micro_batch: images whose graph is held at once.
         updates: steps to time, after those that warm up.
     """
-    import torch
-
-    from listwise.machine import Machine
-    from listwise.training.memory import free_bytes
-
     if batch < 2 * CHECKED or batch % CLASS_SIZE:
         raise InputError(f"a batch must be a multiple of {CLASS_SIZE}, {2 * CHECKED} at the least")
     place = torch.device(Machine.detect(device).device)
@@ -132,28 +120,28 @@ def run(
         single: float | None = None
         for method in METHODS:
             if method == COMPILED and not gpu:
-                yield Row(method, skipped="compiled on a GPU only")
+                yield StepMeasurement(method, skipped="compiled on a GPU only")
                 continue
             count = {SINGLE: min(batch, 64), COMPILED: batch}.get(method, min(batch, 512))
             step = make_step(method, net, micro_batch)
             row = measure_step(step, method, images[:count], labels[:count], updates, limits, plain)
+            assert row.step is not None
             single = single or row.step
-            yield _with(row, ratio=row.step / single, minutes=ITERATIONS * batch / row.step / 60)
+            minutes = ITERATIONS * batch / row.step / 60
+            yield replace(row, ratio=row.step / single, minutes=minutes)
             del step
 
 
 def measure_step(
-    step: "MultistageStep",
+    step: MultistageStep,
     method: str,
-    images: "Tensor",
-    labels: "Tensor",
+    images: Tensor,
+    labels: Tensor,
     updates: int,
     limits: Limits,
-    plain: "Tensor",
-) -> Row:
+    plain: Tensor,
+) -> StepMeasurement:
     """Time a step and its two kinds of passes; images [B, 3, H, W] and labels [B] in memory."""
-    import torch
-
     device = step.forward().device
     gpu = device.type == "cuda"
     if gpu:
@@ -169,7 +157,7 @@ def measure_step(
     both = passes(step.forward(), images, step.micro_batch, repeats, backward=True)
     error = gradient_error(step, images[:CHECKED], labels[:CHECKED], plain)
     rate = whole_steps(step, images, labels, updates)
-    return Row(
+    return StepMeasurement(
         method,
         measured=len(images),
         forward=forward,
@@ -185,14 +173,12 @@ def measure_step(
 
 
 def passes(
-    forward: "Forward", images: "Tensor", micro_batch: int, repeats: int, *, backward: bool
+    forward: Forward, images: Tensor, micro_batch: int, repeats: int, *, backward: bool
 ) -> float:
     """Images a second through the network, a few micro-batches of [B, 3, H, W] in turn."""
-    import torch
-
     crops = torch.split(images[: repeats * micro_batch].to(forward.device), micro_batch)
     forward.refresh()
-    started = _now(forward.device)
+    started = synchronized_time(forward.device)
     count = 0
     with torch.set_grad_enabled(backward):
         for crop in crops:
@@ -200,16 +186,14 @@ def passes(
             if backward:
                 forward.backward(descriptors, descriptors.detach())
             count += len(crop)
-    seconds = _now(forward.device) - started
+    seconds = synchronized_time(forward.device) - started
     forward.give_gradients()
     forward.net.zero_grad()
     return count / seconds
 
 
-def whole_steps(step: "MultistageStep", images: "Tensor", labels: "Tensor", updates: int) -> float:
+def whole_steps(step: MultistageStep, images: Tensor, labels: Tensor, updates: int) -> float:
     """Images a second of steps with Adam's updates; images [B, 3, H, W] wherever they lie."""
-    import torch
-
     device = step.forward().device
     state = {name: value.clone() for name, value in step.net.state_dict().items()}
     optimizer = torch.optim.Adam(step.net.parameters(), lr=1e-6, fused=device.type == "cuda")
@@ -218,22 +202,19 @@ def whole_steps(step: "MultistageStep", images: "Tensor", labels: "Tensor", upda
     first_loss(step, images, labels)
     for timed in (False, True):
         count = len(images) if timed else small
-        started = _now(device)
+        started = synchronized_time(device)
         for _ in range(updates if timed else 1):
             optimizer.zero_grad(set_to_none=True)
             step(images[:count], labels[:count])
             optimizer.step()
-        seconds = _now(device) - started
+        seconds = synchronized_time(device) - started
     step.net.load_state_dict(state)
     step.net.zero_grad()
     return updates * len(images) / seconds
 
 
-def first_loss(step: "MultistageStep", images: "Tensor", labels: "Tensor") -> None:
+def first_loss(step: MultistageStep, images: Tensor, labels: Tensor) -> None:
     """The loss and its gradient of as many descriptors as there are images, of any values."""
-    import torch
-    import torch.nn.functional as F
-
     forward = step.forward()
     with torch.no_grad():
         dim = forward.uncompiled(images[:1]).shape[1]
@@ -242,13 +223,8 @@ def first_loss(step: "MultistageStep", images: "Tensor", labels: "Tensor") -> No
     torch.autograd.backward(step.loss(descriptors, labels.to(forward.device)))
 
 
-def make_step(method: str, net: "RetrievalNet", micro_batch: int) -> "MultistageStep":
+def make_step(method: str, net: RetrievalNet, micro_batch: int) -> MultistageStep:
     """The step that a method stands for."""
-    import torch
-
-    from listwise.losses import QuantizedAPLoss
-    from listwise.training import MultistageStep
-
     if method == SINGLE:
         return MultistageStep(net, QuantizedAPLoss(), 1)
     if method == AUTOCAST:
@@ -262,16 +238,15 @@ def make_step(method: str, net: "RetrievalNet", micro_batch: int) -> "Multistage
     )
 
 
-def under_autocast(net: "nn.Module") -> "nn.Module":
+def under_autocast(net: nn.Module) -> nn.Module:
     """The network as one runs it in bfloat16 without further ado, channels last."""
-    import torch
 
     class UnderAutocast(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = net
 
-        def forward(self, images: "Tensor") -> "Tensor":
+        def forward(self, images: Tensor) -> Tensor:
             images = images.contiguous(memory_format=torch.channels_last)
             with torch.autocast(images.device.type, torch.bfloat16):
                 descriptors: Tensor = self.net(images)
@@ -280,13 +255,8 @@ def under_autocast(net: "nn.Module") -> "nn.Module":
     return UnderAutocast()
 
 
-def make_net(backbone: str, size: int, device: "torch.device") -> "RetrievalNet":
+def make_net(backbone: str, size: int, device: torch.device) -> RetrievalNet:
     """A network with random weights whose batch norms have seen images, as trained ones have."""
-    import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    from listwise.models import RetrievalNet
-
     torch.manual_seed(0)
     net = RetrievalNet(backbone, weights="random").to(device)
     for norm in [module for module in net.modules() if isinstance(module, _BatchNorm)]:
@@ -303,11 +273,8 @@ def make_net(backbone: str, size: int, device: "torch.device") -> "RetrievalNet"
     return net.train()
 
 
-def make_batch(batch: int, size: int, pinned: bool = False) -> tuple["Tensor", "Tensor"]:
+def make_batch(batch: int, size: int, pinned: bool = False) -> tuple[Tensor, Tensor]:
     """Crops uint8 [B, 3, size, size] of coarse patterns, alike within a class, and labels [B]."""
-    import torch
-    import torch.nn.functional as F
-
     generator = torch.Generator().manual_seed(0)
     kinds = min(batch, 64)  # the same again with other noise: drawing takes longer than the step
     labels = torch.arange(batch) // CLASS_SIZE
@@ -326,20 +293,14 @@ def make_batch(batch: int, size: int, pinned: bool = False) -> tuple["Tensor", "
     return images, labels
 
 
-def plain_gradient(net: "RetrievalNet", images: "Tensor", labels: "Tensor") -> "Tensor":
+def plain_gradient(net: RetrievalNet, images: Tensor, labels: Tensor) -> Tensor:
     """The gradient by one backward of the whole batch, all parameters in one vector."""
-    import torch
-
-    from listwise.losses import QuantizedAPLoss
-
     net.zero_grad()
     torch.autograd.backward(QuantizedAPLoss()(net(images), labels))
     return _gradient(net)
 
 
-def gradient_error(
-    step: "MultistageStep", images: "Tensor", labels: "Tensor", plain: "Tensor"
-) -> float:
+def gradient_error(step: MultistageStep, images: Tensor, labels: Tensor, plain: Tensor) -> float:
     """Relative distance of a step's gradient on a small batch to the plain one."""
     step.net.zero_grad()
     step(images, labels)
@@ -347,96 +308,25 @@ def gradient_error(
     return float((_gradient(step.net) - plain).norm() / plain.norm().clamp(min=1e-9))
 
 
-def fold_error(net: "RetrievalNet", images: "Tensor", labels: "Tensor") -> float:
+def fold_error(net: RetrievalNet, images: Tensor, labels: Tensor) -> float:
     """Relative distance of the folded step's gradient to the plain one, both in float64."""
-    import copy
-
     wide = copy.deepcopy(net).double()
     plain = plain_gradient(wide, images, labels)
     return gradient_error(make_step(FOLDED, wide, CHECKED // 2), images, labels, plain)
 
 
-def _gradient(net: "nn.Module") -> "Tensor":
-    import torch
-
+def _gradient(net: nn.Module) -> Tensor:
     gradient = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
     net.zero_grad()
     return gradient
 
 
-def measure_limits(net: "RetrievalNet", size: int, device: "torch.device") -> Limits:
-    """Measure the machine on plain work, and count what the network's convolutions do."""
-    import torch
-
-    gpu = device.type == "cuda"
-    side = 8192 if gpu else 256
-    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    flops = 2 * side**3 / seconds_of(lambda: a @ b, device)
-    source = torch.empty(2**31 if gpu else 2**24, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
-    costs = convolution_costs(net, size)
-    seconds = sum(PASSES * max(work / flops, moved / bandwidth) for work, moved in costs)
-    return Limits(
-        flops,
-        bandwidth,
-        sum(work for work, _ in costs),
-        sum(moved for _, moved in costs),
-        1 / seconds,
-    )
-
-
-def convolution_costs(net: "RetrievalNet", size: int) -> list[tuple[float, float]]:
-    """Operations and bytes, in and out in bfloat16, of each convolution for one image."""
-    import copy
-
-    import torch
-
-    costs: list[tuple[float, float]] = []
-
-    def note(module: Any, inputs: tuple["Tensor", ...], output: "Tensor") -> None:
-        weights = module.weight[0].numel()
-        costs.append((2.0 * output.numel() * weights, 2.0 * (inputs[0].numel() + output.numel())))
-
-    still = copy.deepcopy(net).to("meta")  # shapes only
-    for module in still.modules():
-        if isinstance(module, torch.nn.Conv2d):
-            module.register_forward_hook(note)
-    with torch.no_grad():
-        still(torch.empty(1, 3, size, size, device="meta"))
-    return costs
-
-
-def seconds_of(call: Callable[[], object], device: "torch.device", repeats: int = 10) -> float:
-    """The mean of a few runs, after two that warm up."""
-    for _ in range(2):
-        call()
-    started = _now(device)
-    for _ in range(repeats):
-        call()
-    return (_now(device) - started) / repeats
-
-
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Meanwhile float32 convolutions are not rounded to TF32."""
-    import torch
-
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
-
-
-def _now(device: "torch.device") -> float:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _with(row: Row, **changes: float) -> Row:
-    return Row(**{**asdict(row), **changes})

@@ -1,0 +1,32 @@
+"""`listwise benchmark`: the measured comparisons."""
+
+import typer
+
+from listwise.cli import options
+from listwise.cli.benchmark import retrieval, training
+from listwise.cli.benchmark.show import AsJsonLines, show
+
+app = typer.Typer(
+    help="Measure time and memory on this machine, beside the alternatives.",
+    epilog="Examples:\n\nlistwise benchmark\n\nlistwise benchmark loss --sizes 256,1024,4096",
+)
+app.command(epilog=training.LOSS)(training.loss)
+app.command(epilog=training.STEP)(training.step)
+app.command("input", epilog=training.INPUT)(training.input_side)
+app.command(epilog=training.EXTRACTION)(training.extraction)
+app.command(epilog=retrieval.EVALUATION)(retrieval.evaluation)
+app.command(epilog=retrieval.SEARCH)(retrieval.search)
+app.command(epilog=retrieval.SERVER)(retrieval.server)
+app.command(epilog=retrieval.LOCAL)(retrieval.local)
+
+
+@app.callback(invoke_without_command=True)
+def summary(
+    context: typer.Context, device: options.Device = "auto", json: AsJsonLines = False
+) -> None:
+    """Measure loss, training step, input and extraction on this machine, in one table."""
+    if context.invoked_subcommand is None:
+        from listwise.benchmarks import summary as benchmark
+
+        title = "From photos to a training step"
+        show(title, benchmark.COLUMNS, lambda _: benchmark.run(device), json)

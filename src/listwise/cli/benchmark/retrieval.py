@@ -1,0 +1,103 @@
+"""`listwise benchmark evaluation | search | server | local`: what retrieval spends its time on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from listwise.cli import options
+from listwise.cli.benchmark.show import AsJsonLines, show
+
+EVALUATION = "Example:  listwise benchmark evaluation --sizes 100000 --json"
+SEARCH = "Example:  listwise benchmark search --sizes 100000 --json"
+SERVER = "Example:  listwise benchmark server --clients 1,8,64"
+LOCAL = "Example:  listwise benchmark local --photos 1000 --json"
+
+Sizes = Annotated[
+    str, typer.Option(help="Numbers of descriptors in the database, separated by commas.")
+]
+Dim = Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for temporary files: up to 20 GB for a million descriptors. "
+        "[dim]default: the system's[/dim]",
+        exists=True,
+    ),
+]
+
+
+def evaluation(
+    sizes: Sizes = "100000,1000000",
+    dim: Dim = 2048,
+    folder: Folder = None,
+    json: AsJsonLines = False,
+) -> None:
+    """Measure evaluation among distractors: counted ranks beside a sorted score matrix."""
+    from listwise.benchmarks import evaluation as benchmark
+
+    images = options.parse_integers(sizes, "sizes")
+    show(
+        f"{benchmark.QUERIES} queries, C = {dim}, files in the page cache",
+        benchmark.COLUMNS,
+        lambda on_start: benchmark.run(images, dim, folder, on_start),
+        json,
+    )
+
+
+def search(
+    sizes: Sizes = "100000,1000000",
+    dim: Dim = 2048,
+    folder: Folder = None,
+    json: AsJsonLines = False,
+) -> None:
+    """Measure search in an index beside FAISS, hnswlib and LanceDB."""
+    from listwise.benchmarks import search as benchmark
+
+    counts = options.parse_integers(sizes, "sizes")
+    show(
+        f"The ten nearest of {benchmark.QUERIES} queries, C = {dim}",
+        benchmark.COLUMNS,
+        lambda on_start: benchmark.run(counts, dim, folder, on_start),
+        json,
+    )
+
+
+def server(
+    clients: Annotated[
+        str, typer.Option(help="Numbers of clients at once, separated by commas.")
+    ] = "1,8,64",
+    seconds: Annotated[float, typer.Option(help="Seconds for each number.", min=0.1)] = 10.0,
+    json: AsJsonLines = False,
+) -> None:
+    """Measure search by photo through a server, with clients on the same cores."""
+    from listwise.optional import requires
+
+    with requires("compare", "this benchmark"):
+        from listwise.benchmarks import server as benchmark
+
+    counts = options.parse_integers(clients, "clients")
+    show(
+        "Search by photo through the server, on the same cores",
+        benchmark.COLUMNS,
+        lambda on_start: benchmark.run(counts, seconds=seconds, on_start=on_start),
+        json,
+    )
+
+
+def local(
+    photos: Annotated[int, typer.Option(help="Photos in the index.", min=20)] = 5000,
+    features: Annotated[int, typer.Option(help="Local features per photo.", min=1)] = 2000,
+    words: Annotated[int, typer.Option(help="Visual words.", min=2)] = 65_536,
+    folder: Folder = None,
+    json: AsJsonLines = False,
+) -> None:
+    """Measure local features, words, inverted file and queries beside the package asmk."""
+    from listwise.benchmarks import local as benchmark
+
+    show(
+        f"{photos:,} photos of {features} features, {words:,} words",
+        benchmark.COLUMNS,
+        lambda on_start: benchmark.run(photos, features, words, folder, on_start),
+        json,
+    )

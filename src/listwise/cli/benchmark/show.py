@@ -1,0 +1,46 @@
+"""How measurements are printed: a table for people, JSON lines for programs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from listwise.cli.output import open_console, print_json, stoppable
+
+if TYPE_CHECKING:
+    from listwise.benchmarks.table import Column
+
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each row as a JSON object.")]
+
+
+def show(
+    title: str,
+    columns: "Sequence[Column]",
+    measure: Callable[[Callable[[str], object]], Iterable[object]],
+    json: bool,
+) -> None:
+    """Print rows as they are measured in JSON, or all of them as a table above the machine.
+
+    `measure` is given a function that shows what is being measured, and gives the rows.
+    """
+    from rich.table import Table
+
+    from listwise.benchmarks.measure import describe_machine
+    from listwise.benchmarks.table import cells
+
+    console = open_console(json)
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(
+            column.title, justify="right" if column.is_number else "left", no_wrap=True
+        )
+    with stoppable(""), console.status("measuring") as status:
+        for row in measure(status.update):
+            if json:
+                print_json(row)
+            else:
+                table.add_row(*cells(row, columns))
+                status.update(f"measured {' '.join(cells(row, columns)[:2])}")
+    if not json:
+        console.print(table)
+        console.print(describe_machine("auto"))

@@ -1,0 +1,107 @@
+"""`listwise benchmark loss | step | input | extraction`: what training spends its time on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from listwise.cli import options
+from listwise.cli.benchmark.show import AsJsonLines, show
+
+LOSS = "Example:  listwise benchmark loss --sizes 256,1024,4096 --json"
+STEP = "Example:  listwise benchmark step --backbone resnet50 --size 224 --batch 1024"
+INPUT = "Example:  listwise benchmark input --photos 64 --size 224"
+EXTRACTION = "Example:  listwise benchmark extraction --photos 64 --backbone resnet50"
+
+Backbone = Annotated[str, typer.Option(help="Any timm model.")]
+Photos = Annotated[int, typer.Option(help="Number of JPEG photos to make.", min=1)]
+CropSize = Annotated[int, typer.Option(help="Side of the crops, in pixels.", min=32)]
+
+
+def loss(
+    sizes: Annotated[
+        str, typer.Option(help="Batch sizes, separated by commas.")
+    ] = "256,512,1024,2048,4096,8192,16384",
+    dim: Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)] = 2048,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Some of the methods, separated by semicolons. [dim]default: all[/dim]"),
+    ] = None,
+    device: options.Device = "auto",
+    json: AsJsonLines = False,
+) -> None:
+    """Measure forward and backward of the AP loss, its dense transcription and other losses."""
+    from listwise.benchmarks import loss as benchmark
+    from listwise.machine import Machine
+
+    batches = options.parse_integers(sizes, "sizes")
+    chosen = None if methods is None else [name.strip() for name in methods.split(";")]
+    place = Machine.detect(device).device
+    show(
+        f"Forward + backward, C = {dim}, M = 20",
+        benchmark.COLUMNS,
+        lambda _: benchmark.run(batches, dim, chosen, place),
+        json,
+    )
+
+
+def step(
+    backbone: Backbone = "resnet101",
+    size: CropSize = 800,
+    batch: Annotated[int, typer.Option(help="Images per step.", min=32)] = 4096,
+    micro_batch: Annotated[
+        int, typer.Option(help="Images whose graph is in memory at once.", min=1)
+    ] = 128,
+    device: options.Device = "auto",
+    json: AsJsonLines = False,
+) -> None:
+    """Measure a training step: one image at a time, in batches, folded, compiled."""
+    from listwise.benchmarks import step as benchmark
+
+    show(
+        f"Step of {batch} images, {backbone}, {size} × {size}",
+        benchmark.COLUMNS,
+        lambda _: benchmark.run(device, backbone, size, batch, micro_batch),
+        json,
+    )
+
+
+def input_side(
+    photos: Photos = 256,
+    size: CropSize = 800,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of real photos to use instead.", exists=True)
+    ] = None,
+    device: options.Device = "auto",
+    json: AsJsonLines = False,
+) -> None:
+    """Measure photos decoded and augmented per second, by one core, by all, and by a GPU."""
+    from listwise.benchmarks import input as benchmark
+    from listwise.machine import Machine
+
+    place = Machine.detect(device).device
+    show(
+        f"Crops of {size} × {size}",
+        benchmark.COLUMNS,
+        lambda _: benchmark.run(photos, size, folder=folder, device=place),
+        json,
+    )
+
+
+def extraction(
+    photos: Photos = 512,
+    backbone: Backbone = "resnet101",
+    width: Annotated[int, typer.Option(help="Width of the photos, in pixels.", min=32)] = 1024,
+    height: Annotated[int, typer.Option(help="Height of the photos, in pixels.", min=32)] = 768,
+    device: options.Device = "auto",
+    json: AsJsonLines = False,
+) -> None:
+    """Measure JPEG files to descriptors, beside one photo at a time in float32."""
+    from listwise.benchmarks import extraction as benchmark
+
+    show(
+        f"Photos of {width} × {height} through {backbone}",
+        benchmark.COLUMNS,
+        lambda _: benchmark.run(device, photos, backbone, width, height),
+        json,
+    )
