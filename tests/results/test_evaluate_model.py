@@ -21,7 +21,7 @@ from listwise.descriptors.settings import make_settings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_scores
 from listwise.models import RetrievalNet
-from listwise.results import describe_benchmark
+from listwise.results import describe_benchmark, evaluate, open_benchmark
 from listwise.search import alpha_query_expansion
 from listwise.studies.poolings import VARIANTS, compare_poolings
 
@@ -84,6 +84,66 @@ def test_distractors_count_as_wrong(described, model, tmp_path):
     padded = replace(judged, names=[*judged.names, *ids])
     assert found["Medium"].mAP == pytest.approx(evaluate_scores(table, padded)["Medium"].mAP)
     assert found["Medium"].mAP < described.evaluate()["Medium"].mAP
+
+
+def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_path):
+    done = []
+    found = evaluate(model, toy, expand=True, workers=0, on_progress=done.append)
+    assert sum(done) == found.benchmark.photo_count
+    expected = {name: result.figures for name, result in described.evaluate().items()}
+    assert found.figures == expected
+    assert list(found.rows) == ["model", "model + αQE"]
+    lines = found.table().splitlines()
+    assert lines[0] == "toy"
+    assert lines[1].split() == ["mAP", "mP@1", "mP@5", "mP@10"]
+    assert len(lines) == 3 + 2 * 3
+    assert lines[3].split() == [
+        "model",
+        "Easy",
+        *(f"{100 * v:.1f}" for v in found.figures["Easy"].values()),
+    ]
+    assert str(found) == found.table()
+    assert found.unreadable == ()
+    page = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f">{100 * found.figures['Hard']['mAP']:.1f}<" in page
+
+
+def test_two_models_are_compared_under_the_ends_of_their_folders(toy, model, tmp_path):
+    torch.manual_seed(1)
+    other = Model(RetrievalNet("resnet10t", weights="random"))
+    for number, each in enumerate((model, other)):
+        each.net.save(tmp_path / f"run{number}" / "model")
+    paths = [tmp_path / f"run{number}" / "model" for number in range(2)]
+    found = evaluate(paths[1], toy, against=str(paths[0]), max_side=64, workers=0, device="cpu")
+    assert list(found.rows) == ["run0/model", "run1/model"]
+    assert found.figures == found.rows["run1/model"]
+    page = found.report(tmp_path / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    assert "run0/model" in page
+    assert "change" in page
+    assert list(evaluate(paths[0], toy, max_side=64, workers=0).rows) == ["run0/model"]
+    with pytest.raises(InputError, match="`against` is the same model"):
+        evaluate(paths[0], toy, against=paths[0])
+
+
+def test_unreadable_photos_of_labelled_sets_are_left_out(model, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a/0", "a/1", "a/2", "b/0", "b/1"):
+        path = tmp_path / "photos" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (48, 48, 3), np.uint8)).save(path)
+    without = evaluate(model, tmp_path / "photos", workers=0)
+    (tmp_path / "photos" / "a" / "00.jpg").write_bytes(b"not a photo")
+    found = evaluate(model, tmp_path / "photos", workers=0)
+    assert len(found.unreadable) == 1
+    assert found.benchmark.queries is found.benchmark.database
+    assert found.benchmark.database.ids == without.benchmark.database.ids
+    assert found.figures == without.figures
+    again = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "00.jpg" not in again
+    images = read_labelled(tmp_path / "photos")
+    assert evaluate(model, images, workers=0).figures == found.figures
+    with pytest.raises(InputError, match="`split` is for your own labelled photos"):
+        open_benchmark("roxford5k", tmp_path, "val")
 
 
 def test_labelled_photos(toy, model, tmp_path):

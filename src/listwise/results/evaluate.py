@@ -196,10 +196,11 @@ def _named(
 ) -> dict[str, Model | str | Path]:
     """The models by the shortest ends of their folders' paths that tell them apart."""
     models = {"model": model} if against is None else {"other model": against, "model": model}
-    parts = [
-        (name,) if isinstance(each, Model) else Path(each).resolve().parts
+    places = [
+        (each.folder or each.name or name) if isinstance(each, Model) else Path(each).resolve()
         for name, each in models.items()
     ]
+    parts = [Path(place).parts for place in places]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
         # A folder that is called "model" is better known by the one above it.
