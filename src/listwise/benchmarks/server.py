@@ -79,7 +79,7 @@ def build_index(place: Path, photos: int, side: int) -> list[bytes]:
         Image.fromarray(pixels).resize((side, side * 3 // 4)).save(path)
     RetrievalNet("tf_efficientnet_lite0", weights="random").save(place / "model")
     model = load_model(place / "model")
-    with create_store(place / "index", header_of(model, place / "model")) as store:
+    with create_store(place / "index", header_of(model)) as store:
         add_photos(store, model, read_images(place / "photos"))
     return [path.read_bytes() for path in paths]
 

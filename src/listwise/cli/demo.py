@@ -137,7 +137,7 @@ def _index(folder: Path, model: Path, device: str, benchmark: "Benchmark") -> No
             raise InputError(f"{folder} is an index of another model: give another --folder")
         shutil.rmtree(folder)
     network = load_model(model, device)
-    with create_store(folder, header_of(network, model)) as index:
+    with create_store(folder, header_of(network)) as index:
         add_photos(index, network, benchmark.database)
 
 

@@ -2,11 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from listwise.search import SearchIntent
 
 # What a command reads.
 Model = Annotated[
@@ -70,6 +73,17 @@ Dim = Annotated[
     ),
 ]
 
+# How an index searches.
+Memory = Annotated[
+    str | None, typer.Option(help="Maximum memory for search, such as 500MB or 2GB.")
+]
+Milliseconds = Annotated[
+    float | None, typer.Option(help="Maximum time per query, in milliseconds.")
+]
+Recall = Annotated[
+    float | None, typer.Option(help="Minimum recall of the ten nearest photos, from 0 to 1.")
+]
+
 # How a command runs.
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto uses a GPU if present.")]
 Workers = Annotated[
@@ -118,3 +132,13 @@ def parse_bytes(text: str, option: str) -> int:
     if not found:
         raise InputError(f"`{option}` takes a size such as 500MB or 2GB, not {text!r}")
     return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+
+
+def parse_intent(
+    memory: str | None, milliseconds: float | None, recall: float | None
+) -> "SearchIntent":
+    """What a user wants of search."""
+    from listwise.search.store import search_intent
+
+    size = None if memory is None else parse_bytes(memory, "memory")
+    return search_intent(size, milliseconds, recall)

@@ -8,11 +8,15 @@ from listwise.search.expansion import (
     alpha_query_expansion,
     database_augmentation,
 )
-from listwise.search.filling import add_descriptors, add_photos, header_of
-from listwise.search.index import Hit, Index
+from listwise.search.filling import Added, add_descriptors, add_photos
+from listwise.search.header import header_of
+from listwise.search.hits import Hit
+from listwise.search.index import Index
+from listwise.search.opening import open_index
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
 __all__ = [
+    "Added",
     "Entry",
     "ExactIndex",
     "Hit",
@@ -29,5 +33,6 @@ __all__ = [
     "database_augmentation",
     "exact_search",
     "header_of",
+    "open_index",
     "open_store",
 ]

@@ -17,7 +17,8 @@ from listwise.descriptors import DescriptorFile, Model
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.search.entries import Entry, NewEntries
-from listwise.search.store import IndexHeader, Store
+from listwise.search.header import settings_here
+from listwise.search.store import Store
 
 # Photos in a commit, which is what a kill can cost: some seconds on a GPU, a minute without.
 PART = {"cpu": 64, "cuda": 2048}
@@ -44,33 +45,6 @@ class Added:
     unchanged: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-
-
-def header_of(
-    model: Model,
-    folder: str | Path,
-    *,
-    max_side: int | None = None,
-    scales: Sequence[float] = (1.0,),
-    power: float = 3.0,
-) -> IndexHeader:
-    """The header of a new index of a model's descriptors; the settings are those of `extract`.
-
-    In which precision a network computes is a matter of the machine, not of the index.
-    """
-    return IndexHeader(
-        model=model.fingerprint,
-        model_folder=str(Path(folder).absolute()),
-        whitened=model.whitening is not None,
-        dim=model.dim,
-        settings=model.settings(max_side, scales, power, "float32"),
-    )
-
-
-def settings_here(header: IndexHeader, model: Model) -> ExtractSettings:
-    """How this machine makes descriptors for an index."""
-    settings = header.settings
-    return model.settings(settings.max_side, settings.scales, settings.power, None)
 
 
 def add_photos(

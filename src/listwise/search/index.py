@@ -1,135 +1,237 @@
-"""Search by example: photos, parts of photos, entries of the index, or several of them."""
+"""An index of photos: add them, and find them by photo."""
 
-import os
-import time
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from listwise.data.images import Box, ImageError, cut_out
-from listwise.descriptors import Model
+from listwise.data.catalog import photos_of
+from listwise.data.given import Photo, open_photo
+from listwise.data.images import Box, cut_out, load_image
+from listwise.descriptors import DescriptorFile, Model
 from listwise.errors import InputError
-from listwise.search.entries import Entry, Float32, NoEntryError
-from listwise.search.expansion import alpha_query_expansion
-from listwise.search.filling import settings_here
-from listwise.search.store import Store
+from listwise.progress import counting
+from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
+from listwise.search.filling import Added, add_descriptors, add_photos
+from listwise.search.header import remembered_model, settings_here
+from listwise.search.hits import Hit, Query, find_hits
+from listwise.search.sources import Sources, open_sources
+from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
 
 if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
 
-
-@dataclass(frozen=True, eq=False)
-class Hit:
-    """An entry that was found, and its score.
-
-    After re-ranking also the number of `inliers`, the matched points [m, 4] (x and y in the
-    example, x and y in the entry, pixels of the upright photos), and the number of the example
-    they are in; None where nothing was verified.
-    """
-
-    entry: Entry
-    score: float
-    inliers: int | None = None
-    matches: npt.NDArray[np.float32] | None = None
-    photo: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Query:
-    """Examples of one thing as descriptors [n, C], and how to search for it."""
-
-    vectors: Float32
-    k: int
-    expand: bool = False
-    exclude: Collection[int] = ()
+Names = str | int | Iterable[str | int]
+"""Ids or keys of entries, one or several."""
 
 
 class Index:
-    """An index, and the model that describes photos for it."""
+    """Photos that can be found by photo; `open_index` opens or makes one.
 
-    def __init__(self, index: Store, model: Model) -> None:
-        index.header.check(model.fingerprint, index.uri)
-        self.index = index
-        self.model = model
-        self.settings = settings_here(index.header, model)
+    It is a store of descriptors and the model that describes photos for it, which is opened when
+    it is first needed. Several threads may use one.
+
+    Example:
+        >>> index = open_index("shop", "resnet50")           # doctest: +SKIP
+        >>> index.add("photos")                              # doctest: +SKIP
+        >>> index.search("chair.jpg", k=3)[0].path           # doctest: +SKIP
+        '/data/photos/chairs/7.jpg'
+    """
+
+    def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
+        if model is not None:
+            store.header.check(model.fingerprint, store.uri)
+        self.store = store
+        self.device = device
+        self._model = model
+        self._opening = threading.Lock()
         self._reranker: Reranker | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where the index is."""
+        return self.store.uri
+
+    @property
+    def header(self) -> IndexHeader:
+        """What the index remembers of its model and settings."""
+        return self.store.header
+
+    @property
+    def model(self) -> Model:
+        """The model that describes photos for this index.
+
+        Raises:
+            InputError: it is no longer where it was, or it has changed.
+        """
+        with self._opening:
+            if self._model is None:
+                self._model = remembered_model(self.store, self.device)
+            return self._model
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.store)
+
+    def __repr__(self) -> str:
+        return f"Index({self.uri!r}, {len(self)} photos)"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self.store.close()
+
+    def info(self) -> dict[str, Any]:
+        """What there is to know of the index, for people and programs: JSON values."""
+        return self.store.info()
+
+    def add(
+        self,
+        photos: Sources,
+        *,
+        thumbnails: bool = True,
+        root: str | Path | None = None,
+        workers: int | None = None,
+        progress: bool | None = None,
+    ) -> Added:
+        """Add photos that are not in the index yet, and those that have changed.
+
+        A photo is known by its content: what is there already is left alone. What is done is
+        committed part by part, so the same call resumes after an interruption.
+
+        Args:
+            photos: a folder, a table, a text list, an image file, the name of a data set, a
+                descriptor file of `listwise.descriptors.extract`, or a list of these. Columns of
+                a table other than path and box become attributes of its photos.
+            thumbnails: keep a small picture of each.
+            root: the folder that the ids of a descriptor file are relative to.
+            workers: processes that decode; from the cores by default.
+            progress: show a progress bar; by default on a terminal, for more than a few photos.
+
+        Returns:
+            The ids that were added, replaced, updated, left alone, and a line for each photo that
+            could not be read.
+        """
+        total = Added()
+        for source in open_sources(photos):
+            with counting("adding", len(source), progress) as advance:
+                if isinstance(source, DescriptorFile):
+                    found = add_descriptors(
+                        self.store, source, root, thumbnails=thumbnails, on_progress=advance
+                    )
+                else:
+                    found = add_photos(
+                        self.store,
+                        self.model,
+                        source,
+                        thumbnails=thumbnails,
+                        workers=workers,
+                        on_progress=advance,
+                    )
+            for name, ids in vars(found).items():
+                getattr(total, name).extend(ids)
+        return total
+
+    def search(
+        self,
+        query: Photo | Sequence[Photo] | npt.NDArray[np.floating] | None = None,
+        k: int = 10,
+        *,
+        like: Names = (),
+        box: Box | Sequence[Box | None] | None = None,
+        expand: bool = False,
+        rerank: bool = False,
+        exclude: Names = (),
+    ) -> list[Hit]:
+        """Find the photos nearest to a query, best first.
+
+        Args:
+            query: a photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
+                several photos of one thing, or descriptors [dim] or [n, dim]. Several count with
+                the mean of their descriptors.
+            k: the most hits to return.
+            like: ids or keys of entries that are examples too, or instead; they are not
+                among the hits.
+            box: the part of the photo that is meant, x0, y0, x1, y1 in pixels; for several photos
+                a box or None for each.
+            expand: expand the query with what it finds first (αQE).
+            rerank: order the first 100 hits by matching points; their files must be readable.
+            exclude: ids or keys of entries to leave out.
+        """
+        examples = [self.entry(name) for name in _listed(like)]
+        photos, vectors = self._described(query, box)
+        if examples:
+            known = self.store.vectors(np.array([entry.key for entry in examples], np.int64))
+            vectors = np.concatenate([vectors, known])
+        left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
+        if not rerank:
+            return find_hits(self.store, [Query(vectors, k, expand, left_out)])[0]
+        if not photos and not examples:
+            raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
+        from listwise.local.rerank import TOP
+
+        hits = find_hits(self.store, [Query(vectors, max(k, TOP), expand, left_out)])[0]
+        photos += [(load_image(entry.path), entry.box) for entry in examples]
+        return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]
+
+    def remove(self, photos: str | int | Path | Entry | Iterable[str | int | Path | Entry]) -> int:
+        """Remove entries, and return their number; the files themselves stay.
+
+        Args:
+            photos: ids, keys or entries of the index; or image files, folders and tables, whose
+                photos are looked up by their content.
+
+        Raises:
+            InputError: the index holds no such photo.
+        """
+        given = [photos] if isinstance(photos, str | int | Path | Entry) else photos
+        return self.store.remove([key for each in given for key in self._keys(each)])
+
+    def entry(self, name: str | int) -> Entry:
+        """The entry with an id or a key.
+
+        Raises:
+            NoEntryError: there is none.
+        """
+        found = self.store.get([_key(name)])
+        if not found:
+            raise NoEntryError(f"{self.uri} has no photo {name}: give an id or a key of the index")
+        return found[_key(name)]
+
+    def tune(
+        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
+    ) -> TuningResult:
+        """Choose how to search from what the user wants, measure it, and remember both."""
+        return self.store.tune(intent, on_note)
 
     def describe(
         self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
     ) -> Float32:
         """Descriptors of upright RGB photos or parts of them, made as the index's are: [n, C]."""
-        return self.model.describe_photos(_parts(photos, boxes), self.settings)
-
-    def examples(self, keys: Sequence[int]) -> Float32:
-        """Descriptors of entries: [n] -> [n, C].
-
-        Raises:
-            NoEntryError: there is no such entry.
-        """
-        known = self.index.get(keys)
-        for key in keys:
-            if key not in known:
-                raise NoEntryError(f"there is no entry {key} in the index")
-        return self.index.vectors(np.array(keys, np.int64))
-
-    def search(
-        self, vectors: Float32, k: int, expand: bool = False, exclude: Collection[int] = ()
-    ) -> list[Hit]:
-        """The k entries most like some examples: [n, C].
-
-        Args:
-            vectors: descriptors of one or several examples; several count with their mean.
-            k: results at most.
-            expand: expand the query (αQE) with what it finds first.
-            exclude: keys of entries to be left out, such as those that are the examples.
-        """
-        return self.search_all([Query(vectors, k, expand, exclude)])[0]
-
-    def search_all(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """`search` for several queries at once, which costs little more than one."""
-        found = self._found(queries)
-        entries = self._entries(found)
-        if any(key not in entries for row in found for key, _ in row):
-            # Another process has removed some since, and others come in their place.
-            self.index.refresh()
-            found = self._found(queries)
-            entries = self._entries(found)
-        return [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
-
-    def _found(self, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
-        """Keys and scores of what each query finds."""
-        rows = np.stack([_mean(query.vectors) for query in queries])
-        expanded = [i for i, query in enumerate(queries) if query.expand]
-        if expanded and len(self.index):
-            rows[expanded] = self._expanded(rows[expanded])
-        most = max(query.k + len(query.exclude) for query in queries)
-        scores, keys = self.index.search(rows, most)
-        return [
-            [
-                (int(key), float(score))
-                for key, score in zip(row, values, strict=True)
-                if key >= 0 and int(key) not in query.exclude
-            ][: query.k]
-            for row, values, query in zip(keys, scores, queries, strict=True)
+        parts = [
+            photo if box is None else cut_out(photo, box, f"photo {number}")
+            for number, (photo, box) in enumerate(
+                zip(photos, boxes or [None] * len(photos), strict=True), 1
+            )
         ]
-
-    def _expanded(self, rows: Float32) -> Float32:
-        try:
-            return alpha_query_expansion(rows, self.index).astype(np.float32, copy=False)
-        except NoEntryError:
-            # What it found first has been removed before it was read.
-            self.index.refresh()
-            return alpha_query_expansion(rows, self.index).astype(np.float32, copy=False)
-
-    def _entries(self, found: list[list[tuple[int, float]]]) -> dict[int, Entry]:
-        return self.index.get(sorted({key for row in found for key, _ in row}))
+        return self.model.describe_photos(parts, settings_here(self.header, self.model))
 
     def rerank(
         self,
@@ -138,67 +240,51 @@ class Index:
         boxes: Sequence[Box | None] | None = None,
         until: float | None = None,
     ) -> list[Hit]:
-        """Put what shares the examples' geometry first, of the first 100 hits.
-
-        Args:
-            photos: the examples, upright; there should be one at least.
-            hits: what `search` found, best first.
-            boxes: the parts of the photos that are meant.
-            until: a time of `time.monotonic` before which this should be done: hits further down
-                the list are left as they are, the more the more examples there are. What was
-                looked at is remembered, so the next time gets further.
-        """
-        from listwise.local.rerank import TOP, Reranker
+        """Put hits first that share the photos' geometry; see `reranking.rerank_hits`."""
+        from listwise.local.rerank import Reranker
+        from listwise.search.reranking import rerank_hits
 
         if self._reranker is None:
             self._reranker = Reranker()
-        entries = [hit.entry for hit in hits[:TOP]]
-        if until is not None:
-            entries = entries[: max(1, TOP // max(1, len(photos)))]
-            entries = entries[: _in_time(self._reranker, entries, until)]
-        order = self._reranker.rerank(photos, entries, boxes)
-        verified = [
-            replace(
-                hits[each.position],
-                inliers=each.inliers,
-                matches=each.matches,
-                photo=each.photo,
+        return rerank_hits(self._reranker, photos, hits, boxes, until)
+
+    def _described(
+        self, query: Any, box: Any
+    ) -> tuple[list[tuple[Image.Image, Box | None]], Float32]:
+        """A query's photos with their boxes, and its descriptors [n, dim]."""
+        if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
+            return [], np.atleast_2d(query).astype(np.float32)
+        several = isinstance(query, Sequence) and not isinstance(query, str)
+        given = query if several else [] if query is None else [query]
+        boxes = [box] if query is not None and not several else list(box or [None] * len(given))
+        if len(boxes) != len(given):
+            raise InputError(
+                f"`box`: {len(boxes)} boxes for {len(given)} photos: give one for each"
             )
-            for each in order
-        ]
-        return [*verified, *hits[len(verified) :]]
+        photos = [open_photo(photo) for photo in given]
+        if not photos:
+            return [], np.empty((0, self.header.dim), np.float32)
+        return list(zip(photos, boxes, strict=True)), self.describe(photos, boxes)
+
+    def _keys(self, named: str | int | Path | Entry) -> list[int]:
+        """The keys of the entries that a user names."""
+        if isinstance(named, Entry):
+            return [named.key]
+        key = _key(named if isinstance(named, int) else str(named))
+        if self.store.get([key]):
+            return [key]
+        if isinstance(named, int) or not Path(named).exists():
+            raise NoEntryError(f"{self.uri} has no photo {named}: give an id of it, or a file")
+        digests = [file.digest() for file in photos_of(named).files()]
+        keys = [entry.key for entry in self.store.with_digests(digests).values()]
+        if not keys:
+            raise InputError(f"{self.uri} holds no photo of {named}")
+        return keys
 
 
-def _in_time(reranker: "Reranker", entries: Sequence[Entry], until: float) -> int:
-    """How many of the first entries have features when two thirds of the time are over."""
-    now = time.monotonic()
-    stop = now + (until - now) * 2 / 3
-
-    def ready(entry: Entry) -> bool:
-        if time.monotonic() > stop:
-            return False
-        with suppress(ImageError):
-            reranker.features(entry)
-        return True
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return sum(1 for _ in takewhile(bool, pool.map(ready, entries)))
+def _listed(given: Names) -> list[str | int]:
+    return [given] if isinstance(given, str | int) else list(given)
 
 
-def _parts(photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None) -> list[Image.Image]:
-    if boxes is None:
-        return list(photos)
-    return [
-        photo if box is None else cut_out(photo, box, f"photo {number}")
-        for number, (photo, box) in enumerate(zip(photos, boxes, strict=True), 1)
-    ]
-
-
-def _mean(vectors: Float32) -> Float32:
-    if not len(vectors):
-        raise InputError("there is nothing to search for: give a photo or an entry")
-    if len(vectors) == 1:
-        row: Float32 = vectors[0]
-        return row
-    total: Float32 = vectors.sum(axis=0)
-    return total / max(float(np.linalg.norm(total)), float(np.finfo(np.float32).tiny))
+def _key(name: str | int) -> int:
+    return name if isinstance(name, int) else entry_key(name)

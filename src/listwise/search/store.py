@@ -80,8 +80,19 @@ class SearchIntent(BaseModel):
     recall: float | None = Field(None, gt=0, le=1)
 
 
+def search_intent(
+    memory: int | None = None, milliseconds: float | None = None, recall: float | None = None
+) -> SearchIntent:
+    """What a user wants of search, checked."""
+    try:
+        return SearchIntent(memory=memory, milliseconds=milliseconds, recall=recall)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"`{first['loc'][0]}` {first['input']}: {first['msg'].lower()}") from None
+
+
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """How an index searches now, in words, and what was measured: recall@10, ms a query, bytes."""
 
     method: str
@@ -145,7 +156,7 @@ class Store(ABC):
     @abstractmethod
     def tune(
         self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> Tuned:
+    ) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both."""
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""Search for people and programs: `listwise.search.Index`, and the server around it, `app`."""
+"""The HTTP interface and the web page: a thin layer over `listwise.search`."""

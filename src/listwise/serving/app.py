@@ -24,8 +24,8 @@ from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.index import Index
 from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
-from listwise.serving.engine import Asked
-from listwise.serving.fields import FORM, BadRequestError, K, asked_in, key_in
+from listwise.serving.engine import SearchRequest
+from listwise.serving.fields import FORM, BadRequestError, K, key_in, search_request
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
@@ -54,10 +54,10 @@ JPEG: dict[int | str, dict[str, Any]] = {
 Headers = dict[str, str] | None
 
 
-def create_app(searcher: Index, settings: ServeSettings) -> FastAPI:
+def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     """The server's ASGI app: uvicorn or any other server can run it."""
     metrics = Metrics()
-    service = Service(searcher, settings, metrics)
+    service = Service(index, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -86,8 +86,8 @@ def _add_search(app: FastAPI, service: Service) -> None:
     async def search(request: Request) -> Answer:
         """Search by photos, by parts of photos, by entries, or by several of them at once."""
         async with form_of(request, service.limits, service.held) as form:
-            asked = asked_in(form, service.limits)
-            return await service.search(asked, _gone(request))
+            query = search_request(form, service.limits)
+            return await service.search(query, _gone(request))
 
     most = service.limits.results
     many = Query(ge=1, le=most, description="Results at most.")
@@ -101,8 +101,8 @@ def _add_search(app: FastAPI, service: Service) -> None:
         rerank: bool = False,
     ) -> Answer:
         """Search by an entry, which is itself left out."""
-        asked = Asked((), (), [_key(key)], k, expand, rerank)
-        return await service.search(asked, _gone(request))
+        query = SearchRequest((), (), [_key(key)], k, expand, rerank)
+        return await service.search(query, _gone(request))
 
 
 def _add_entries(app: FastAPI, service: Service) -> None:
@@ -115,8 +115,8 @@ def _add_entries(app: FastAPI, service: Service) -> None:
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
     ) -> Page:
         """Some entries, in an order that stays while nothing is written."""
-        found = service.index.page(start, count)
-        return Page(entries=list(map(EntryView.of, found)), total=len(service.index))
+        found = service.store.page(start, count)
+        return Page(entries=list(map(EntryView.of, found)), total=len(service.store))
 
     @app.get("/api/entries/{key}")
     def entry(key: str) -> EntryView:
@@ -127,7 +127,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     async def thumbnail(request: Request, key: str) -> Response:
         """An entry's small picture."""
         found = await to_thread.run_sync(service.entry, _key(key))
-        small = await to_thread.run_sync(service.index.thumbnail, found.key)
+        small = await to_thread.run_sync(service.store.thumbnail, found.key)
         if not small:
             make = partial(thumbnail_from_photo, found)
             small = await to_thread.run_sync(make, limiter=decoding)
@@ -158,15 +158,15 @@ def _add_entries(app: FastAPI, service: Service) -> None:
 
 
 def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    settings, limits, header = service.settings, service.limits, service.index.header
-    engine = str(service.index.info()["engine"])
+    settings, limits, header = service.settings, service.limits, service.store.header
+    engine = str(service.store.info()["engine"])
 
     @app.get("/api/info")
     def info() -> Info:
         """What is served, and what a client may do."""
         return Info(
-            name=PurePath(service.index.uri).name,
-            entries=len(service.index),
+            name=PurePath(service.store.uri).name,
+            entries=len(service.store),
             dim=header.dim,
             model=header.model,
             whitened=header.whitened,
@@ -179,7 +179,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/health")
     def health() -> Health:
         """That the server works and reaches its index."""
-        return Health(status="ok", entries=len(service.index))
+        return Health(status="ok", entries=len(service.store))
 
     @app.get("/metrics", response_class=Response)
     def numbers() -> Response:

@@ -19,7 +19,8 @@ from listwise.data.images import (
 )
 from listwise.local.rerank import TOP
 from listwise.search.entries import Float32
-from listwise.search.index import Hit, Index, Query
+from listwise.search.hits import Hit, Query, entry_vectors, find_hits
+from listwise.search.index import Index
 from listwise.search.store import Store
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
@@ -28,7 +29,7 @@ REFRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class SearchRequest:
     """A search: photos, their boxes, and keys of entries as examples."""
 
     photos: Sequence[Upload]
@@ -40,10 +41,10 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class ToRerank:
+class RerankRequest:
     """What a search found, to be re-ranked until a time of `time.monotonic`."""
 
-    asked: Asked
+    request: SearchRequest
     hits: Sequence[Hit]
     until: float
 
@@ -51,8 +52,8 @@ class ToRerank:
 class Engine:
     """Works on searches; its methods are the work of a server's threads."""
 
-    def __init__(self, searcher: Index, limits: Limits) -> None:
-        self.searcher = searcher
+    def __init__(self, index: Index, limits: Limits) -> None:
+        self.index = index
         self.limits = limits
         self._pool = ThreadPoolExecutor(os.cpu_count(), "decode")
         self._refreshed = time.monotonic()
@@ -61,8 +62,8 @@ class Engine:
         """The index with what other processes wrote until a second ago, at least."""
         if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = time.monotonic()
-            self.searcher.index.refresh()
-        return self.searcher.index
+            self.index.store.refresh()
+        return self.index.store
 
     def check(self, photos: Sequence[Upload]) -> None:
         """Refuse photos that are none, or too large, from their headers."""
@@ -74,41 +75,41 @@ class Engine:
                     photo, f"has {width} × {height} pixels, more than the {allowed} allowed"
                 )
 
-    def search(self, batch: Sequence[Asked]) -> list[list[Hit] | Exception]:
+    def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         """Search for all of a batch; what is wrong with one is its own answer alone."""
         self.fresh()
         described = self._describe(batch)
         answers: list[list[Hit] | Exception] = []
         queries: dict[int, Query] = {}
-        for asked, rows in zip(batch, described, strict=True):
+        for request, rows in zip(batch, described, strict=True):
             try:
                 if isinstance(rows, Exception):
                     raise rows
-                entries = self.searcher.examples(asked.keys)
-                vectors = np.concatenate([rows, entries]) if asked.keys else rows
-                k = max(asked.k, TOP) if asked.rerank else asked.k
-                queries[len(answers)] = Query(vectors, k, asked.expand, set(asked.keys))
+                entries = entry_vectors(self.index.store, request.keys)
+                vectors = np.concatenate([rows, entries]) if request.keys else rows
+                k = max(request.k, TOP) if request.rerank else request.k
+                queries[len(answers)] = Query(vectors, k, request.expand, set(request.keys))
                 answers.append([])
             except Exception as error:
                 answers.append(error)
         if queries:
-            found = self.searcher.search_all(list(queries.values()))
+            found = find_hits(self.index.store, list(queries.values()))
             for place, hits in zip(queries, found, strict=True):
                 answers[place] = hits
         return answers
 
-    def rerank(self, batch: Sequence[ToRerank]) -> list[list[Hit]]:
+    def rerank(self, batch: Sequence[RerankRequest]) -> list[list[Hit]]:
         """Re-rank what searches found; photos of examples that are gone are left out."""
         return [self._reranked(each) for each in batch]
 
-    def _describe(self, batch: Sequence[Asked]) -> list[Float32 | Exception]:
+    def _describe(self, batch: Sequence[SearchRequest]) -> list[Float32 | Exception]:
         """Descriptors [n, C] of each search's photos, or why there are none."""
         photos = [
             (place, photo, box)
-            for place, asked in enumerate(batch)
-            for photo, box in zip(asked.photos, asked.boxes, strict=True)
+            for place, request in enumerate(batch)
+            for photo, box in zip(request.photos, request.boxes, strict=True)
         ]
-        empty = np.empty((0, self.searcher.model.dim), np.float32)
+        empty = np.empty((0, self.index.model.dim), np.float32)
         rows: list[list[Float32]] = [[empty] for _ in batch]
         errors: dict[int, Exception] = {}
         for part in self._in_memory(photos):
@@ -118,7 +119,7 @@ class Engine:
                     errors.setdefault(place, image)
                 else:
                     loaded.append((place, image))
-            described = self.searcher.describe([image for _, image in loaded])
+            described = self.index.describe([image for _, image in loaded])
             for (place, _), row in zip(loaded, described, strict=True):
                 rows[place].append(row[None])
         return [errors.get(i) or np.concatenate(parts) for i, parts in enumerate(rows)]
@@ -138,14 +139,16 @@ class Engine:
             room -= width * height
         return parts
 
-    def _reranked(self, found: ToRerank) -> list[Hit]:
-        asked = found.asked
+    def _reranked(self, found: RerankRequest) -> list[Hit]:
+        request = found.request
         numbers: list[int] = []
         photos: list[Image.Image] = []
         boxes: list[Box | None] = []
-        sources: list[tuple[Source, Box | None]] = [*zip(asked.photos, asked.boxes, strict=True)]
-        entries = self.searcher.index.get(asked.keys)
-        there = [entries.get(key) for key in asked.keys]
+        sources: list[tuple[Source, Box | None]] = [
+            *zip(request.photos, request.boxes, strict=True)
+        ]
+        entries = self.index.store.get(request.keys)
+        there = [entries.get(key) for key in request.keys]
         sources += [(entry.path, entry.box) if entry else ("", None) for entry in there]
         for number, (source, box) in enumerate(sources):
             try:
@@ -156,7 +159,7 @@ class Engine:
             boxes.append(box)
         if not photos:
             return list(found.hits)
-        hits = self.searcher.rerank(photos, found.hits, boxes, found.until)
+        hits = self.index.rerank(photos, found.hits, boxes, found.until)
         return [
             hit if hit.photo is None else replace(hit, photo=numbers[hit.photo]) for hit in hits
         ]
@@ -166,8 +169,8 @@ class Engine:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(asked: tuple[int, Upload, Box | None]) -> Image.Image | Exception:
-    _, photo, box = asked
+def _load(request: tuple[int, Upload, Box | None]) -> Image.Image | Exception:
+    _, photo, box = request
     try:
         return load_image(photo, box)
     except ImageError as error:

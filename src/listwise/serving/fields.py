@@ -6,7 +6,7 @@ from typing import Any
 
 from listwise.data.images import Box
 from listwise.errors import InputError
-from listwise.serving.engine import Asked
+from listwise.serving.engine import SearchRequest
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Form
 
@@ -36,7 +36,7 @@ class BadRequestError(InputError):
     """A client asks for what cannot be done; other errors are the server's own."""
 
 
-def asked_in(form: Form, limits: Limits) -> Asked:
+def search_request(form: Form, limits: Limits) -> SearchRequest:
     """What a search form asks for.
 
     Raises:
@@ -54,7 +54,7 @@ def asked_in(form: Form, limits: Limits) -> Asked:
         raise BadRequestError("there is nothing to search for: send photos, or keys of entries")
     if examples > limits.photos:
         raise BadRequestError(f"{examples} examples are more than the {limits.photos} allowed")
-    return Asked(
+    return SearchRequest(
         form.photos,
         _boxes(fields.get("boxes", ""), len(form.photos)),
         keys,

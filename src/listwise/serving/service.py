@@ -7,10 +7,11 @@ from typing import Any
 from anyio import to_thread
 
 from listwise.search.entries import Entry, NoEntryError
-from listwise.search.index import Hit, Index
+from listwise.search.hits import Hit
+from listwise.search.index import Index
 from listwise.search.store import Store
 from listwise.serving.batching import Batcher
-from listwise.serving.engine import Asked, Engine, ToRerank
+from listwise.serving.engine import Engine, RerankRequest, SearchRequest
 from listwise.serving.fields import BadRequestError
 from listwise.serving.metrics import Metrics
 from listwise.serving.settings import ServeSettings
@@ -25,57 +26,57 @@ Gone = Callable[[], Coroutine[Any, Any, None]]
 class Service:
     """An index that is searched and written to by many clients at once."""
 
-    def __init__(self, searcher: Index, settings: ServeSettings, metrics: Metrics) -> None:
+    def __init__(self, index: Index, settings: ServeSettings, metrics: Metrics) -> None:
         self.settings = settings
         self.limits = settings.limits
         self.held = Held(self.limits.held_bytes)
-        self._engine = Engine(searcher, self.limits)
-        self._store = None
+        self._engine = Engine(index, self.limits)
+        self._uploads = None
         if settings.uploads is not None:
-            self._store = UploadFolder(searcher.index, searcher.model, settings.uploads)
+            self._uploads = UploadFolder(index, settings.uploads)
         waiting = self.limits.waiting
-        self._searches = Batcher[Asked, list[Hit]](
+        self._searches = Batcher[SearchRequest, list[Hit]](
             self._engine.search, waiting=waiting, size=self.limits.batch, on_batch=metrics.batch
         )
-        self._reranks = Batcher[ToRerank, list[Hit]](self._engine.rerank, waiting=waiting)
+        self._reranks = Batcher[RerankRequest, list[Hit]](self._engine.rerank, waiting=waiting)
         # One after the other: two that add one photo would both find that it is not there.
         self._writes = Batcher[Callable[[], Any], Any](
             lambda writes: [write() for write in writes], waiting=waiting
         )
         self._queues: tuple[Batcher[Any, Any], ...] = (self._searches, self._reranks, self._writes)
         metrics.watch("queue_length", "Requests that wait", lambda: sum(map(len, self._queues)))
-        metrics.watch("entries", "Photos in the index", lambda: len(self.index))
+        metrics.watch("entries", "Photos in the index", lambda: len(self.store))
         metrics.watch("held_bytes", "Uploads in memory", lambda: self.held.bytes)
 
     @property
-    def index(self) -> Store:
-        """The index as it is now, whoever writes to it."""
+    def store(self) -> Store:
+        """The index's entries as they are now, whoever writes to it."""
         return self._engine.fresh()
 
-    async def search(self, asked: Asked, gone: Gone) -> Answer:
+    async def search(self, request: SearchRequest, gone: Gone) -> Answer:
         """Search, and re-rank if that is asked for."""
         started = time.monotonic()
         until = started + self.limits.seconds
-        await to_thread.run_sync(self._engine.check, asked.photos)
-        size = max(1, len(asked.photos))
-        hits = await self._searches.result(self._searches.submit(asked, size), until, gone)
-        if asked.rerank and hits:
-            job = self._reranks.submit(ToRerank(asked, hits, until))
-            hits = (await self._reranks.result(job, until, gone))[: asked.k]
+        await to_thread.run_sync(self._engine.check, request.photos)
+        size = max(1, len(request.photos))
+        hits = await self._searches.result(self._searches.submit(request, size), until, gone)
+        if request.rerank and hits:
+            job = self._reranks.submit(RerankRequest(request, hits, until))
+            hits = (await self._reranks.result(job, until, gone))[: request.k]
         reranked = any(hit.inliers is not None for hit in hits)
-        return Answer.of(hits, time.monotonic() - started, asked.expand, reranked)
+        return Answer.of(hits, time.monotonic() - started, request.expand, reranked)
 
     async def add(self, photos: Sequence[Upload], gone: Gone) -> StoredPhotos:
         """Put photos into the index; once begun it is finished."""
-        store = self._store
-        if store is None:
+        uploads = self._uploads
+        if uploads is None:
             raise BadRequestError(
                 "there is no folder for photos: start listwise serve with --uploads"
             )
         if not photos:
             raise BadRequestError("there is nothing to add: send photos (curl -F photos=@FILE)")
         await to_thread.run_sync(self._engine.check, photos)
-        stored: StoredPhotos = await self._write(lambda: store.add(photos), gone)
+        stored: StoredPhotos = await self._write(lambda: uploads.add(photos), gone)
         return stored
 
     async def remove(self, key: int, gone: Gone) -> int:
@@ -83,9 +84,9 @@ class Service:
 
         def write() -> int:
             entry = self.entry(key)
-            removed = self.index.remove([key])
-            if self._store:
-                self._store.forget(entry)
+            removed = self.store.remove([key])
+            if self._uploads:
+                self._uploads.forget(entry)
             return removed
 
         removed: int = await self._write(write, gone)
@@ -97,7 +98,7 @@ class Service:
         Raises:
             NoEntryError: there is none with this key.
         """
-        found = self.index.get([key])
+        found = self.store.get([key])
         if key not in found:
             raise NoEntryError(f"there is no entry {key} in the index")
         return found[key]

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from listwise.data import Images
 from listwise.data.photos import photo_digest
-from listwise.descriptors import Model
 from listwise.files import publish
 from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos
-from listwise.search.store import Store
+from listwise.search.index import Index
 from listwise.serving.uploads import Upload
 
 PREFIX = "uploads/"
@@ -31,9 +30,8 @@ class StoredPhotos:
 class UploadFolder:
     """A folder of added photos; an entry of the index for each."""
 
-    def __init__(self, index: Store, model: Model, folder: Path) -> None:
+    def __init__(self, index: Index, folder: Path) -> None:
         self.index = index
-        self.model = model
         self.folder = folder.absolute()
 
     def add(self, photos: Sequence[Upload]) -> StoredPhotos:
@@ -50,16 +48,16 @@ class UploadFolder:
             attributes=tuple({"name": photo.name} for photo in contents.values()),
         )
         try:
-            result = add_photos(self.index, self.model, images, workers=0)
+            result = add_photos(self.index.store, self.index.model, images, workers=0)
         finally:
-            present = self.index.get([entry_key(name) for name in paths])
+            present = self.index.store.get([entry_key(name) for name in paths])
             for name, path in paths.items():
                 if entry_key(name) not in present:
                     path.unlink(missing_ok=True)
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
             errors = [error.replace(str(path), photo.name) for error in errors]
-        copied = self.index.with_digests([Path(name).stem for name in result.copies])
+        copied = self.index.store.with_digests([Path(name).stem for name in result.copies])
         known = [entry_key(name) for name in (*result.unchanged, *result.updated)]
         return StoredPhotos(
             [entry_key(name) for name in (*result.added, *result.replaced)],

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from listwise.data.images import Box
 from listwise.search.entries import Entry
-from listwise.search.index import Hit
+from listwise.search.hits import Hit
 
 MATCHES = 100
 

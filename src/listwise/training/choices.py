@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from listwise.data import LabelledImages
 from listwise.machine import Machine
+from listwise.models.choice import SMALL_BACKBONE
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; small sets overfit beyond
-SMALL_BACKBONE = "tf_efficientnet_lite0"
 
 
 def choose_settings(

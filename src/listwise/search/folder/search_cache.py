@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise.files import publish, write_text
 from listwise.search.folder.keymap import KeyMap
-from listwise.search.store import SearchIntent, Tuned
+from listwise.search.store import SearchIntent, TuningResult
 
 _STATE = "search.json"
 _CODES = "codes.faiss"
@@ -38,7 +38,7 @@ class SearchState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     intent: SearchIntent
-    tuned: Tuned
+    tuned: TuningResult
     entries: int  # when it was measured
     probes: int = 0  # of a compressed search, as what follows
     candidates: int = 0

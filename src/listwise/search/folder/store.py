@@ -36,7 +36,7 @@ from listwise.search.folder.tuning import (
     set_probes,
     shortcomings,
 )
-from listwise.search.store import IndexHeader, SearchIntent, Store, Tuned
+from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
 
 _HEADER = "index.json"
 _LOCK = "lock"
@@ -153,7 +153,7 @@ class FolderStore(Store):
         for part in self._table.rows(keys):
             yield part.keys, part.descriptors
 
-    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> Tuned:
+    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both.
 
         A compressed search that was chosen for the same intent, and for about as many entries,
@@ -277,18 +277,18 @@ class FolderStore(Store):
         search.probes, search.candidates = state.probes, state.candidates
         return Mirror(search, found[1])
 
-    def _tune_exact(self, intent: SearchIntent) -> Tuned:
+    def _tune_exact(self, intent: SearchIntent) -> TuningResult:
         mirror = self._mirror
         if mirror is None or not isinstance(mirror.search, FlatSearch):
             mirror = self._take(Mirror(FlatSearch(self.header.dim)))
         spent = median_milliseconds(mirror.search, self._sample(_SAMPLE).descriptors)
-        tuned = Tuned("exact", 1.0, spent, mirror.search.memory)
+        tuned = TuningResult("exact", 1.0, spent, mirror.search.memory)
         self._save(SearchState(intent=intent, tuned=tuned, entries=len(mirror.stamps)), mirror)
         return tuned
 
     def _tune_compressed(
         self, intent: SearchIntent, kept: Mirror[CompressedSearch] | None
-    ) -> Tuned:
+    ) -> TuningResult:
         sample = self._sample(_SAMPLE)
         truth = Truth(sample.keys, sample.descriptors)
         entries = len(self)
@@ -308,7 +308,7 @@ class FolderStore(Store):
             f"compressed: 1 bit a dimension, {search.probes} of {search.lists} lists, "
             f"{search.candidates} re-scored"
         )
-        tuned = Tuned(method, *measured, search.memory)
+        tuned = TuningResult(method, *measured, search.memory)
         state = SearchState(
             intent=intent,
             tuned=tuned,

@@ -12,7 +12,7 @@ from listwise.search.folder.compressed import CompressedSearch
 from listwise.search.folder.flat import FlatSearch, best, exact_memory
 from listwise.search.folder.mirror import DescriptorSearch
 from listwise.search.folder.table import Rows
-from listwise.search.store import SearchIntent, Tuned
+from listwise.search.store import SearchIntent, TuningResult
 
 RECALL_AT = 10
 _EXACT_MILLISECONDS = 100.0  # exact search is fast up to this
@@ -154,7 +154,7 @@ def _milliseconds_a_row(search: CompressedSearch, truth: Truth) -> float:
     return max(0.0, times[1] - times[0]) / (_CANDIDATES[-1] - _CANDIDATES[0])
 
 
-def shortcomings(intent: SearchIntent, tuned: Tuned) -> list[str]:
+def shortcomings(intent: SearchIntent, tuned: TuningResult) -> list[str]:
     """What of an intent is not met, in words."""
     lacking = []
     if intent.memory is not None and tuned.memory > intent.memory:

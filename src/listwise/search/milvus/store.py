@@ -30,7 +30,7 @@ from listwise.search.milvus.tuning import (
     measure,
     take_sample,
 )
-from listwise.search.store import IndexHeader, SearchIntent, Store, Tuned
+from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
 _MOST = 16384  # rows that a server gives at once
@@ -199,7 +199,7 @@ class MilvusStore(Store):
 
     def tune(
         self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> Tuned:
+    ) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both.
 
         Exact search if it is fast enough and fits into memory, HNSW if that does, an index of
@@ -356,7 +356,7 @@ class MilvusStore(Store):
 
     def _tune_fast(
         self, method: Method, intent: SearchIntent, sample: Sample, on_note: Callable[[str], object]
-    ) -> Tuned:
+    ) -> TuningResult:
         """Search harder until recall is reached, or harder is of no use or too slow."""
         on_note(f"building {method.type}")
         easier, best = method, None
@@ -374,7 +374,7 @@ class MilvusStore(Store):
         assert best is not None
         return best
 
-    def _try(self, method: Method, intent: SearchIntent, sample: Sample) -> Tuned:
+    def _try(self, method: Method, intent: SearchIntent, sample: Sample) -> TuningResult:
         """Search in some way from now on, and measure it."""
         # Remembered first: whoever opens the index meanwhile builds the same.
         self._state = _State(method=method, intent=intent)
@@ -385,7 +385,7 @@ class MilvusStore(Store):
         self._state = _State(method=method, intent=intent, recall=recall, milliseconds=milliseconds)
         self._remember()
         memory = method.memory(len(self), self.header.dim)
-        return Tuned(str(method), recall, milliseconds, memory)
+        return TuningResult(str(method), recall, milliseconds, memory)
 
 
 def _properties(connection: Connection) -> dict[str, str]:

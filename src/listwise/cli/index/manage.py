@@ -1,0 +1,90 @@
+"""`listwise index remove`, `tune` and `info`."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from listwise.cli import options
+from listwise.cli.index.words import count_photos, describe_search, readable_fact
+from listwise.cli.output import note, open_console, print_json, say
+
+REMOVE = """Examples:
+
+  listwise index remove shop chairs/a.jpg
+
+  listwise index remove shop more-photos
+"""
+TUNE = """Examples:
+
+  listwise index tune shop --recall 0.99
+
+  listwise index tune shop --memory 2GB --milliseconds 20
+
+  listwise index tune shop                     choose by the size of the index
+"""
+INFO = """Example:
+
+  listwise index info shop --json
+"""
+
+
+def remove(
+    index: options.IndexPlace,
+    photos: Annotated[
+        list[str],
+        typer.Argument(metavar="PHOTOS...", help="Ids of the index, or the photos themselves."),
+    ],
+    json: options.AsJson = False,
+) -> None:
+    """Remove photos from an index; the files themselves stay."""
+    from listwise.search import open_index
+
+    with open_index(index, create=False) as opened:
+        count = opened.remove(photos)
+        left = len(opened)
+    if json:
+        print_json({"removed": count, "entries": left})
+    else:
+        say(open_console(), f"{count_photos(count)} removed from {index}, {left} left", "bold")
+
+
+def tune(
+    index: options.IndexPlace,
+    memory: options.Memory = None,
+    milliseconds: options.Milliseconds = None,
+    recall: options.Recall = None,
+    json: options.AsJson = False,
+) -> None:
+    """Choose how an index searches from what you want of it, and measure it."""
+    intent = options.parse_intent(memory, milliseconds, recall)
+    console = open_console(json)
+
+    from listwise.search import open_index
+
+    with open_index(index, create=False) as opened, console.status("measuring search methods"):
+        tuned = opened.tune(intent, partial(note, console))
+    if json:
+        print_json(tuned)
+    else:
+        say(console, describe_search(tuned), "bold")
+
+
+def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
+    """Show what an index holds and how it searches."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from listwise.search import open_index
+
+    with open_index(index, create=False) as opened:
+        facts = opened.info()
+    if json:
+        print_json(facts)
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        if value is not None:
+            shown = escape(readable_fact(name, value))
+            table.add_row(f"[dim]{name.replace('_', ' ')}[/dim]", shown)
+    open_console().print(table, soft_wrap=True)

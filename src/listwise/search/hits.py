@@ -1,0 +1,132 @@
+"""From descriptors to hits: several queries at once, expanded where that is asked for."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from listwise.data.images import Box
+from listwise.errors import InputError
+from listwise.search.entries import Entry, Float32, NoEntryError
+from listwise.search.expansion import alpha_query_expansion
+from listwise.search.store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Hit:
+    """An entry that was found, and its score.
+
+    After re-ranking also the number of `inliers`, the matched points [m, 4] (x and y in the
+    query photo, x and y in the entry, pixels of the upright photos), and the number of the query
+    photo they are in; None where nothing was verified.
+    """
+
+    entry: Entry
+    score: float
+    inliers: int | None = None
+    matches: npt.NDArray[np.float32] | None = None
+    photo: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The photo's name in the index."""
+        return self.entry.id
+
+    @property
+    def path(self) -> str:
+        """Where the photo lies."""
+        return self.entry.path
+
+    @property
+    def box(self) -> Box | None:
+        """The part of the photo that was described; None for all of it."""
+        return self.entry.box
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """What the photo's table says of it, by column."""
+        return self.entry.attributes
+
+    def __repr__(self) -> str:
+        inliers = "" if self.inliers is None else f", inliers={self.inliers}"
+        return f"Hit({self.id!r}, score={self.score:.4f}{inliers})"
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Examples of one thing as descriptors [n, C], and how to search for it.
+
+    Several examples count with their mean; `exclude` has the keys of entries to leave out.
+    """
+
+    vectors: Float32
+    k: int
+    expand: bool = False
+    exclude: Collection[int] = ()
+
+
+def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
+    """The entries nearest to each query, best first; several queries cost little more than one."""
+    found = _nearest(store, queries)
+    entries = _entries(store, found)
+    if any(key not in entries for row in found for key, _ in row):
+        # Another process has removed some since, and others come in their place.
+        store.refresh()
+        found = _nearest(store, queries)
+        entries = _entries(store, found)
+    return [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
+
+
+def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
+    """Descriptors of entries: [n] -> [n, C].
+
+    Raises:
+        NoEntryError: there is no such entry.
+    """
+    known = store.get(keys)
+    for key in keys:
+        if key not in known:
+            raise NoEntryError(f"there is no entry {key} in the index")
+    return store.vectors(np.array(keys, np.int64))
+
+
+def _nearest(store: Store, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
+    """Keys and scores of what each query finds."""
+    rows = np.stack([_mean(query.vectors) for query in queries])
+    expanded = [i for i, query in enumerate(queries) if query.expand]
+    if expanded and len(store):
+        rows[expanded] = _expanded(store, rows[expanded])
+    most = max(query.k + len(query.exclude) for query in queries)
+    scores, keys = store.search(rows, most)
+    return [
+        [
+            (int(key), float(score))
+            for key, score in zip(row, values, strict=True)
+            if key >= 0 and int(key) not in query.exclude
+        ][: query.k]
+        for row, values, query in zip(keys, scores, queries, strict=True)
+    ]
+
+
+def _expanded(store: Store, rows: Float32) -> Float32:
+    try:
+        return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
+    except NoEntryError:
+        # What it found first has been removed before it was read.
+        store.refresh()
+        return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
+
+
+def _entries(store: Store, found: list[list[tuple[int, float]]]) -> dict[int, Entry]:
+    return store.get(sorted({key for row in found for key, _ in row}))
+
+
+def _mean(vectors: Float32) -> Float32:
+    if not len(vectors):
+        raise InputError("there is nothing to search for: give a photo or an entry")
+    if len(vectors) == 1:
+        row: Float32 = vectors[0]
+        return row
+    total: Float32 = vectors.sum(axis=0)
+    return total / max(float(np.linalg.norm(total)), float(np.finfo(np.float32).tiny))

@@ -1,0 +1,42 @@
+"""A search as one picture: the query photos, and what was found."""
+
+import io
+from collections.abc import Sequence
+
+from PIL import Image
+
+from listwise.data.images import Box, cut_out, load_image
+from listwise.data.sheets import contact_sheet
+from listwise.search.entries import Entry
+from listwise.search.filling import thumbnail_from_photo
+from listwise.search.hits import Hit
+from listwise.search.index import Index
+
+
+def draw_sheet(
+    index: Index,
+    hits: Sequence[Hit],
+    photos: Sequence[str] = (),
+    boxes: Sequence[Box] = (),
+    like: Sequence[str] = (),
+) -> Image.Image:
+    """A picture of a search's query (files with their boxes, entries by id) and its hits."""
+    queries = [load_image(photo) for photo in photos]
+    if boxes:
+        queries = [
+            cut_out(image, box, name)
+            for image, box, name in zip(queries, boxes, photos, strict=True)
+        ]
+    examples = [_thumbnail(index, index.entry(name)) for name in like]
+    found = []
+    for hit in hits:
+        points = "" if hit.inliers is None else f"   {hit.inliers} points"
+        found.append((_thumbnail(index, hit.entry), f"{hit.score:.3f}{points}", hit.id))
+    return contact_sheet([*queries, *examples], found)
+
+
+def _thumbnail(index: Index, entry: Entry) -> Image.Image:
+    content = index.store.thumbnail(entry.key) or thumbnail_from_photo(entry)
+    if not content:
+        return Image.new("RGB", (160, 120), "lightgrey")
+    return Image.open(io.BytesIO(content)).convert("RGB")
