@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
 from listwise.data.catalog import photos_of
-from listwise.data.images import IMAGE_SUFFIXES, _to_rgb, load_image
+from listwise.data.images import IMAGE_SUFFIXES, load_image, upright_rgb
 from listwise.data.labelled import Images
 from listwise.errors import InputError
 
@@ -36,7 +36,7 @@ def open_photo(photo: Photo) -> Image.Image:
             )
         return Image.fromarray(photo)
     if isinstance(photo, Image.Image):
-        return _to_rgb(ImageOps.exif_transpose(photo))
+        return upright_rgb(photo)
     raise InputError(
         f"a photo is a file, a Pillow image or a uint8 array, not {type(photo).__name__}"
     )

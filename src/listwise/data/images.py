@@ -76,13 +76,17 @@ def decode_opened(
     """What `load_image` gives, of an image that `opened` gave."""
     if min_side is not None and box is None:
         image.draft(None, (min_side, min_side))
+    upright = upright_rgb(image)
+    return upright if box is None else cut_out(upright, box, path)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode as upright RGB, on white where it is transparent."""
     image.load()
     upright = _to_rgb(image)
     # Pillow turns TIFF files while it loads them.
     turn = None if image.format == "TIFF" else _TURNS.get(exif_orientation(image))
-    if turn is not None:
-        upright = upright.transpose(turn)
-    return upright if box is None else cut_out(upright, box, path)
+    return upright if turn is None else upright.transpose(turn)
 
 
 def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
