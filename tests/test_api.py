@@ -350,3 +350,89 @@ def test_photos_are_removed_by_id_key_entry_and_file(index: listwise.Index, phot
         index.search()
     with pytest.raises(InputError, match="1 boxes for 2 photos"):
         index.search([photos / "class1" / "0.jpg"] * 2, box=[None])
+
+
+SMALL = {
+    "backbone": "test_resnet.r160_in1k",
+    "weights": "random",
+    "updates": 2,
+    "validate_every": 1,
+    "workers": 0,
+    "device": "cpu",
+}
+
+
+def test_training_gives_a_run_with_its_model_and_metrics(
+    photos: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "photos").symlink_to(photos)
+    monkeypatch.chdir(tmp_path)
+    notes: list[str] = []
+
+    run = listwise.train(
+        "photos", **SMALL, on_plan=lambda plan: notes.append(plan.reasons["batch_size"])
+    )
+
+    assert len(notes) == 1
+    assert run.folder == Path("runs/photos")
+    assert run.result.updates == 2
+    assert [line["update"] for line in run.metrics if "loss" in line] == [1, 2]
+    assert run.model.folder == tmp_path / "runs" / "photos" / "model"
+    assert run.model.encode(photos / "class0" / "0.jpg").shape == (run.model.dim,)
+    assert listwise.load("runs/photos").fingerprint == run.model.fingerprint
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(InputError, match="holds a run already"):
+        listwise.train("photos", **SMALL)
+    with pytest.raises(InputError, match="unknown setting 'bakbone'"):
+        listwise.train("photos", "runs/b", bakbone="resnet18")
+
+
+class Median(torch.nn.Module):
+    """A pooling of one's own."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features.flatten(2).median(dim=2).values
+
+
+def test_training_with_parts_of_ones_own(photos: Path, tmp_path: Path, capsys) -> None:
+    calls = 0
+
+    def centre_loss(descriptors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        means = torch.stack([descriptors[labels == label].mean(0) for label in labels])
+        return (descriptors - means).square().sum(1).mean()
+
+    run = listwise.train(
+        photos, tmp_path / "run", **SMALL, loss=centre_loss, pooling=Median(), progress=True
+    )
+
+    assert calls >= 2
+    assert isinstance(run.model.net.pooling, Median)
+    assert "update   2" in capsys.readouterr().err
+    with pytest.raises(InputError, match="pass it again"):
+        listwise.load(tmp_path / "run")
+    again = listwise.load(tmp_path / "run", pooling=Median())
+    path = photos / "class0" / "0.jpg"
+    np.testing.assert_allclose(again.encode(path), run.model.encode(path), atol=2e-6)
+
+
+def test_a_model_is_evaluated(photos: Path, model_folder: Path, tmp_path: Path) -> None:
+    model = listwise.load(model_folder)
+
+    results = listwise.evaluate(model, photos, workers=0)
+
+    vectors = model.encode(photos, workers=0).astype(np.float64)
+    scores = vectors @ vectors.T
+    labels = np.repeat(np.arange(8), 6)
+    expected = []
+    for query in range(48):
+        order = [i for i in np.argsort(-scores[query], kind="stable") if i != query]
+        right = labels[order] == labels[query]
+        precision = np.cumsum(right) / np.arange(1, 48)
+        expected.append(precision[right].mean())
+    (figures,) = results.figures.values()
+    assert figures["mAP"] == pytest.approx(np.mean(expected), abs=1e-3)
+    assert "mAP" in results.table()
+    results.report(tmp_path / "report.html")
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -1,38 +1,57 @@
 """Listwise: image retrieval trained on the metric it is judged by.
 
-    model = listwise.load("runs/photos/model")      # or the name of any timm backbone
-    vectors = model.encode(["a.jpg", "b.jpg"])      # [2, dim], unit rows
-    index = listwise.open_index("shop", model)      # made if new
+    run = listwise.train("photos")                      # labelled photos -> a network
+    model = listwise.load("runs/photos/model")          # or the name of any timm backbone
+    vectors = model.encode(["a.jpg", "b.jpg"])          # [2, dim], unit rows
+    index = listwise.open_index("shop", model)          # made if new
     index.add("photos")
     hits = index.search("chair.jpg", k=10)
+    results = listwise.evaluate(model, "roxford5k")
 
 Nothing heavy is imported until a name is used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from listwise.api import load
-    from listwise.descriptors import Model
-    from listwise.search import Added, Entry, Hit, Index, open_index
+    from listwise.api import (
+        Added,
+        Entry,
+        Evaluation,
+        Hit,
+        Index,
+        Model,
+        Run,
+        evaluate,
+        load,
+        open_index,
+        train,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Added", "Entry", "Hit", "Index", "Model", "__version__", "load", "open_index"]
-
-_HOMES = {
-    "listwise.api": ("load",),
-    "listwise.descriptors": ("Model",),
-    "listwise.search": ("Added", "Entry", "Hit", "Index", "open_index"),
-}
+__all__ = [
+    "Added",
+    "Entry",
+    "Evaluation",
+    "Hit",
+    "Index",
+    "Model",
+    "Run",
+    "__version__",
+    "evaluate",
+    "load",
+    "open_index",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(home), name)
-            return value
-    raise AttributeError(f"module 'listwise' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'listwise' has no attribute {name!r}")
+    from listwise import api
+
+    globals().update({each: getattr(api, each) for each in api.__all__})
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from listwise.descriptors.model import Model
 from listwise.descriptors.whitening import Whitening
@@ -13,13 +14,26 @@ from listwise.models.backbone import check_backbone
 from listwise.models.storage import CONFIG_FILE
 
 
-def load_model(source: str | Path, device: str = "auto") -> Model:
+def load_model(
+    source: str | Path,
+    device: str = "auto",
+    *,
+    backbone: nn.Module | None = None,
+    pooling: nn.Module | None = None,
+) -> Model:
     """Open a model: the network in evaluation mode, and the whitening if it has one.
 
     Args:
         source: a model folder, a run folder of `listwise train`, or the name of a timm backbone,
             which is taken off the shelf: with released weights and GeM pooling.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+        backbone: the module, if the network was made with one of your own.
+        pooling: likewise.
+
+    Example:
+        >>> model = listwise.load("resnet50")               # doctest: +SKIP
+        >>> model.encode(["a.jpg", "b.jpg"]).shape          # doctest: +SKIP
+        (2, 2048)
 
     Raises:
         InputError: it is none of these, or its weights cannot be had; the message says which.
@@ -29,7 +43,7 @@ def load_model(source: str | Path, device: str = "auto") -> Model:
         return _off_the_shelf(str(source), device)
     if not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists():
         folder = folder / "model"
-    net = load_network(folder, device)
+    net = load_network(folder, device, backbone=backbone, pooling=pooling)
     return Model(net, Whitening.load(folder, net.fingerprint()), folder.absolute())
 
 
@@ -42,9 +56,16 @@ def _off_the_shelf(name: str, device: str) -> Model:
     return Model(_on_device(RetrievalNet(name).eval(), machine), name=name)
 
 
-def load_network(folder: str | Path, device: str = "auto") -> RetrievalNet:
+def load_network(
+    folder: str | Path,
+    device: str = "auto",
+    *,
+    backbone: nn.Module | None = None,
+    pooling: nn.Module | None = None,
+) -> RetrievalNet:
     """Open the network of a model folder without its whitening, laid out for its device."""
-    return _on_device(RetrievalNet.load(folder), Machine.detect(device))
+    net = RetrievalNet.load(folder, backbone=backbone, pooling=pooling)
+    return _on_device(net, Machine.detect(device))
 
 
 def _on_device(net: RetrievalNet, machine: Machine) -> RetrievalNet:
