@@ -1,9 +1,11 @@
-"""Files that are always whole."""
+"""Files that are always whole, and text that people write."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from listwise.errors import InputError
 
 
 def publish(partial: Path, final: Path) -> None:
@@ -65,3 +67,13 @@ def write_tensors(
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from listwise.data.catalog import ENTRIES, Entry, RemoteFile
-from listwise.data.download import LOCK_FILE, Patience, download, fetch, unpack
+from listwise.data.catalog import ENTRIES, DataSetEntry, RemoteFile
+from listwise.data.catalog.archives import unpack
+from listwise.data.catalog.download import LOCK_FILE, Patience, download, fetch
 from listwise.errors import InputError
 
 QUICK = Patience(retries=2, pause=0.01)
@@ -107,7 +108,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def entry(*files: RemoteFile) -> Entry:
+def entry(*files: RemoteFile) -> DataSetEntry:
     return replace(ENTRIES["roxford5k"], name="test", files=files, gigabytes=0.0)
 
 

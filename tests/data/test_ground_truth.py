@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from listwise.data.ground_truth import read_ground_truth
+from listwise.data.catalog.ground_truth import read_ground_truth
 from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
 

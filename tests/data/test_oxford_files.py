@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from listwise.data.oxford import read_oxford_ground_truth
+from listwise.data.catalog.ground_truth import read_oxford_ground_truth
 from listwise.errors import InputError
 
 NAMES = [f"all_souls_{i:06d}" for i in range(6)] + ["paris_defense_000605"]
@@ -67,7 +67,7 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
         read_oxford_ground_truth(tmp_path, NAMES)
     write(tmp_path, "x_1", GOOD, [NAMES[0]], [], [])
     (tmp_path / "x_1_ok.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"x_1_ok\.txt: not a text file"):
+    with pytest.raises(InputError, match=r"x_1_ok\.txt: not UTF-8 text"):
         read_oxford_ground_truth(tmp_path, NAMES)
     (tmp_path / "x_1_ok.txt").unlink()
     with pytest.raises(InputError, match=r"x_1_ok\.txt: cannot be read"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from listwise.data.ground_truth import read_ground_truth
+from listwise.data.catalog.ground_truth import read_ground_truth
 from listwise.data.toy import (
     TOY_GROUND_TRUTH,
     TOY_LABELS,
@@ -22,7 +22,7 @@ from listwise.data.toy import (
 )
 from listwise.data.toy.camera import Camera, paste_quad
 from listwise.data.toy.facade import build
-from listwise.data.toy.photo import draw_view, take_photo
+from listwise.data.toy.photo import draw_viewpoint, take_photo
 from listwise.data.toy.plans import CHOICES, draw_family
 from listwise.data.toy.scene import Scene
 from listwise.errors import InputError
@@ -249,7 +249,7 @@ def seen_share(kind: str, seed: int) -> float:
     """The part of the photo that the building's box takes."""
     rng = np.random.default_rng(seed)
     model = build(draw_family(rng)[0], rng)
-    photo, (left, top, right, bottom) = take_photo(model, draw_view(kind, rng), rng)
+    photo, (left, top, right, bottom) = take_photo(model, draw_viewpoint(kind, rng), rng)
     return (right - left) * (bottom - top) / (photo.width * photo.height)
 
 
@@ -264,7 +264,7 @@ def test_junk_shows_a_sliver_and_easy_the_building() -> None:
 
 def test_hard_views_are_stronger() -> None:
     def strength(kind: str) -> tuple[float, float]:
-        views = [draw_view(kind, np.random.default_rng(seed)) for seed in range(200)]
+        views = [draw_viewpoint(kind, np.random.default_rng(seed)) for seed in range(200)]
         return (
             float(np.mean([abs(view.azimuth) for view in views])),
             float(np.mean([view.occluders for view in views])),

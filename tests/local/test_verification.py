@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from test_features import textured
 
-from listwise.data.ground_truth import read_ground_truth
+from listwise.data.catalog.ground_truth import read_ground_truth
 from listwise.local.features import Features, hessian_affine, photo_features
 from listwise.local.rerank import MINIMUM
 from listwise.local.verification import Verified, nearest_pairs, verify

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from listwise.benchmarks.measure import timed
 from listwise.benchmarks.table import Column
-from listwise.data.toy.photo import draw_view, take_photo
+from listwise.data.toy.photo import draw_viewpoint, take_photo
 from listwise.errors import InputError
 from listwise.local.asmk import ALPHA, ASSIGNMENTS, TAU
 from listwise.local.asmk_index import AsmkIndex
@@ -256,7 +256,7 @@ def measure_extraction() -> LocalMeasurement:
     seconds, features = [], []
     for number in range(SAMPLE):
         generator = np.random.default_rng(number)
-        photo, _ = take_photo(None, draw_view("easy", generator), generator)
+        photo, _ = take_photo(None, draw_viewpoint("easy", generator), generator)
         took, found = timed(partial(hessian_affine, photo))
         seconds.append(took)
         features.append(len(found))

@@ -13,7 +13,7 @@ from listwise.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from listwise.data.catalog import Entry
+    from listwise.data.catalog import DataSetEntry
 
 EXAMPLES = """Examples:
 
@@ -35,7 +35,7 @@ def download(
 ) -> None:
     """Download a public data set, or check the one that is in the folder."""
     from listwise.data.catalog import DATA_FOLDER, ENTRIES, find_entry
-    from listwise.data.download import get_dataset
+    from listwise.data.catalog.download import get_dataset
 
     console = open_console(json)
     if list_all:
@@ -64,7 +64,7 @@ def download(
     say(console, f"{dataset.name} is in {dataset.folder}", "bold")
 
 
-def _list(entries: "list[Entry]", console: "Console", json: bool) -> None:
+def _list(entries: "list[DataSetEntry]", console: "Console", json: bool) -> None:
     from rich.table import Table
 
     if json:

@@ -1,5 +1,6 @@
 """Images and labels: reading, checking and cropping them."""
 
+from listwise.data.checks import ImageReport, check_images
 from listwise.data.crops import (
     Crop,
     CropBatch,
@@ -17,17 +18,10 @@ from listwise.data.images import (
     list_images,
     load_image,
 )
-from listwise.data.labelled import (
-    ImageReport,
-    Images,
-    LabelledImages,
-    check_images,
-    hold_out_classes,
-    read_images,
-    read_labelled,
-)
+from listwise.data.labelled import Images, LabelledImages, hold_out_classes
 from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile, whole_image
 from listwise.data.pipeline import decode_photos
+from listwise.data.sources import read_images, read_labelled
 from listwise.settings import CropSettings
 
 __all__ = [

@@ -21,7 +21,7 @@ def read_pickle_restricted(path: str | Path) -> Any:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            return settle(Reader(file, encoding="latin1").load(), {})
+            return real_value(Reader(file, encoding="latin1").load(), {})
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ForbiddenError as error:
@@ -95,7 +95,7 @@ class Array:
             return _from_buffer(data, dtype, shape, order)
         flat: NDArray[Any] = np.empty(len(data), dtype=object)
         for position, value in enumerate(data):
-            flat[position] = settle(value, memo)
+            flat[position] = real_value(value, memo)
         return flat.reshape(shape, order=order)
 
 
@@ -135,18 +135,18 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-def settle(value: Any, memo: dict[int, Any]) -> Any:
+def real_value(value: Any, memo: dict[int, Any]) -> Any:
     """`value` with every stand-in replaced by what it stands for; shared parts are done once."""
     if id(value) in memo:
         return memo[id(value)]
-    settled: Any = value
+    real: Any = value
     if isinstance(value, dict):
-        settled = {settle(key, memo): settle(item, memo) for key, item in value.items()}
+        real = {real_value(key, memo): real_value(item, memo) for key, item in value.items()}
     elif isinstance(value, (list, tuple, set, frozenset)):
-        settled = type(value)(settle(item, memo) for item in value)
+        real = type(value)(real_value(item, memo) for item in value)
     elif isinstance(value, Array):
-        settled = value.real(memo)
+        real = value.real(memo)
     elif isinstance(value, (Maker, _DType, type)):
         raise ForbiddenError("a type or function as a value")
-    memo[id(value)] = settled
-    return settled
+    memo[id(value)] = real
+    return real

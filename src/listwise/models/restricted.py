@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import Tensor
 
-from listwise.data.pickles import Array, ForbiddenError, Maker, Reader, settle
+from listwise.data.pickles import Array, ForbiddenError, Maker, Reader, real_value
 from listwise.errors import InputError
 
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -87,7 +87,7 @@ def _read_zip(file: BinaryIO, limit: int) -> Any:
         content = reader.load()
         for key, storage in reader.storages.items():
             storage.fill(archive.read(f"{root}data/{key}"))
-    return settle(content, {})
+    return real_value(content, {})
 
 
 def _read_stream(file: BinaryIO, limit: int) -> Any:
@@ -103,7 +103,7 @@ def _read_stream(file: BinaryIO, limit: int) -> Any:
         if struct.unpack("<q", file.read(8))[0] != storage.count:
             raise pickle.UnpicklingError(f"storage {key} is of another length than announced")
         storage.fill(file.read(storage.nbytes))
-    return settle(content, {})
+    return real_value(content, {})
 
 
 class _Type:
@@ -174,7 +174,7 @@ class _Record(Array):
         self.state = state
 
     def real(self, memo: dict[int, Any]) -> Any:
-        return settle(self.state, memo)
+        return real_value(self.state, memo)
 
 
 def _reconstruct(kind: Any, *_: Any) -> _Record:

@@ -1,8 +1,8 @@
 """The public data sets by name: what is known of them, and reading them where they are in place."""
 
+from listwise.data.catalog.benchmark import Benchmark
 from listwise.data.catalog.dataset import (
     DATA_FOLDER,
-    Benchmark,
     Dataset,
     find_dataset,
     find_entry,
@@ -10,14 +10,14 @@ from listwise.data.catalog.dataset import (
     photos_of,
     recognise,
 )
-from listwise.data.catalog.entries import ENTRIES, Entry, RemoteFile
+from listwise.data.catalog.entries import ENTRIES, DataSetEntry, RemoteFile
 
 __all__ = [
     "DATA_FOLDER",
     "ENTRIES",
     "Benchmark",
+    "DataSetEntry",
     "Dataset",
-    "Entry",
     "RemoteFile",
     "find_dataset",
     "find_entry",

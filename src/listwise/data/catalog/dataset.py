@@ -3,18 +3,16 @@
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from listwise.data.catalog.entries import ENTRIES, Entry
+from listwise.data.catalog.benchmark import Benchmark
+from listwise.data.catalog.entries import ENTRIES, DataSetEntry
+from listwise.data.catalog.ground_truth import read_ground_truth, read_oxford_ground_truth
 from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors
-from listwise.data.ground_truth import read_ground_truth
 from listwise.data.images import list_images
-from listwise.data.labelled import Images, LabelledImages, read_images, read_labelled
-from listwise.data.oxford import read_oxford_ground_truth
+from listwise.data.labelled import Images, LabelledImages
+from listwise.data.sources import read_images, read_labelled
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
 
@@ -25,54 +23,6 @@ _JUDGEMENTS = "gnd_*.pkl"
 _QUERIES = ("*_query.txt", "*/*_query.txt")
 
 
-@dataclass(frozen=True, eq=False)
-class Benchmark:
-    """Queries to be searched for in a database, and what is right for each.
-
-    `labelled` benchmarks have photos with labels, and every photo of a query's label is right;
-    the queries of the others are judged photo by photo. Where `queries is database`, each photo is
-    searched among the others.
-    """
-
-    name: str
-    database: Images
-    queries: Images
-    judged: JudgedQueries
-    labelled: bool = False
-
-    @classmethod
-    def of_labels(
-        cls, name: str, database: LabelledImages, queries: LabelledImages | None = None
-    ) -> "Benchmark":
-        """Labelled photos searched among themselves, or other ones searched for in them."""
-        asking = database if queries is None else queries
-        # Names of classes: numbers of two parts of a set need not agree.
-        labels, others = (np.array(part.class_names)[part.labels] for part in (asking, database))
-        judged = JudgedQueries.labelled(
-            labels,
-            None if queries is None else others,
-            names=database.ids,
-            queries=asking.ids,
-            boxes=asking.boxes,
-        )
-        return cls(name, database, asking, judged, labelled=True)
-
-    @property
-    def photo_count(self) -> int:
-        """Number of photos that a model describes to be evaluated on this benchmark."""
-        return len(self.database) + (0 if self.queries is self.database else len(self.queries))
-
-    def subset(self, queries: ArrayLike, database: ArrayLike) -> "Benchmark":
-        """Some queries among some photos of the database, both given by their positions."""
-        kept = self.database.subset(database)
-        return replace(
-            self,
-            database=kept,
-            queries=kept if self.queries is self.database else self.queries.subset(queries),
-            judged=self.judged.subset(queries, database),
-        )
-
-
 @dataclass(frozen=True)
 class Dataset:
     """A data set in a folder; `entry` is what the catalogue says of it, None for one unknown."""
@@ -80,7 +30,7 @@ class Dataset:
     name: str
     folder: Path
     layout: str
-    entry: Entry | None = None
+    entry: DataSetEntry | None = None
 
     def check(self) -> list[str]:
         """What is missing, a line each; empty if all is well. Photos are not opened."""
@@ -236,7 +186,7 @@ def _is_known(source: str | Path) -> bool:
     return find_entry(str(source)) is not None
 
 
-def find_entry(name: str) -> Entry | None:
+def find_entry(name: str) -> DataSetEntry | None:
     """The catalogue's entry of that name, upper or lower case, with - or _."""
     plain = name.lower().replace("_", "-")
     return next((entry for key, entry in ENTRIES.items() if key.lower() == plain), None)

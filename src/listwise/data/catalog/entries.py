@@ -5,7 +5,7 @@ where several public projects print the same one, or where the makers publish it
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -34,7 +34,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataSetEntry:
     """One data set by name.
 
     `layout` names its reader, `marks` are files (glob patterns) that only this one has, `counts`
@@ -58,15 +58,10 @@ class Entry:
 
 _VGG = "https://www.robots.ox.ac.uk/~vgg/data"
 _CTU = "http://cmp.felk.cvut.cz"
+_DISTRACTORS = "http://ptak.felk.cvut.cz/revisitop/revisitop1m"
 _FLICKR = "photos from Flickr: respect Flickr's terms of use and VGG's terms of access"
-
-
-def _photos(*urls: str) -> tuple[RemoteFile, ...]:
-    return tuple(RemoteFile(url, "jpg", unpack=True, flat=True) for url in urls)
-
-
-_OXFORD = _photos(f"{_VGG}/oxbuildings/oxbuild_images-v1.tgz")
-_PARIS = _photos(f"{_VGG}/parisbuildings/paris_1-v1.tgz", f"{_VGG}/parisbuildings/paris_2-v1.tgz")
+_OXFORD = ("oxbuild_images-v1",)
+_PARIS = ("paris_1-v1", "paris_2-v1")
 _PARIS_BROKEN = {
     "louvre": "000136 000146",
     "moulinrouge": "000422",
@@ -79,68 +74,71 @@ _PARIS_BROKEN = {
 }
 
 
-def _judgements(name: str) -> tuple[RemoteFile, ...]:
+def _unpacked(place: str, archives: tuple[str, ...], to: str) -> tuple[RemoteFile, ...]:
+    """Archives of VGG, unpacked without their own folders."""
+    return tuple(
+        RemoteFile(f"{_VGG}/{place}buildings/{name}.tgz", to, unpack=True, flat=True)
+        for name in archives
+    )
+
+
+def _revisited(
+    name: str, title: str, photos: int, place: str, archives: tuple[str, ...], gigabytes: float
+) -> DataSetEntry:
     file = f"gnd_{name}.pkl"
-    return (RemoteFile(f"{_CTU}/revisitop/data/datasets/{name}/{file}", file),)
+    judgements = RemoteFile(f"{_CTU}/revisitop/data/datasets/{name}/{file}", file)
+    return DataSetEntry(
+        name,
+        f"Revisited {title}",
+        "revisited",
+        _FLICKR,
+        f"{_CTU}/revisitop/",
+        (file,),
+        {"database": photos, "queries": 70},
+        (judgements, *_unpacked(place, archives, "jpg")),
+        gigabytes=gigabytes,
+    )
+
+
+def _original(
+    name: str, title: str, query: str, place: str, archives: tuple[str, ...], gigabytes: float
+) -> DataSetEntry:
+    """`query` is a file that only this one has; the first archive holds the judgements."""
+    return DataSetEntry(
+        name,
+        title,
+        "oxford",
+        _FLICKR,
+        f"{_VGG}/{place}buildings/",
+        (query, f"*/{query}"),
+        {"queries": 55},
+        (*_unpacked(place, archives[:1], "gt"), *_unpacked(place, archives[1:], "jpg")),
+        gigabytes=gigabytes,
+    )
 
 
 _ALL = (
-    Entry(
-        "roxford5k",
-        "Revisited Oxford",
-        "revisited",
-        _FLICKR,
-        f"{_CTU}/revisitop/",
-        ("gnd_roxford5k.pkl",),
-        {"database": 4993, "queries": 70},
-        _judgements("roxford5k") + _OXFORD,
-        gigabytes=2.0,
-    ),
-    Entry(
-        "rparis6k",
-        "Revisited Paris",
-        "revisited",
-        _FLICKR,
-        f"{_CTU}/revisitop/",
-        ("gnd_rparis6k.pkl",),
-        {"database": 6322, "queries": 70},
-        _judgements("rparis6k") + _PARIS,
-        gigabytes=2.5,
-    ),
-    Entry(
+    _revisited("roxford5k", "Oxford", 4993, "ox", _OXFORD, 2.0),
+    _revisited("rparis6k", "Paris", 6322, "paris", _PARIS, 2.5),
+    _original(
         "oxford5k",
         "Oxford Buildings",
-        "oxford",
-        _FLICKR,
-        f"{_VGG}/oxbuildings/",
-        ("all_souls_1_query.txt", "*/all_souls_1_query.txt"),
-        {"queries": 55},
-        (
-            RemoteFile(f"{_VGG}/oxbuildings/gt_files_170407.tgz", "gt", unpack=True, flat=True),
-            *_OXFORD,
-        ),
-        gigabytes=2.0,
+        "all_souls_1_query.txt",
+        "ox",
+        ("gt_files_170407", *_OXFORD),
+        2.0,
     ),
-    Entry(
-        "paris6k",
-        "Paris",
-        "oxford",
-        _FLICKR,
-        f"{_VGG}/parisbuildings/",
-        ("defense_1_query.txt", "*/defense_1_query.txt"),
-        {"queries": 55},
-        (
-            RemoteFile(f"{_VGG}/parisbuildings/paris_120310.tgz", "gt", unpack=True, flat=True),
-            *_PARIS,
+    replace(
+        _original(
+            "paris6k", "Paris", "defense_1_query.txt", "paris", ("paris_120310", *_PARIS), 2.5
         ),
-        gigabytes=2.5,
         broken=frozenset(
             f"paris_{place}_{number}"
             for place, numbers in _PARIS_BROKEN.items()
             for number in numbers.split()
         ),
     ),
-    Entry(
+    DataSetEntry(
         "revisitop1m",
         "The million distractors of revisited Oxford and Paris",
         "distractors",
@@ -148,20 +146,14 @@ _ALL = (
         f"{_CTU}/revisitop/",
         ("revisitop1m.txt",),
         files=(
-            RemoteFile(
-                "http://ptak.felk.cvut.cz/revisitop/revisitop1m/revisitop1m.txt", "revisitop1m.txt"
-            ),
+            RemoteFile(f"{_DISTRACTORS}/revisitop1m.txt", "revisitop1m.txt"),
             *(
-                RemoteFile(
-                    f"http://ptak.felk.cvut.cz/revisitop/revisitop1m/jpg/revisitop1m.{i}.tar.gz",
-                    "jpg",
-                    unpack=True,
-                )
+                RemoteFile(f"{_DISTRACTORS}/jpg/revisitop1m.{i}.tar.gz", "jpg", unpack=True)
                 for i in range(1, 101)
             ),
         ),
     ),
-    Entry(
+    DataSetEntry(
         "landmarks-clean",
         "Landmarks, cleaned (Gordo et al.)",
         "landmarks",
@@ -173,7 +165,7 @@ _ALL = (
         "http://download.europe.naverlabs.com/Computer-Vision-CodeandModels/ and save each photo "
         "that still answers as images/MD5-OF-ITS-ADDRESS.jpg",
     ),
-    Entry(
+    DataSetEntry(
         "retrieval-SfM-120k",
         "Retrieval-SfM (Radenović et al.)",
         "sfm",
@@ -188,7 +180,7 @@ _ALL = (
             RemoteFile(f"{_CTU}/cnnimageretrieval/data/train/ims/ims.tar.gz", "ims", unpack=True),
         ),
     ),
-    Entry(
+    DataSetEntry(
         "google-landmarks-v2",
         "Google Landmarks v2, the cleaned training set",
         "gldv2",
@@ -215,7 +207,7 @@ _ALL = (
         ),
         gigabytes=500.0,
     ),
-    Entry(
+    DataSetEntry(
         "SOP",
         "Stanford Online Products",
         "sop",
@@ -234,7 +226,7 @@ _ALL = (
         ),
         gigabytes=3.1,
     ),
-    Entry(
+    DataSetEntry(
         "CUB-200",
         "Caltech-UCSD Birds 200-2011",
         "cub",
@@ -251,7 +243,7 @@ _ALL = (
         ),
         gigabytes=1.2,
     ),
-    Entry(
+    DataSetEntry(
         "Cars-196",
         "Stanford Cars",
         "cars",
@@ -263,7 +255,7 @@ _ALL = (
         "cars_annos.mat (MD5 b407c6086d669747186bd1d764ff9dbc) from a copy you trust and unpack "
         "them side by side",
     ),
-    Entry(
+    DataSetEntry(
         "In-shop",
         "DeepFashion In-shop Clothes Retrieval",
         "inshop",
@@ -276,5 +268,5 @@ _ALL = (
     ),
 )
 
-ENTRIES: Final[Mapping[str, Entry]] = {entry.name: entry for entry in _ALL}
+ENTRIES: Final[Mapping[str, DataSetEntry]] = {entry.name: entry for entry in _ALL}
 """The data sets known by name."""

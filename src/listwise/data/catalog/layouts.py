@@ -16,15 +16,16 @@ from listwise.data.images import IMAGE_SUFFIXES
 from listwise.data.labelled import Images, LabelledImages
 from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
+from listwise.files import read_text
 
-Row = tuple[str, str, str]
+LabelledPath = tuple[str, str, str]
 """Path below the folder, class, and split of an image."""
 
 
 def read_sop(folder: Path) -> LabelledImages:
     """Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` name class and path."""
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelledPath]:
         for split in ("train", "test"):
             lines = _lines(root / f"Ebay_{split}.txt")
             for number, line in lines[1:]:
@@ -38,7 +39,7 @@ def read_sop(folder: Path) -> LabelledImages:
 def read_cub(folder: Path) -> LabelledImages:
     """Caltech-UCSD Birds: classes 1 to 100 are for training, 101 to 200 for testing."""
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelledPath]:
         kinds = dict(_pairs(root / "image_class_labels.txt"))
         for number, path in _pairs(root / "images.txt"):
             if number not in kinds:
@@ -80,7 +81,7 @@ def read_inshop(folder: Path) -> LabelledImages:
     path = eval_folder / "list_eval_partition.txt"
     below = next((name for name in ("Img", "") if (folder / name / "img").is_dir()), "Img")
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelledPath]:
         for number, line in _lines(path)[2:]:
             image, item, split = _words(path, number, line, 3)
             yield image, item, split
@@ -91,7 +92,7 @@ def read_inshop(folder: Path) -> LabelledImages:
 def read_landmarks(folder: Path) -> LabelledImages:
     """Landmarks-clean: lists of address and class; photos that are not there are left out."""
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelledPath]:
         for split in ("train", "val"):
             path = folder / f"annotation_clean_{split}.txt"
             for number, line in _lines(path):
@@ -110,7 +111,7 @@ def read_sfm(folder: Path) -> LabelledImages:
     path = folder / "retrieval-SfM-120k.pkl"
     content = read_pickle_restricted(path)
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelledPath]:
         for split in ("train", "val"):
             try:
                 part = content[split]
@@ -130,7 +131,7 @@ def read_gldv2(folder: Path) -> LabelledImages:
     path = folder / "train_clean.csv"
     below = "train/" if (folder / "train").is_dir() else ""
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelledPath]:
         table = csv.DictReader(line for _, line in _lines(path))
         for row in table:
             if row.get("landmark_id") is None or row.get("images") is None:
@@ -170,7 +171,7 @@ def find_photos(folder: Path, names: Iterable[str]) -> list[str]:
     return [_absolute(folder, there.get(name, f"{name}.jpg")) for name in names]
 
 
-def labelled_rows(folder: Path, rows: Iterable[Row]) -> LabelledImages:
+def labelled_rows(folder: Path, rows: Iterable[LabelledPath]) -> LabelledImages:
     """Labelled images below `folder`."""
     table = list(rows)
     if not table:
@@ -198,12 +199,7 @@ def _first(folder: Path, file: str, below: tuple[str, ...]) -> Path:
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Numbers and text of the lines that are not empty."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text") from None
+    text = read_text(path)
     return [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 

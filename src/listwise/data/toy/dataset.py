@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from listwise.data.toy.facade import build
-from listwise.data.toy.photo import draw_view, take_photo
+from listwise.data.toy.photo import draw_viewpoint, take_photo
 from listwise.data.toy.plans import FAMILY, Building, draw_family
 from listwise.data.toy.scene import Box
 from listwise.errors import InputError
@@ -189,7 +189,7 @@ def _run(folder: Path, task: _Task) -> dict[str, Box]:
     boxes: dict[str, Box] = {}
     for view, (name, kind) in enumerate(task.photos):
         rng = np.random.default_rng([*task.seed, view])
-        photo, boxes[name] = take_photo(model, draw_view(kind, rng), rng)
+        photo, boxes[name] = take_photo(model, draw_viewpoint(kind, rng), rng)
         photo.save(folder / f"{name}.jpg", quality=_QUALITY)
     return boxes
 

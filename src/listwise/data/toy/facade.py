@@ -8,7 +8,7 @@ from PIL import Image
 
 from listwise.data.toy.canvas import Canvas, Grain, shade
 from listwise.data.toy.openings import draw_door, draw_window, outline
-from listwise.data.toy.plans import Building, Colour, Details, Plan
+from listwise.data.toy.plans import Building, BuildingPlan, Colour, Details
 from listwise.data.toy.roofs import (
     draw_ornament,
     draw_roof,
@@ -21,7 +21,7 @@ _PIXELS = 340  # of the longer side of a finished front
 
 
 @dataclass(frozen=True)
-class Model:
+class DrawnBuilding:
     """A building ready to be photographed: lengths in metres, pictures at falling sizes."""
 
     front: list[Image.Image]
@@ -33,7 +33,7 @@ class Model:
     margin: float  # what roofs and steps jut out beyond the walls, left and right of the front
 
 
-def build(building: Building, rng: np.random.Generator) -> Model:
+def build(building: Building, rng: np.random.Generator) -> DrawnBuilding:
     """Draw a building's front and side."""
     plan, margin = building.plan, 0.9
     height = total_height(building)
@@ -43,7 +43,9 @@ def build(building: Building, rng: np.random.Generator) -> Model:
     side_height = plan.eaves + 2.2
     side = Canvas(plan.depth, side_height, scale * 0.8)
     _draw_side(side, building, rng)
-    return Model(_sizes(front), _sizes(side), plan.width, height, plan.depth, side_height, margin)
+    return DrawnBuilding(
+        _sizes(front), _sizes(side), plan.width, height, plan.depth, side_height, margin
+    )
 
 
 def _sizes(canvas: Canvas) -> list[Image.Image]:
@@ -66,7 +68,7 @@ def _draw_front(canvas: Canvas, building: Building, left: float, rng: np.random.
 
 
 def _draw_skeleton(
-    canvas: Canvas, plan: Plan, details: Details, left: float, right: float, stone: Grain
+    canvas: Canvas, plan: BuildingPlan, details: Details, left: float, right: float, stone: Grain
 ) -> None:
     """Plinth, courses, corners and cornice."""
     trim = details.trim
@@ -95,7 +97,7 @@ def _draw_skeleton(
     canvas.rectangle(left - 0.5, eaves - 0.2, right + 0.5, eaves + 0.12, shade(trim, 1.06))
 
 
-def _draw_beams(canvas: Canvas, plan: Plan, left: float, right: float) -> None:
+def _draw_beams(canvas: Canvas, plan: BuildingPlan, left: float, right: float) -> None:
     levels = [plan.ground_height + f * plan.floor_height for f in range(plan.floors)]
     for low, high in pairwise(levels):
         canvas.line([(left, low), (right, low)], _BEAM, 0.3)
@@ -106,7 +108,7 @@ def _draw_beams(canvas: Canvas, plan: Plan, left: float, right: float) -> None:
         canvas.line([(right, high), (right - 1.6, low)], _BEAM, 0.2)
 
 
-def _draw_floors(canvas: Canvas, plan: Plan, details: Details, left: float) -> None:
+def _draw_floors(canvas: Canvas, plan: BuildingPlan, details: Details, left: float) -> None:
     for floor in range(1, plan.floors):
         sill = plan.ground_height + (floor - 1) * plan.floor_height + 0.9
         height = plan.floor_height * (0.56 if floor < plan.floors - 1 else 0.5)
@@ -115,7 +117,7 @@ def _draw_floors(canvas: Canvas, plan: Plan, details: Details, left: float) -> N
             draw_window(canvas, details, x, sill, plan.bay_width * 0.42, height)
 
 
-def _draw_ground_floor(canvas: Canvas, plan: Plan, details: Details, left: float) -> None:
+def _draw_ground_floor(canvas: Canvas, plan: BuildingPlan, details: Details, left: float) -> None:
     middle = plan.bays // 2
     height = plan.ground_height * 0.72
     for bay in range(plan.bays):

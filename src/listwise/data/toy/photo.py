@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from listwise.data.toy.camera import Camera, paste_quad
-from listwise.data.toy.facade import Model, build
+from listwise.data.toy.facade import DrawnBuilding, build
 from listwise.data.toy.plans import draw_house
 from listwise.data.toy.scene import Box, Scene, brighten
 from listwise.data.toy.street import paint_backdrop, paste_thing
@@ -20,7 +20,7 @@ _HOUSES = 10
 
 
 @dataclass(frozen=True)
-class View:
+class Viewpoint:
     """The conditions of a photo."""
 
     azimuth: float  # degrees
@@ -35,10 +35,10 @@ class View:
     contrast: float  # of shadows and of the light's colour, 0..1
 
 
-def draw_view(kind: str, rng: np.random.Generator) -> View:
+def draw_viewpoint(kind: str, rng: np.random.Generator) -> Viewpoint:
     """Conditions of a kind: "query", "easy", "hard" or "junk"."""
     sign = 1 if rng.random() < 0.5 else -1
-    view = View(
+    view = Viewpoint(
         azimuth=sign * rng.uniform(0, 16),
         pitch=rng.uniform(0, 12),
         fill=rng.uniform(0.72, 0.98),
@@ -57,7 +57,7 @@ def draw_view(kind: str, rng: np.random.Generator) -> View:
     return view
 
 
-def _harden(view: View, sign: int, rng: np.random.Generator) -> View:
+def _harden(view: Viewpoint, sign: int, rng: np.random.Generator) -> Viewpoint:
     """One trouble or two at once."""
     troubles = set(rng.permutation(["oblique", "scale", "covered", "dark"])[: rng.integers(1, 3)])
     if "oblique" in troubles:
@@ -77,7 +77,7 @@ def _harden(view: View, sign: int, rng: np.random.Generator) -> View:
 
 
 def take_photo(
-    model: Model | None, view: View, rng: np.random.Generator
+    model: DrawnBuilding | None, view: Viewpoint, rng: np.random.Generator
 ) -> tuple[Image.Image, Box]:
     """Photograph a building, or with None a street without one.
 
@@ -97,26 +97,28 @@ def take_photo(
 
 
 @cache
-def house(number: int) -> Model:
+def house(number: int) -> DrawnBuilding:
     """One of the nameless houses that stand beside any building."""
     rng = np.random.default_rng([7, number])
     return build(draw_house(rng), rng)
 
 
-def _front(model: Model, x: float, z: float) -> NDArray[np.float64]:
+def _front(model: DrawnBuilding, x: float, z: float) -> NDArray[np.float64]:
     """The corners of a front whose middle stands at x, z, from the top left, clockwise."""
     half, top = model.width / 2 + model.margin, model.height
     return np.array([[x - half, top, z], [x + half, top, z], [x + half, 0, z], [x - half, 0, z]])
 
 
-def _side(model: Model, x: float, z: float, right: bool) -> NDArray[np.float64]:
+def _side(model: DrawnBuilding, x: float, z: float, right: bool) -> NDArray[np.float64]:
     edge = x + (model.width / 2 if right else -model.width / 2)
     near, far = (z, z + model.depth) if right else (z + model.depth, z)
     top = model.eaves
     return np.array([[edge, top, near], [edge, top, far], [edge, 0, far], [edge, 0, near]])
 
 
-def _frame(model: Model, view: View, size: tuple[int, int], rng: np.random.Generator) -> Camera:
+def _frame(
+    model: DrawnBuilding, view: Viewpoint, size: tuple[int, int], rng: np.random.Generator
+) -> Camera:
     """A camera that sees the building at the size and place the view asks for."""
     camera = Camera(
         azimuth=math.radians(view.azimuth),
@@ -137,10 +139,12 @@ def _frame(model: Model, view: View, size: tuple[int, int], rng: np.random.Gener
     )
 
 
-def _paste_row(scene: Scene, camera: Camera, model: Model, rng: np.random.Generator) -> None:
+def _paste_row(
+    scene: Scene, camera: Camera, model: DrawnBuilding, rng: np.random.Generator
+) -> None:
     """The building between its neighbours, the farther ones first."""
     sun_front, sun_side = rng.uniform(0.82, 1.1), rng.uniform(0.55, 1.05)
-    row: list[tuple[Model, float, float]] = []
+    row: list[tuple[DrawnBuilding, float, float]] = []
     for side in (-1, 1):
         x = side * (model.width / 2 + model.margin)
         while rng.random() < 0.4 and abs(x) < 2 * model.width:
@@ -161,7 +165,7 @@ def _paste_row(scene: Scene, camera: Camera, model: Model, rng: np.random.Genera
 
 
 def _cast_shadow(
-    scene: Scene, camera: Camera, model: Model, light: float, rng: np.random.Generator
+    scene: Scene, camera: Camera, model: DrawnBuilding, light: float, rng: np.random.Generator
 ) -> None:
     """The shadow that the houses across the street throw on the building."""
     edges = np.sort(rng.uniform(-0.6, 0.6, 4)) * model.width
@@ -175,7 +179,7 @@ def _cast_shadow(
     scene.photo.paste(brighten(scene.photo, light), mask=mask)
 
 
-def _paste_clutter(scene: Scene, camera: Camera, view: View, rng: np.random.Generator) -> None:
+def _paste_clutter(scene: Scene, camera: Camera, view: Viewpoint, rng: np.random.Generator) -> None:
     """Small things along the street, then what stands in the way, the farther ones first."""
     small, large = ("person", "bush", "car", "lamp"), ("tree", "tree", "bus", "car")
     things = [(rng.uniform(0.1, 0.4), str(rng.choice(small))) for _ in range(rng.integers(1, 5))]
@@ -195,7 +199,7 @@ _TINTS = {
 _EXPOSURES = {"clear": 0.52, "overcast": 0.52, "sunset": 0.45, "dusk": 0.34}
 
 
-def _expose(photo: Image.Image, view: View, rng: np.random.Generator) -> Image.Image:
+def _expose(photo: Image.Image, view: Viewpoint, rng: np.random.Generator) -> Image.Image:
     """Light: a gradient, the colour of the day, exposure, blur and grain."""
     if view.blur > 0:
         photo = photo.filter(ImageFilter.GaussianBlur(view.blur))

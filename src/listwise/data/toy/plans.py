@@ -30,7 +30,7 @@ ROOF_COLOURS: tuple[Colour, ...] = ((128, 70, 56), (92, 96, 108), (156, 92, 64),
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildingPlan:
     """The masses of a building: what all of its look-alikes share. Lengths are in metres."""
 
     bays: int
@@ -99,7 +99,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 class Building:
     """One building: a plan and its details."""
 
-    plan: Plan
+    plan: BuildingPlan
     details: Details
 
 
@@ -129,9 +129,9 @@ def draw_house(rng: np.random.Generator) -> Building:
     return Building(plan, replace(building.details, ornament="none"))
 
 
-def _draw_plan(rng: np.random.Generator) -> Plan:
+def _draw_plan(rng: np.random.Generator) -> BuildingPlan:
     wall = _pick(rng, WALLS)
-    return Plan(
+    return BuildingPlan(
         bays=int(rng.integers(3, 6)),
         floors=int(rng.integers(2, 4)),
         bay_width=float(rng.uniform(2.5, 3.3)),
@@ -146,7 +146,7 @@ def _draw_plan(rng: np.random.Generator) -> Plan:
     )
 
 
-def _visible(plan: Plan) -> list[str]:
+def _visible(plan: BuildingPlan) -> list[str]:
     """The details that show on a building of this plan."""
     hidden = set()
     if plan.tower in ("none", "dome"):

@@ -4,13 +4,13 @@ import math
 
 from listwise.data.toy.canvas import Canvas, Grain, Point, shade
 from listwise.data.toy.openings import draw_window, outline
-from listwise.data.toy.plans import Building, Colour, Details, Plan
+from listwise.data.toy.plans import Building, BuildingPlan, Colour, Details
 
 _DARK: Colour = (52, 58, 68)
 _COPPER: Colour = (112, 158, 140)
 
 
-def crown_height(plan: Plan) -> float:
+def crown_height(plan: BuildingPlan) -> float:
     """How far the roof rises above the eaves."""
     if plan.roof == "parapet":
         return 1.2
@@ -92,7 +92,7 @@ def _steps(left: float, right: float, eaves: float, rise: float, inset: float) -
 
 
 def _draw_dormer(
-    canvas: Canvas, plan: Plan, details: Details, x: float, y: float, height: float
+    canvas: Canvas, plan: BuildingPlan, details: Details, x: float, y: float, height: float
 ) -> None:
     width = height * 0.8
     canvas.rectangle(
@@ -110,21 +110,21 @@ def _draw_dormer(
     )
 
 
-def _shaft_width(plan: Plan) -> float:
+def _shaft_width(plan: BuildingPlan) -> float:
     return plan.bay_width * (1.15 if plan.tower == "centre" else 1.0) + 0.5
 
 
-def _shaft_top(plan: Plan) -> float:
+def _shaft_top(plan: BuildingPlan) -> float:
     return plan.eaves + max(crown_height(plan) * 0.55, 2.0) + plan.floor_height * 0.9
 
 
-def _cap_height(plan: Plan, cap: str) -> float:
+def _cap_height(plan: BuildingPlan, cap: str) -> float:
     if cap == "battlements":
         return 0.8
     return _shaft_width(plan) * {"pyramid": 0.9, "spire": 1.8, "onion": 1.7}[cap]
 
 
-def _dome_radius(plan: Plan) -> float:
+def _dome_radius(plan: BuildingPlan) -> float:
     return min(plan.width * 0.24, 4.0)
 
 
@@ -148,7 +148,7 @@ def draw_towers(
 
 
 def _draw_tower(
-    canvas: Canvas, plan: Plan, details: Details, x: float, stone: Grain, tiles: Grain
+    canvas: Canvas, plan: BuildingPlan, details: Details, x: float, stone: Grain, tiles: Grain
 ) -> None:
     width, top = _shaft_width(plan), _shaft_top(plan)
     half, trim = width / 2, details.trim
@@ -197,7 +197,9 @@ def _onion(x: float, y: float, half: float, height: float) -> list[Point]:
     return right + [(2 * x - px, py) for px, py in reversed(right)]
 
 
-def _draw_dome(canvas: Canvas, plan: Plan, details: Details, x: float, stone: Grain) -> None:
+def _draw_dome(
+    canvas: Canvas, plan: BuildingPlan, details: Details, x: float, stone: Grain
+) -> None:
     radius = _dome_radius(plan)
     base = plan.eaves + crown_height(plan) * 0.5
     drum = base + radius * 0.6

@@ -10,31 +10,24 @@ import json
 import os
 import shutil
 import socket
-import stat
-import tarfile
 import time
-import zipfile
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, Final, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from listwise.data.catalog import Dataset, Entry, RemoteFile, recognise
+from listwise.data.catalog.archives import CHUNK, Progress, is_disk_error, unpack
+from listwise.data.catalog.dataset import Dataset, recognise
+from listwise.data.catalog.entries import DataSetEntry, RemoteFile
 from listwise.errors import InputError
 from listwise.files import write_text
 
 LOCK_FILE: Final = "downloads.json"
-CHUNK: Final = 2**20
 TIMEOUT: Final = 60.0
 # Answers after which a second try may do better.
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-Progress = Callable[[str, int, int | None], object]
-"""Called with what is being done, the bytes done, and the bytes in all if they are known."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ _USUAL: Final = Patience()
 
 
 def download(
-    entry: Entry,
+    entry: DataSetEntry,
     folder: str | Path,
     *,
     base: str | None = None,
@@ -94,7 +87,7 @@ class DownloadResult(NamedTuple):
 
 
 def get_dataset(
-    entry: Entry,
+    entry: DataSetEntry,
     folder: str | Path,
     progress: Progress = lambda what, done, total: None,
 ) -> DownloadResult:
@@ -187,7 +180,11 @@ def fetch(
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, socket.gaierror):
                 raise _unreachable(address, target, "its name cannot be looked up") from None
-            if isinstance(error, OSError) and not isinstance(error, URLError) and _disk(error):
+            if (
+                isinstance(error, OSError)
+                and not isinstance(error, URLError)
+                and is_disk_error(error)
+            ):
                 raise InputError(f"cannot write {part}: {error.strerror}") from None
             reason = str(cause) or type(cause).__name__
         gained = part.exists() and part.stat().st_size > before
@@ -237,10 +234,6 @@ def _tag(part: Path) -> Path:
 def _length(content_range: str | None) -> int:
     total = (content_range or "").rpartition("/")[2]
     return int(total) if total.isdigit() else -1
-
-
-def _disk(error: OSError) -> bool:
-    return error.filename is not None or error.errno in (28, 122)  # no space, over quota
 
 
 def _text(address: str, folder: Path, patience: Patience) -> str:
@@ -296,73 +289,3 @@ def _checksums(path: Path, progress: Progress) -> dict[str, str]:
             done += len(chunk)
             progress(f"checking {path.name}", done, total)
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
-
-
-def unpack(
-    archive: Path,
-    folder: Path,
-    *,
-    flat: bool = False,
-    progress: Progress = lambda what, done, total: None,
-) -> None:
-    """Unpack a tar or zip archive into `folder`: files and folders inside it, and nothing else.
-
-    Raises:
-        InputError: the archive is damaged, or a member would land outside, or is a link or device.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        if zipfile.is_zipfile(archive):
-            _unpack_zip(archive, folder, flat, progress)
-        else:
-            _unpack_tar(archive, folder, flat, progress)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and _disk(error):
-            raise InputError(f"cannot unpack into {folder}: {error.strerror}") from None
-        raise InputError(f"{archive} is damaged ({error}): delete it and run again") from None
-
-
-def _unpack_tar(archive: Path, folder: Path, flat: bool, progress: Progress) -> None:
-    total = archive.stat().st_size
-    with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as members:
-        for member in members:
-            if member.isdir():
-                _place(archive, folder, member.name, flat)
-                continue
-            content = members.extractfile(member) if member.isreg() else None
-            if content is None:
-                raise InputError(f"{archive}: refused, {member.name} is a link or a device")
-            _write(content, _place(archive, folder, member.name, flat))
-            progress(f"unpacking {archive.name}", min(file.tell(), total), total)
-        # The compressed stream's own checksum is at its very end, behind the last member.
-        while members.fileobj is not None and members.fileobj.read(CHUNK):
-            pass
-
-
-def _unpack_zip(archive: Path, folder: Path, flat: bool, progress: Progress) -> None:
-    with zipfile.ZipFile(archive) as members:
-        total = sum(member.file_size for member in members.infolist())
-        done = 0
-        for member in members.infolist():
-            place = _place(archive, folder, member.filename, flat)
-            if member.is_dir():
-                continue
-            if stat.S_ISLNK(member.external_attr >> 16):
-                raise InputError(f"{archive}: refused, {member.filename} is a link or a device")
-            with members.open(member) as content:
-                _write(content, place)
-            done += member.file_size
-            progress(f"unpacking {archive.name}", done, total)
-
-
-def _place(archive: Path, folder: Path, name: str, flat: bool) -> Path:
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive:
-        raise InputError(f"{archive}: refused, {name!r} would land outside of {folder}")
-    return folder / path.name if flat else folder / path
-
-
-def _write(content: IO[bytes], place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.open("wb") as out:
-        shutil.copyfileobj(content, out, CHUNK)

@@ -1,5 +1,9 @@
-"""The judgements of the revisited benchmarks, in the public `gnd_*.pkl` files."""
+"""The judgements of public benchmarks, read from the files that their makers publish.
 
+Revisited Oxford and Paris have one `gnd_*.pkl`, the original Oxford5k and Paris6k text files.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,12 @@ from listwise.data.images import Box
 from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
+from listwise.files import read_text
 
 Indices = NDArray[np.int64]
+
+_QUERY = "_query.txt"
+_PREFIX = "oxc1_"  # in Oxford's query files only
 
 
 def read_ground_truth(path: str | Path) -> JudgedQueries:
@@ -35,6 +43,54 @@ def read_ground_truth(path: str | Path) -> JudgedQueries:
         if len(np.unique(everything)) != len(everything):
             raise InputError(f"{where}: an image is judged twice; easy, hard and junk must differ")
     return JudgedQueries.revisited(names, queries, boxes, **grades)
+
+
+def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> JudgedQueries:
+    """Read the `gt_files`: NAME_query.txt, NAME_good.txt, NAME_ok.txt and NAME_junk.txt a query.
+
+    Args:
+        folder: where the files are.
+        names: the database images (no folder, no extension), which the files do not list. Junk
+            that is not among them is left out, as it would have no effect.
+    """
+    folder = Path(folder)
+    files = sorted(folder.glob(f"*{_QUERY}"))
+    if not files:
+        raise InputError(f"{folder}: no file ends in {_QUERY}; give the folder of the gt_files")
+    positions = {name: position for position, name in enumerate(names)}
+    queries: list[str] = []
+    boxes: list[Box] = []
+    grades: dict[str, list[Indices]] = {"good": [], "ok": [], "junk": []}
+    for file in files:
+        query, box = _query(file)
+        stem = file.name.removesuffix(_QUERY)
+        good, ok, junk = (read_text(folder / f"{stem}_{grade}.txt").split() for grade in grades)
+        everything = good + ok + junk
+        if len(set(everything)) != len(everything):
+            raise InputError(f"{file}: an image is judged twice; good, ok and junk must differ")
+        missing = [name for name in good + ok if name not in positions]
+        if missing:
+            raise InputError(
+                f"{file}: {missing[0]} is to be found, but is not among the {len(names)} database "
+                "images; add it or take its name out of the ground truth"
+            )
+        queries.append(query)
+        boxes.append(box)
+        for lists, images in zip(grades.values(), (good, ok, junk), strict=True):
+            found = [positions[name] for name in images if name in positions]
+            lists.append(np.array(found, dtype=np.int64))
+    return JudgedQueries.oxford(list(names), queries, boxes, **grades)
+
+
+def _query(file: Path) -> tuple[str, Box]:
+    words = read_text(file).split()
+    try:
+        name, (left, top, right, bottom) = words[0], (float(word) for word in words[1:])
+    except (IndexError, ValueError):
+        raise InputError(f"{file}: expected a name and four numbers, the box") from None
+    if not (left < right and top < bottom):
+        raise InputError(f"{file}: the box should be left, top, right, bottom in that order")
+    return name.removeprefix(_PREFIX), (left, top, right, bottom)
 
 
 def _field(content: Any, key: str, where: str) -> Any:

@@ -1,0 +1,95 @@
+"""Which images of a set can be used."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from listwise.data.images import ImageError, image_size
+from listwise.data.labelled import Images, LabelledImages
+from listwise.data.photos import PhotoFile
+from listwise.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReport:
+    """What `check_images` found.
+
+    `sizes` are the widths and heights of the usable images (of the box where there is one):
+    int64 [N, 2]. `broken` has an error for each other image; `single` names the classes with
+    one usable image.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    broken: tuple[ImageError, ...]
+    single: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What a person should be told, a sentence each; empty if all is well."""
+        lines = []
+        if self.broken:
+            count = len(self.broken)
+            what = "1 image is" if count == 1 else f"{count} images are"
+            named = first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
+            lines.append(f"{what} unusable and left out: {named}")
+        if self.single:
+            count = len(self.single)
+            what = "1 class has" if count == 1 else f"{count} classes have"
+            lines.append(
+                f"{what} only one image, with nothing to be found: {first_names(self.single, ', ')}"
+            )
+        return lines
+
+
+ImagesT = TypeVar("ImagesT", bound=Images)
+
+
+def check_images(
+    images: ImagesT, strict: bool = False, workers: int | None = None
+) -> tuple[ImagesT, ImageReport]:
+    """Open every file's header and give the images that can be used, and a report.
+
+    Damage behind the header is found only when an image is decoded. `workers` is the number of
+    threads, chosen from the machine if None.
+
+    Raises:
+        ImageError: with `strict`, the first unusable image.
+        InputError: no image is usable.
+    """
+    usable: list[int] = []
+    sizes: list[tuple[int, int]] = []
+    broken: list[ImageError] = []
+    with ThreadPoolExecutor(workers) as pool:
+        for index, found in enumerate(pool.map(_size_or_error, images.files())):
+            if isinstance(found, ImageError):
+                if strict:
+                    pool.shutdown(cancel_futures=True)
+                    raise found
+                broken.append(found)
+            else:
+                usable.append(index)
+                sizes.append(found)
+    if not usable:
+        first = f", the first because: {broken[0]}" if broken else ""
+        raise InputError(f"none of the {len(images)} images is usable{first}")
+    kept = images.subset(usable)
+    single: tuple[str, ...] = ()
+    if isinstance(kept, LabelledImages):
+        single = tuple(kept.class_names[k] for k in np.flatnonzero(kept.class_sizes() == 1))
+    return kept, ImageReport(np.array(sizes, dtype=np.int64), tuple(broken), single)
+
+
+def _size_or_error(file: PhotoFile) -> tuple[int, int] | ImageError:
+    try:
+        return image_size(file.path, file.box)
+    except ImageError as error:
+        return error
+
+
+def first_names(names: Sequence[str], separator: str) -> str:
+    """The first five of some names, and how many more there are."""
+    shown = separator.join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

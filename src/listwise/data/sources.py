@@ -1,0 +1,340 @@
+"""Sets of images as people write them down.
+
+Three layouts are understood, by `read_labelled` (with labels) and `read_images` (without):
+
+* **A folder of class folders.** The class of an image is the first folder below the root;
+  deeper folders do not matter: `photos/eiffel_tower/2019/a.jpg` is of class `eiffel_tower`.
+* **A table**, `.csv` (UTF-8, comma-separated, a header line) or `.parquet`, one image a row:
+
+  ======================  ==================================================================
+  `path`                  the image file: absolute, or relative to the table's own folder
+  `label`                 its class: any text or number
+  `split`                 optional: which part it belongs to, such as `train` or `val`
+  `box`                   optional: `"x0,y0,x1,y1"` or `"x0 y0 x1 y1"`, the part of the image
+                          to use, in pixels of the upright image; empty means all of it
+  `x0`, `y0`, `x1`, `y1`  the same as four columns in place of `box`
+  ======================  ==================================================================
+
+* **An image list**, `.txt`: one image a line, then a tab and its label. Without a tab the last
+  word of the line is the label. Paths are absolute or relative to the list's own folder.
+"""
+
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from listwise.data.checks import first_names
+from listwise.data.images import IMAGE_SUFFIXES, Box, list_images
+from listwise.data.labelled import Images, LabelledImages
+from listwise.errors import InputError
+from listwise.files import read_text
+from listwise.optional import requires
+
+_BOX_COLUMNS = ("x0", "y0", "x1", "y1")
+_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+_LAYOUTS = (
+    "a folder of class folders, a .csv or .parquet table with the columns path,label, "
+    "or a .txt list with path<TAB>label on each line"
+)
+
+
+def read_labelled(
+    source: str | Path, split: str | None = None, split_column: str = "split"
+) -> LabelledImages:
+    """Read images and their labels from a folder, a table or a list (see the module's layouts).
+
+    Files are not opened: `check_images` does that. A table's split column ends up in `.splits`;
+    `split` keeps the images of one.
+
+    Raises:
+        InputError: the source does not have one of the layouts; the message says where.
+    """
+    source = Path(source).expanduser()
+    if source.is_dir():
+        images = _labelled(_class_folders(source))
+    elif _is_table(source):
+        images = _labelled(_table_rows(source, split_column=split_column, need_label=True))
+    else:
+        images = _labelled(_list_rows(source, need_label=True))
+    return images if split is None else images.of_split(split)
+
+
+def read_images(source: str | Path) -> Images:
+    """Read images without labels: any folder, a table with a path column, a list, or one image.
+
+    Boxes are kept; labels, splits and all other columns become attributes.
+
+    Raises:
+        InputError: the source does not have one of the layouts; the message says where.
+    """
+    source = Path(source).expanduser()
+    if source.is_dir():
+        return _unlabelled(_folder_rows(source))
+    if source.suffix.lower() in IMAGE_SUFFIXES and source.exists():
+        return _unlabelled([_ListedImage(os.path.abspath(source), str(source))])
+    if _is_table(source):
+        return _unlabelled(_table_rows(source, split_column=None, need_label=False))
+    return _unlabelled(_list_rows(source, need_label=False))
+
+
+@dataclass(frozen=True)
+class _ListedImage:
+    """One image as a source writes it; label and split are None where there is none."""
+
+    path: str
+    id: str
+    box: Box | None = None
+    label: str | None = None
+    split: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+def _unlabelled(rows: list[_ListedImage]) -> Images:
+    boxes = tuple(row.box for row in rows)
+    attributes = tuple(row.attributes for row in rows)
+    return Images(
+        paths=tuple(row.path for row in rows),
+        ids=tuple(row.id for row in rows),
+        boxes=boxes if any(boxes) else None,
+        attributes=attributes if any(attributes) else None,
+    )
+
+
+def _labelled(rows: list[_ListedImage]) -> LabelledImages:
+    names = sorted({str(row.label) for row in rows})
+    number = {name: label for label, name in enumerate(names)}
+    splits = tuple(row.split for row in rows if row.split is not None)
+    images = _unlabelled(rows)
+    return LabelledImages(
+        paths=images.paths,
+        ids=images.ids,
+        boxes=images.boxes,
+        labels=np.array([number[str(row.label)] for row in rows], dtype=np.int64),
+        class_names=tuple(names),
+        splits=splits or None,
+    )
+
+
+def _folder_rows(folder: Path) -> list[_ListedImage]:
+    root = Path(os.path.abspath(folder))
+    rows = [
+        _ListedImage(str(path), path.relative_to(root).as_posix()) for path in list_images(root)
+    ]
+    if not rows:
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise InputError(f"{folder}: no image in this folder or below it (names in {suffixes})")
+    return rows
+
+
+def _class_folders(folder: Path) -> list[_ListedImage]:
+    rows = _folder_rows(folder)
+    bare = [row.id for row in rows if "/" not in row.id]
+    if bare:
+        what = "1 image lies" if len(bare) == 1 else f"{len(bare)} images lie"
+        raise InputError(
+            f"{folder}: {what} directly in it ({first_names(bare, ', ')}); put the images of "
+            f"each class into a folder of their own, {folder}/CLASS/IMAGE, or give a CSV file "
+            "with the columns path,label"
+        )
+    rows = [replace(row, label=row.id.split("/", 1)[0]) for row in rows]
+    classes = sorted({str(row.label) for row in rows})
+    if _SPLIT_NAMES.issuperset(name.lower() for name in classes):
+        raise InputError(
+            f"{folder}: its folders ({', '.join(classes)}) are named like splits, not classes; "
+            f"give one of them, such as {folder / classes[0]}, or a CSV file with the columns "
+            "path,label,split"
+        )
+    return rows
+
+
+def _is_table(source: Path) -> bool:
+    """Whether a file is a table and not a list; anything else is an error."""
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder; give {_LAYOUTS}")
+    suffix = source.suffix.lower()
+    if suffix not in (".csv", ".parquet", ".txt"):
+        raise InputError(f"{source}: not understood; give {_LAYOUTS}")
+    return suffix != ".txt"
+
+
+def _absolute(source: Path, written: str) -> str:
+    return os.path.abspath(source.parent / written)
+
+
+def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
+    rows = []
+    for number, line in enumerate(read_text(source).split("\n"), start=1):
+        if not line.strip():
+            continue
+        written, label = _split_line(line)
+        if not written or (need_label and not label):
+            raise InputError(
+                f"{source}, line {number}: {line.strip()!r} is not an image and its label; "
+                "write path<TAB>label"
+            )
+        attributes = {"label": label} if label and not need_label else {}
+        rows.append(
+            _ListedImage(
+                _absolute(source, written), written, label=label or None, attributes=attributes
+            )
+        )
+    if not rows:
+        raise InputError(f"{source}: the list is empty")
+    return rows
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Path and label of a line, the label empty if there is none."""
+    if "\t" in line:
+        written, label = line.rsplit("\t", 1)
+        return written.strip(), label.strip()
+    line = line.strip()
+    # A line that ends like an image file is a path with spaces in it, not a path and a label.
+    if Path(line).suffix.lower() in IMAGE_SUFFIXES or len(line.split()) < 2:
+        return line, ""
+    written, label = line.rsplit(maxsplit=1)
+    return written, label
+
+
+def _table_rows(source: Path, split_column: str | None, need_label: bool) -> list[_ListedImage]:
+    read = _csv_cells if source.suffix.lower() == ".csv" else _parquet_cells
+    columns, cells = read(source)
+    missing = [
+        name for name in ("path", *(("label",) if need_label else ())) if name not in columns
+    ]
+    if missing:
+        hint = ""
+        if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
+            hint = "; separate the columns by commas"
+        raise InputError(
+            f"{source}: no column {' and no column '.join(missing)}; the columns are: "
+            f"{', '.join(columns)}; needed are path"
+            f"{' and label' if need_label else ''}, with split and box (or x0,y0,x1,y1) optional"
+            f"{hint}"
+        )
+    if split_column not in columns:
+        if split_column not in (None, "split"):
+            raise InputError(
+                f"{source}: no split column {split_column!r}; the columns are: {', '.join(columns)}"
+            )
+        split_column = None
+    required = ("path", *(("label",) if need_label else ()), *filter(None, (split_column,)))
+    read_box = _box_reader(source, columns)
+    others = [] if need_label else [c for c in columns if c not in ("path", "box", *_BOX_COLUMNS)]
+    rows = []
+    for place, row in cells:
+        for name in required:
+            if not _cell_text(row[name]):
+                raise InputError(f"{source}, {place}: the cell in column {name} is empty")
+        written = _cell_text(row["path"])
+        rows.append(
+            _ListedImage(
+                path=_absolute(source, written),
+                id=written,
+                box=read_box(place, row),
+                label=_cell_text(row["label"]) if need_label else None,
+                split=_cell_text(row[split_column]) if split_column else None,
+                attributes={name: text for name in others if (text := _cell_text(row[name]))},
+            )
+        )
+    if not rows:
+        raise InputError(f"{source}: the table has no rows")
+    return rows
+
+
+def _cell_text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _csv_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
+    reader = csv.reader(io.StringIO(read_text(source)), strict=True)
+    try:
+        columns = [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        raise InputError(f"{source}, line 1: not readable as CSV ({error})") from None
+    if not any(columns):
+        raise InputError(f"{source}: the first line must name the columns, such as path,label")
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        try:
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(columns):
+                    raise InputError(
+                        f"{source}, line {reader.line_num}: {len(row)} cells where the first line "
+                        f"names {len(columns)} columns; put quotes around a cell with a comma"
+                    )
+                yield f"line {reader.line_num}", dict(zip(columns, row, strict=True))
+        except csv.Error as error:
+            raise InputError(
+                f"{source}, line {reader.line_num}: not readable as CSV ({error})"
+            ) from None
+
+    return columns, rows()
+
+
+def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
+    with requires("train", "a Parquet table"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(source).read()
+    except (pa.ArrowException, OSError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{source}: not readable as Parquet ({said})") from None
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        number = 0
+        for batch in table.to_batches(max_chunksize=65536):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row
+
+    return list(table.column_names), rows()
+
+
+def _box_reader(
+    source: Path, columns: Sequence[str]
+) -> Callable[[str, Mapping[str, Any]], Box | None]:
+    """A function (place, row) -> box for a table with these columns."""
+    four = [name for name in _BOX_COLUMNS if name in columns]
+    if "box" in columns and four:
+        raise InputError(
+            f"{source}: has both a column box and {', '.join(four)}; keep one of the two"
+        )
+    if four and len(four) < 4:
+        absent = [name for name in _BOX_COLUMNS if name not in columns]
+        raise InputError(f"{source}: a box needs x0,y0,x1,y1; no column {', '.join(absent)}")
+
+    def read(place: str, row: Mapping[str, Any]) -> Box | None:
+        if not four and "box" not in columns:
+            return None
+        written = [row[name] for name in four] if four else row["box"]
+        if isinstance(written, list | tuple):
+            cells = [_cell_text(value) for value in written]
+        else:
+            cells = _cell_text(written).replace(",", " ").split()
+        if not any(cells):
+            return None
+        try:
+            x0, y0, x1, y1 = map(float, cells)
+        except ValueError:
+            _bad_box(source, place, cells, "is not four numbers x0,y0,x1,y1")
+        if not all(map(math.isfinite, (x0, y0, x1, y1))) or x0 >= x1 or y0 >= y1:
+            _bad_box(source, place, cells, "is empty; it must have x0 < x1 and y0 < y1")
+        return x0, y0, x1, y1
+
+    return read
+
+
+def _bad_box(source: Path, place: str, cells: Sequence[str], fault: str) -> NoReturn:
+    raise InputError(f"{source}, {place}: the box {','.join(cells)!r} {fault}")
