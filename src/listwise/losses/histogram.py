@@ -226,6 +226,14 @@ def products(left: Tensor, right: Tensor) -> Tensor:
 @contextmanager
 def _full_float32(device: str) -> Iterator[None]:
     backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9: one for all
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
     backend = backends.cuda.matmul if device == "cuda" else backends.mkldnn.matmul
     before = backend.fp32_precision
     if before in ("none", "ieee"):

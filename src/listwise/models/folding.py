@@ -134,7 +134,7 @@ def folds_hold(net: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
         norm = copy.deepcopy(changed.get_submodule(fold.norm))
         assert isinstance(norm, nn.BatchNorm2d)
         _change(norm, generator)
-        changed.set_submodule(fold.norm, norm)
+        _replace(changed, fold.norm, norm)
     changed.eval()
     other = _sharing_copy(changed)
     with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
@@ -299,8 +299,13 @@ def _fold(module: nn.Module, fold: Fold) -> tuple[nn.Parameter, nn.Parameter]:
     rest: nn.Module = nn.Identity()
     if isinstance(norm, BatchNormAct2d):
         rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))
-    module.set_submodule(fold.norm, rest)
+    _replace(module, fold.norm, rest)
     return conv.weight, conv.bias
+
+
+def _replace(net: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(net.get_submodule(parent), child, part)
 
 
 def _pairs(net: nn.Module, folds: Sequence[Fold]) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
