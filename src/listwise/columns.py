@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from listwise import __version__
 from listwise.errors import InputError
 from listwise.files import publish
+from listwise.optional import requires
 
 FORMAT_VERSION: Final = 1
 
@@ -84,7 +85,8 @@ class TableKind(Generic[H]):
 
     def matches(self, path: str | Path) -> bool:
         """Whether a file is of this kind, and not some other file."""
-        import pyarrow as pa
+        with requires("index", f"a {self.name}"):
+            import pyarrow as pa
 
         try:
             return self.key in (self.read_schema(Path(path)).metadata or {})
@@ -94,7 +96,8 @@ class TableKind(Generic[H]):
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
         """Report whatever is wrong with a file as one line."""
-        import pyarrow as pa
+        with requires("index", f"a {self.name}"):
+            import pyarrow as pa
 
         try:
             yield

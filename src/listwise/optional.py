@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from listwise.errors import InputError
 
@@ -40,3 +41,17 @@ def requires(extra: str, purpose: str) -> Iterator[None]:
             f"{purpose} needs {DISTRIBUTIONS.get(module, module)}: pip install 'listwise[{extra}]'",
             name=module,
         ) from error
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is one that the kernels were tested with: 3.3 (of PyTorch 2.7) or newer.
+
+    The interpreters of older ones, in which the tests run the kernels, corrupt memory.
+    """
+    try:
+        import triton
+    except ImportError:
+        return False
+    major, minor = triton.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (3, 3)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.3")
 
 # The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """

@@ -38,7 +38,8 @@ def plain_ap(ranked: list[int], positive: set[int], junk: set[int]) -> float:
         found += image in positive
         recalls.append(found / len(positive))
         precisions.append(found / seen)
-    return float(np.trapezoid(precisions, recalls))
+    heights = np.add(precisions[1:], precisions[:-1]) / 2
+    return float(heights @ np.diff(recalls))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(4, 60), st.sampled_from([3, 1000]))

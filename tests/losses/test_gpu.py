@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.3")
 
 # The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """

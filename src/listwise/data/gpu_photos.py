@@ -22,6 +22,7 @@ from listwise.data.photos import (
     thumbnail,
 )
 from listwise.errors import InputError
+from listwise.optional import has_triton
 
 GROUP = 8  # files that a thread reads at a time
 GROUPS_AHEAD = 16
@@ -59,13 +60,11 @@ Result = DecodedPhoto | ImageError
 @cache
 def gpu_decodes(device: torch.device) -> bool:
     """Whether photos can be decoded and resampled on a device: tried out once."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not has_triton():
         return False
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
     try:
-        import triton  # noqa: F401
-
         _decode_jpegs([_to_tensor(file.getvalue())], device)
     except Exception:  # one of many parts is missing, and each says so in its own way
         return False

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from listwise.columns import TableFile, TableHeader, TableKind, TableWriter
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
+from listwise.optional import requires
 
 ROW_GROUP: Final = 4096
 
@@ -55,7 +56,8 @@ class DescriptorWriter(TableWriter):
     """
 
     def __init__(self, path: str | Path, dim: int, header: DescriptorHeader) -> None:
-        import pyarrow as pa
+        with requires("index", "a descriptor file"):
+            import pyarrow as pa
 
         self.dim = dim
         # Neither the list nor its values may be null: reading is twice as fast without the marks.

@@ -3,6 +3,8 @@
 from listwise.optional import requires
 
 with requires("local", "local features"):
+    import pyarrow  # noqa: F401
+
     from listwise.local.features import Features, hessian_affine, photo_features
     from listwise.local.verification import Verified, verify
 

