@@ -4,10 +4,12 @@ A package brings one by an entry point in the group `listwise.losses` or `listwi
 are read from the metadata of the packages; a package is imported when its part is used.
 """
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["loss", "pooling"]
 
@@ -45,7 +47,9 @@ def load_installed(kind: Kind, name: str) -> Any:
         ) from error
 
 
-def _find(kind: Kind, name: str) -> EntryPoint:
+def _find(kind: Kind, name: str) -> "EntryPoint":
+    from importlib.metadata import entry_points  # slow to import
+
     found = {point.name: point for point in entry_points(group=GROUPS[kind])}
     if name in found:
         return found[name]

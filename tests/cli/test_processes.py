@@ -154,7 +154,7 @@ def test_an_interrupt_says_how_to_go_on(photos, tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == f"listwise: stopped; go on with: listwise train --resume {run}\n"
+    assert err == f"listwise: stopped; resume with: listwise train --resume {run}\n"
 
 
 @pytest.mark.slow

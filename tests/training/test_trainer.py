@@ -300,7 +300,7 @@ def test_data_that_changed_since_is_refused(photos, tmp_path):
 def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
     plan = prepare(photos, SETTINGS)
     Trainer(plan, tmp_path / "run")
-    with pytest.raises(InputError, match="holds a run already: resume it"):
+    with pytest.raises(InputError, match="holds a run already: continue it with `resume="):
         Trainer(plan, tmp_path / "run")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot make the run's folder"):

@@ -2,11 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from listwise.cli import options
 from listwise.cli.settings import given_settings, with_setting_flags
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from listwise.training import Trainer
 
 EXAMPLES = """Examples:
 
@@ -14,7 +20,7 @@ EXAMPLES = """Examples:
 
   listwise train labels.csv --run-folder runs/b --preset paper --batch-size 1024
 
-  listwise train --resume runs/b                 go on after an interruption
+  listwise train --resume runs/b                 resume an interrupted run
 
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
 """
@@ -41,14 +47,12 @@ def train(
         ),
     ] = "auto",
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the interrupted run in this folder.")
+        Path | None, typer.Option(help="Resume the interrupted run in this folder.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: options.AsJson = False,
     **flags: Any,
 ) -> None:
     """Train a retrieval network on labelled photos by maximising average precision."""
-    from rich.console import Console
-
     from listwise.errors import InputError
     from listwise.settings import merge, read_settings
 
@@ -61,36 +65,43 @@ def train(
         raise InputError(f"--preset is auto or paper, not {preset!r}")
     given = merge(read_settings(config) if config else {}, given)
 
-    from listwise.cli.run import in_processes, show_plan, show_result
-    from listwise.training import Trainer, prepare
-    from listwise.training import resume as resume_run
-    from listwise.training.run.folder import RUN_FILE
-    from listwise.training.run.view import LiveTrainView
+    from rich.console import Console
 
-    with in_processes() as first:
+    from listwise.cli.run import show_result
+    from listwise.training.distributed import joined_processes
+    from listwise.training.run.folder import RUN_FILE
+
+    folder = resume or run or Path("runs") / Path(str(data)).resolve().stem
+    with joined_processes() as first:
         console = Console(stderr=json, quiet=not first)
-        view = LiveTrainView(console)
-        folder = resume or run or Path("runs") / Path(str(data)).resolve().stem
         try:
-            if resume is not None:
-                with console.status("opening the run"):
-                    trainer = resume_run(resume, view)
-            else:
-                if (folder / RUN_FILE).exists():
-                    raise InputError(
-                        f"{folder} holds a run already: continue it with --resume {folder}, or "
-                        "choose another folder with --run-folder"
-                    )
-                with console.status("checking the photos"):
-                    plan = prepare(str(data), given, preset)  # type: ignore[arg-type]
-                show_plan(plan, console)
-                with console.status(f"loading {plan.config.backbone}"):
-                    trainer = Trainer(plan, folder, view)
+            trainer = _open(folder, console, None if resume else data, given, preset)
             result = trainer.fit()
         except KeyboardInterrupt:
             started = (folder / RUN_FILE).exists()
-            how = f"; go on with: listwise train --resume {folder}" if started else ""
+            how = f"; resume with: listwise train --resume {folder}" if started else ""
             print(f"listwise: stopped{how}", file=sys.stderr)
             raise typer.Exit(130) from None
         if first:
             show_result(result, console, json)
+
+
+def _open(
+    folder: Path, console: "Console", data: str | None, given: dict[str, Any], preset: str
+) -> "Trainer":
+    """The trainer of a new run on `data`, or of the run in the folder."""
+    from listwise.cli.run import show_plan
+    from listwise.training import Trainer, prepare, resume
+    from listwise.training.run.folder import check_unused
+    from listwise.training.run.view import LiveTrainView
+
+    view = LiveTrainView(console)
+    if data is None:
+        with console.status("opening the run"):
+            return resume(folder, view)
+    check_unused(folder)
+    with console.status("checking the photos"):
+        plan = prepare(data, given, preset)  # type: ignore[arg-type]
+    show_plan(plan, console)
+    with console.status(f"loading {plan.config.backbone}"):
+        return Trainer(plan, folder, view)

@@ -12,6 +12,30 @@ from listwise.models.choice import SMALL_BACKBONE
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; small sets overfit beyond
+_LIMITED = {True: "as in the paper", False: "without a GPU"}
+
+
+class _Choices:
+    """Settings that the user gave, and those chosen beside them, each with its reason."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self.chosen: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+
+    def choose(self, name: str, value: Any, reason: str) -> Any:
+        """Take the user's value if there is one, else this one."""
+        inner, target = self.given, self.chosen
+        *path, last = name.split(".")
+        for part in path:
+            inner = inner.get(part, {})
+        if last in inner:
+            return inner[last]
+        for part in path:
+            target = target.setdefault(part, {})
+        target[last] = value
+        self.reasons[name] = reason
+        return value
 
 
 def choose_settings(
@@ -31,71 +55,59 @@ def choose_settings(
     Returns:
         The config, and for each setting chosen here the reason.
     """
+    choices = _Choices(given)
     gpu = machine.device.startswith("cuda")
-    chosen: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-
-    def choose(name: str, value: Any, reason: str) -> Any:
-        """Take the user's value if there is one, else this one."""
-        inner = given
-        *path, last = name.split(".")
-        for part in path:
-            inner = inner.get(part, {})
-        if last in inner:
-            return inner[last]
-        target = chosen
-        for part in path:
-            target = target.setdefault(part, {})
-        target[last] = value
-        reasons[name] = reason
-        return value
-
     if not gpu:
-        choose("backbone", SMALL_BACKBONE, "no GPU here: a small network; resnet101 is the paper's")
+        reason = "no GPU here: a small network; resnet101 is the paper's"
+        choices.choose("backbone", SMALL_BACKBONE, reason)
+    crop = _choose_crop(choices, sizes, gpu)
+    _choose_schedule(choices, len(images), gpu)
+    choices.choose(
+        "val_max_side", 2 * crop, "validation photos up to twice the crop, near what they are used"
+    )
+    if gpu and machine.bfloat16:
+        choices.choose("precision", "bfloat16", "this GPU computes it several times faster")
+    choices.choose("device", machine.device, "a GPU is here" if gpu else "no GPU is here")
+    choices.choose("workers", machine.workers(), f"{machine.cores} cores")
+    return make_config(merge(choices.chosen, given), "the settings"), choices.reasons
 
-    with_what = "as in the paper" if gpu else "without a GPU"
+
+def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> int:
+    """The side of the crops."""
     short = int(np.median(sizes.min(axis=1)))
     limit = CropSettings().size if gpu else 224
-    crop = choose(
-        "crops.size",
-        max(64, min(limit, short // 32 * 32)),
-        f"half of the photos have a short side of {short} or more"
-        + (f"; at most {limit} {with_what}" if short > limit else ""),
-    )
+    reason = f"half of the photos have a short side of {short} or more"
+    if short > limit:
+        reason += f"; at most {limit} {_LIMITED[gpu]}"
+    side: int = choices.choose("crops.size", max(64, min(limit, short // 32 * 32)), reason)
+    return side
 
-    count = len(images)
-    asked = make_config(given, "the settings")
-    if asked.mined:
-        batch, most = asked.images_per_update, ""
+
+def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
+    """The batch, the number of updates, the learning rate, and when to validate and stop."""
+    given = make_config(choices.given, "the settings")
+    if given.mined:
+        batch, most = given.images_per_update, ""
     else:
         limit = TrainConfig().batch_size if gpu else 256
         # With at least two batches to a pass, batches differ.
-        batch = choose(
-            "batch_size",
-            min(limit, count // 2 if count >= 64 else count),
-            f"{count} training photos; half of them in a batch, at most {limit} {with_what}"
-            if count >= 64
-            else f"all {count} training photos",
-        )
-        batch, most = min(batch, count), " and 200 at most"
-    updates = choose(
+        wanted, reason = count, f"all {count} training photos"
+        if count >= 64:
+            wanted = min(limit, count // 2)
+            reason = (
+                f"{count} training photos; half of them in a batch, at most {limit} {_LIMITED[gpu]}"
+            )
+        batch, most = min(choices.choose("batch_size", wanted, reason), count), " and 200 at most"
+    updates = choices.choose(
         "updates",
         int(np.clip(math.ceil(PASSES * count / batch), 30, 200 if most else None)),
         f"each photo about {PASSES} times, 30 updates at least{most}",
     )
-    choose(
+    choices.choose(
         "learning_rate",
         float(f"{1e-4 * min(1.0, math.sqrt(batch / 1024)):.2g}"),
         "1e-4 from batches of 1024 up, less for smaller ones, whose gradients are noisier",
     )
-    choose("warmup", min(5, updates // 10), "Adam's first steps are its least certain")
-    every = choose("validate_every", max(1, updates // 15), "some 15 validations in a run")
-    choose("patience", 5, f"stop after {5 * every} updates without a better validation")
-    choose(
-        "val_max_side", 2 * crop, "validation photos up to twice the crop, near what they are used"
-    )
-    if gpu and machine.bfloat16:
-        choose("precision", "bfloat16", "this GPU computes it several times faster")
-    choose("device", machine.device, "a GPU is here" if gpu else "no GPU is here")
-    choose("workers", machine.workers(), f"{machine.cores} cores")
-    return make_config(merge(chosen, given), "the settings"), reasons
+    choices.choose("warmup", min(5, updates // 10), "Adam's first steps are its least certain")
+    every = choices.choose("validate_every", max(1, updates // 15), "some 15 validations in a run")
+    choices.choose("patience", 5, f"stop after {5 * every} updates without a better validation")

@@ -1,13 +1,33 @@
 """What the processes of one training step tell each other (nothing, when there is only one)."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 BUCKET_BYTES = 64 * 2**20
+
+
+@contextmanager
+def joined_processes() -> Iterator[bool]:
+    """Join the other processes if `torchrun` started several; gives whether this is the first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    # The others wait while the first validates, which may take longer than the usual ten minutes.
+    dist.init_process_group(backend, timeout=timedelta(hours=6))
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
 
 
 def world() -> tuple[int, int]:

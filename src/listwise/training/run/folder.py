@@ -64,4 +64,7 @@ def read_run(run: str | Path) -> dict[str, str]:
 def check_unused(run: str | Path) -> None:
     """Refuse a folder that holds a run: two runs would mix."""
     if (Path(run) / RUN_FILE).exists():
-        raise InputError(f"{run} holds a run already: resume it, or choose another folder")
+        raise InputError(
+            f'{run} holds a run already: continue it with `resume="{run}"`, or choose another '
+            "folder as `run`"
+        )
