@@ -32,12 +32,12 @@ ORDER = [
 COMMON = [
     "errors",
     "optional",
+    "machine",
     "files",
     "columns",
     "blocks",
     "plugins",
     "settings",
-    "machine",
     "progress",
 ]
 

@@ -1,7 +1,6 @@
 """Descriptors too many for memory, compared with queries one block after the other."""
 
 import mmap
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.errors import InputError
+from listwise.machine import core_count
 
 Vectors = NDArray[np.floating]
 # An array [N, C] (of `np.load(path, mmap_mode="r")`, say), or its parts [n, C] in order: a list,
@@ -87,7 +87,7 @@ def each_block(
         return work(start, inner_products(queries, start, block))
 
     # A thread for each block, not several for one product, so that `work` has all cores too.
-    threads = min(os.cpu_count() or 1, _THREADS)
+    threads = min(core_count(), _THREADS)
     with one_thread_products(), ThreadPoolExecutor(threads) as pool:
         pending: deque[Future[Result]] = deque()
         for start, block in blocks(database, len(queries)):

@@ -25,6 +25,7 @@ from listwise.cli import (
     whiten,
 )
 from listwise.errors import InputError
+from listwise.machine import set_thread_environment
 
 # click's, or that of the copy of click which newer versions of typer carry.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -74,6 +75,7 @@ def main() -> None:
     if not sys.warnoptions:
         # What libraries warn their callers of tells a person at the terminal nothing.
         warnings.simplefilter("ignore")
+    set_thread_environment()
     try:
         code = app(prog_name="listwise", standalone_mode=False)
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Photos to descriptors: a network runs on batches of photos of one shape."""
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from listwise.data import DecodedPhoto, Decoding, ImageError, Images, PhotoFile, decode_photos
 from listwise.data.pipeline import PhotoBatch, batch_by_shape
 from listwise.errors import InputError
+from listwise.machine import shared_cores
 from listwise.models.folding import make_twin
 from listwise.models.net import RetrievalNet
 
@@ -152,6 +153,7 @@ def embed_decoded(
     batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
     # Once for all: autocast keeps its casts of the weights as long as it lasts.
     with (
+        shared_cores() if device.type == "cpu" else nullcontext(),
         torch.inference_mode(),
         torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
     ):

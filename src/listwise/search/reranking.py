@@ -1,6 +1,5 @@
 """Re-ranking of hits by matching points, within a time if need be."""
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from PIL import Image
 
 from listwise.data.images import Box, ImageError
 from listwise.local.rerank import TOP, Reranker
+from listwise.machine import core_count
 from listwise.search.entries import Entry
 from listwise.search.hits import Hit
 
@@ -57,5 +57,5 @@ def _count_in_time(reranker: Reranker, entries: Sequence[Entry], until: float) -
             reranker.features(entry)
         return True
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(core_count()) as pool:
         return sum(1 for _ in takewhile(bool, pool.map(ready, entries)))

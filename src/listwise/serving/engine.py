@@ -1,6 +1,5 @@
 """Queries from photos and keys to hits: in batches, within the limits."""
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from listwise.data.images import (
     load_image,
 )
 from listwise.local.rerank import TOP
+from listwise.machine import core_count
 from listwise.search.entries import Float32
 from listwise.search.hits import Hit, Query, entry_vectors, find_hits
 from listwise.search.index import Index
@@ -55,7 +55,7 @@ class Engine:
     def __init__(self, index: Index, limits: Limits) -> None:
         self.index = index
         self.limits = limits
-        self._pool = ThreadPoolExecutor(os.cpu_count(), "decode")
+        self._pool = ThreadPoolExecutor(core_count(), "decode")
         self._refreshed = time.monotonic()
 
     def fresh(self) -> Store:

@@ -19,6 +19,7 @@ from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.losses import class_balanced_weights
+from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.pooling import GeM
@@ -137,6 +138,7 @@ class Trainer:
             (reopen_run if resume else start_run)(self.run, plan)
 
     @explain_lost_workers()
+    @shared_cores()
     def fit(self) -> TrainResult:
         """Train to the end, or until validation no longer rises; return what it came to."""
         progress = self.progress

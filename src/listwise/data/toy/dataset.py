@@ -20,6 +20,7 @@ from listwise.data.toy.photo import draw_viewpoint, take_photo
 from listwise.data.toy.plans import FAMILY, Building, draw_family
 from listwise.data.toy.scene import Box
 from listwise.errors import InputError
+from listwise.machine import core_count
 
 TOY_PHOTOS = "jpg"
 TOY_LABELS = "train.csv"
@@ -154,7 +155,7 @@ def _take_photos(
     progress: Callable[[int, int], None] | None,
     total: int,
 ) -> dict[str, Box]:
-    count = workers if workers is not None else _cores()
+    count = workers if workers is not None else core_count()
     boxes: dict[str, Box] = {}
 
     def collect(results: Iterator[dict[str, Box]]) -> None:
@@ -173,12 +174,6 @@ def _take_photos(
         with ProcessPoolExecutor(count, mp_context=context) as pool:
             collect(pool.map(_run, folders, tasks))
     return boxes
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _run(folder: Path, task: _Task) -> dict[str, Box]:

@@ -27,7 +27,7 @@ from listwise.local.delf.extractor import DEFAULT, attend, decoding, photos_at_o
 from listwise.local.delf.fit import DelfProgress, Fitter, Group, Step, hold_out_photos
 from listwise.local.delf.net import CONFIG_FILE, Delf, DelfConfig, resnet
 from listwise.local.delf.settings import DelfTraining
-from listwise.machine import Machine
+from listwise.machine import Machine, shared_cores
 from listwise.models import RetrievalNet
 
 PARTIAL_FOLDER = "training"
@@ -46,6 +46,7 @@ class DelfResult:
     fingerprint: str
 
 
+@shared_cores()
 def train_delf(
     images: LabelledImages,
     out: str | Path,

@@ -1,6 +1,5 @@
 """Exact search through descriptors in memory, which may be added and removed at any time."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +7,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.machine import core_count
 from listwise.search.entries import Float32, Keys
 from listwise.search.folder.keymap import KeyMap
 
@@ -29,7 +29,7 @@ class FlatSearch:
         self._places = KeyMap()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(
-            os.cpu_count() or 1, initializer=lambda: faiss.omp_set_num_threads(1)
+            core_count(), initializer=lambda: faiss.omp_set_num_threads(1)
         )
 
     def __len__(self) -> int:
