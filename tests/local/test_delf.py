@@ -17,11 +17,12 @@ from listwise.data import Images, PhotoFile
 from listwise.errors import InputError
 from listwise.local.delf import extractor as extractor_module
 from listwise.local.delf.extractor import DelfExtractor, attend, detect, levels
-from listwise.local.delf.net import CONFIG_FILE, WEIGHTS_FILE, Delf, DelfConfig, resized
+from listwise.local.delf.net import Delf, DelfConfig, resized
 from listwise.local.delf.settings import DelfSettings
 from listwise.local.extract import Extractor, extract_features
 from listwise.local.verification import similar_pairs
 from listwise.models import RetrievalNet
+from listwise.models.storage import CONFIG_FILE, WEIGHTS_FILE
 
 BACKBONE = "test_resnet.r160_in1k"
 EVERYTHING = 100_000

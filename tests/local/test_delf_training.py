@@ -199,7 +199,7 @@ def test_an_interrupted_training_goes_on(images, tmp_path, uninterrupted, step, 
     result = train_delf(
         images, tmp_path / "delf", BRIEF, on_progress=later.append, on_note=notes.append
     )
-    assert notes == [f"going on with the unfinished training in {tmp_path / 'delf'}"]
+    assert notes == [f"resuming the unfinished training in {tmp_path / 'delf'}"]
     assert result.fingerprint == uninterrupted
     # What a checkpoint holds is not done again: one is made every second update and at the end.
     first = later[0]

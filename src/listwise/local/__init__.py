@@ -1,11 +1,24 @@
-"""Local features, their aggregation, and spatial verification."""
+"""Local features, their aggregation, and spatial verification.
+
+OpenCV is imported when a name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from listwise.optional import requires
 
-with requires("local", "local features"):
-    import pyarrow  # noqa: F401
-
+if TYPE_CHECKING:
     from listwise.local.features import Features, hessian_affine, photo_features
     from listwise.local.verification import Verified, verify
 
 __all__ = ["Features", "Verified", "hessian_affine", "photo_features", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'listwise.local' has no attribute {name!r}")
+    home = "verification" if name in ("Verified", "verify") else "features"
+    with requires("local", "local features"):
+        value = globals()[name] = getattr(import_module(f"listwise.local.{home}"), name)
+    return value

@@ -30,6 +30,7 @@ from listwise.local.asmk import (
 )
 from listwise.local.codebook import Codebook, checked
 from listwise.local.postings import Postings, invert, map_postings, merge, write_postings
+from listwise.local.storage import FeatureFile
 
 MANIFEST: Final = "manifest.json"
 CODEBOOK: Final = "codebook.safetensors"
@@ -135,6 +136,15 @@ class AsmkIndex:
         index.require(codebook)
         return index
 
+    @classmethod
+    def open_or_create(cls, folder: str | Path, codebook: Codebook) -> "AsmkIndex":
+        """Open an index, which must be of this codebook, or make one."""
+        if not cls.exists(folder):
+            return cls.create(folder, codebook)
+        index = cls.open(folder, codebook.device)
+        index.require(codebook)
+        return index
+
     def require(self, codebook: Codebook) -> None:
         """Refuse a codebook other than the one the photos were indexed with."""
         if codebook.fingerprint != self._manifest.codebook:
@@ -174,7 +184,7 @@ class AsmkIndex:
         Args:
             ids: of n photos.
             descriptors: the local descriptors [m, D] of each, which may be read one by one.
-            on_photo: told 1 for every photo.
+            on_photo: called with 1 for every photo.
         """
         if len(set(ids)) < len(ids):
             raise InputError("an id is given twice: every photo needs its own")
@@ -193,6 +203,19 @@ class AsmkIndex:
             raise InputError(f"there are descriptors of {done + len(waiting)} of {len(ids)} ids")
         if waiting:
             self._put(ids[done:], waiting)
+
+    def add_file(
+        self, file: FeatureFile, on_photo: Callable[[int], object] = lambda count: None
+    ) -> None:
+        """Add those photos of a file of local features that are not in the index yet.
+
+        `on_photo` is called with the number of photos just done.
+        """
+        self.codebook.require(file.header.extractor)
+        missing = [row for row, name in enumerate(file.ids) if name not in self]
+        on_photo(len(file) - len(missing))
+        descriptors = (file.read(row).descriptors for row in missing)
+        self.add([file.ids[row] for row in missing], descriptors, on_photo)
 
     def _put(self, ids: Sequence[str], photos: Sequence[Aggregated]) -> None:
         postings = invert(ids, photos, -(-self.codebook.dim // 64))
@@ -312,6 +335,42 @@ class AsmkIndex:
         for path in (*self.folder.glob("segment-*"), *self.folder.glob(".tmp*")):
             if path.name not in named:
                 path.unlink()
+
+
+def change_index(
+    folder: str | Path,
+    files: Sequence[FeatureFile] = (),
+    codebook: str | Path | None = None,
+    remove: Sequence[str] = (),
+    device: str = "auto",
+    on_photo: Callable[[int], object] = lambda count: None,
+) -> AsmkIndex:
+    """Make an index if there is none, remove photos from it, and add those of files.
+
+    Args:
+        folder: of the index.
+        files: local features of photos to add; those that are in the index already are left as is.
+        codebook: file of the words, needed to make an index.
+        remove: ids of photos to remove first.
+        device: where words are looked up.
+        on_photo: called with the number of photos just done.
+    """
+    words = None if codebook is None else Codebook.load(codebook, device)
+    if words is None and not AsmkIndex.exists(folder):
+        raise InputError(f"there is no index at {folder}: give a `codebook` to make one")
+    if words is not None:
+        for file in files:  # before an index is made: an empty one of wrong words is in the way
+            words.require(file.header.extractor)
+    index = AsmkIndex.open_or_create(folder, words) if words else AsmkIndex.open(folder, device)
+    for file in files:
+        index.codebook.require(file.header.extractor)
+    for name in remove:
+        if name not in index:
+            raise InputError(f"{folder} has no photo {name}")
+    index.remove(remove)
+    for file in files:
+        index.add_file(file, on_photo)
+    return index
 
 
 def _groups(parts: Sequence[_Part]) -> list[list[_Part]]:

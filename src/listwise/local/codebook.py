@@ -1,7 +1,7 @@
 """The visual words of local descriptors: learned by k-means, and found again fast."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from listwise.columns import FileHeader
 from listwise.errors import InputError
 from listwise.files import write_tensors
+from listwise.local.storage import FeatureFile
 from listwise.local.words import nearest_words, word_totals
 from listwise.machine import Machine
 from listwise.optional import requires
@@ -239,6 +240,40 @@ def learn_codebook(
         on_iteration(done + 1)
     info = CodebookInfo(extractor=extractor, learned_from=len(sample), seed=seed)
     return Codebook(centroids, info, device)
+
+
+def learn_from_files(
+    features: Sequence[str | Path],
+    out: str | Path,
+    words: int = WORDS,
+    per_word: int = PER_WORD,
+    iterations: int = ITERATIONS,
+    seed: int = 0,
+    on_iteration: Callable[[int], object] = lambda done: None,
+    device: str = "auto",
+) -> Codebook:
+    """Learn visual words from files of local features, and write the codebook.
+
+    The other arguments are those of `learn_codebook`.
+    """
+    out = Path(out)
+    if out.exists() and not is_codebook(out):
+        raise InputError(f"{out} exists and is not a codebook: give another name")
+    files = [FeatureFile.open(path) for path in features]
+    for file in files[1:]:
+        file.require(files[0].header.extractor)
+    codebook = learn_codebook(
+        (each.descriptors for file in files for each in file),
+        files[0].header.extractor,
+        words,
+        per_word,
+        iterations,
+        seed,
+        on_iteration,
+        device,
+    )
+    codebook.save(out)
+    return codebook
 
 
 def _sample(

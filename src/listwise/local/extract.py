@@ -80,6 +80,25 @@ class HessianAffine:
 DEFAULT = HessianAffine()
 
 
+def open_extractor(
+    delf: str | Path | None = None, count: int | None = None, device: str = "auto"
+) -> Extractor:
+    """Hessian-affine regions with RootSIFT, or the deep features of a folder.
+
+    Args:
+        delf: what `listwise local train` made.
+        count: features of a photo at most; 2000, or 1000 deep ones by default.
+        device: of the network.
+    """
+    if delf is None:
+        return DEFAULT if count is None else HessianAffine(count)
+    from listwise.local.delf.extractor import DelfExtractor
+    from listwise.local.delf.settings import DelfSettings
+
+    settings = DelfSettings() if count is None else DelfSettings(count=count)
+    return DelfExtractor(delf, settings, device)
+
+
 @explain_lost_workers()
 def extract_features(
     images: Images,

@@ -1,14 +1,15 @@
 """Search by local features: ASMK* finds, spatial verification orders what it found."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from listwise.data import PhotoFile
 from listwise.local.asmk_index import AsmkIndex
+from listwise.local.extract import Extractor
 from listwise.local.features import Features
 from listwise.local.rerank import TOP, rerank_by_inliers
+from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verified, comparison
 
 
@@ -22,6 +23,37 @@ class LocalHit:
     id: str
     score: float
     verified: Verified | None = None
+
+    @property
+    def inliers(self) -> int | None:
+        """Number of features it shares with the query, None if it was not looked at."""
+        return None if self.verified is None else self.verified.inliers
+
+
+def search_by_photo(
+    folder: str | Path,
+    photo: PhotoFile,
+    extractor: Extractor,
+    k: int = 10,
+    features: str | Path | None = None,
+    device: str = "auto",
+) -> list[LocalHit]:
+    """The k photos of an index most similar to a photo.
+
+    Args:
+        folder: of the index.
+        photo: the query.
+        extractor: what made the features in the index.
+        k: photos at most.
+        features: file of the indexed photos' features, to verify the first 100.
+        device: where words are looked up.
+    """
+    index = AsmkIndex.open(folder, device)
+    index.codebook.require(extractor.name)
+    file = None if features is None else FeatureFile.open(features)
+    if file is not None:
+        file.require(extractor.name)
+    return search_local(index, extractor(photo), k, file.get if file else None)
 
 
 def search_local(
@@ -44,11 +76,5 @@ def search_local(
         return hits
     compare = comparison(index.codebook.info.extractor)
     found = [LocalHit(hit.id, hit.score, compare(query, features(hit.id))) for hit in hits[:TOP]]
-    order = rerank_by_inliers(range(len(hits)), inliers_of(found))
+    order = rerank_by_inliers(range(len(hits)), [hit.inliers or 0 for hit in found])
     return [(found[i] if i < len(found) else hits[i]) for i in order][:k]
-
-
-def inliers_of(hits: Sequence[LocalHit]) -> NDArray[np.int64]:
-    """The inliers of hits, 0 where nothing was verified: [n]."""
-    counts = [0 if hit.verified is None else hit.verified.inliers for hit in hits]
-    return np.array(counts, dtype=np.int64)

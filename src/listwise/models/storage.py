@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
@@ -19,6 +19,8 @@ from listwise.files import publish, write_tensors
 FORMAT_VERSION: Final = 1
 WEIGHTS_FILE: Final = "model.safetensors"
 CONFIG_FILE: Final = "config.json"
+
+C = TypeVar("C", bound=BaseModel)
 
 
 class NetConfig(BaseModel):
@@ -63,7 +65,7 @@ def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise InputError(f"{folder} is not a complete model folder: it has no {name}")
-    config = _read_config(folder / CONFIG_FILE)
+    config = read_config(folder / CONFIG_FILE, NetConfig)
     try:
         return config, load_file(folder / WEIGHTS_FILE)
     except SafetensorError as error:
@@ -73,7 +75,11 @@ def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
 def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
     """SHA-256 of everything that a descriptor depends on: architecture, preprocessing, weights."""
     architecture = {"backbone", "pooling", "projection", "normalize_pooled"}
-    fields = config.model_dump(include=architecture | {"mean", "std"})
+    return state_digest(config.model_dump(include=architecture | {"mean", "std"}), state)
+
+
+def state_digest(fields: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of JSON values and of tensors by their names."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for key in sorted(state):
         value = state[key].detach().cpu()
@@ -82,7 +88,8 @@ def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _read_config(path: Path) -> NetConfig:
+def read_config(path: Path, kind: type[C], what: str = "network") -> C:
+    """Read a `config.json`; an error says that it does not describe `what`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -94,8 +101,8 @@ def _read_config(path: Path) -> NetConfig:
             f"{FORMAT_VERSION}): pip install --upgrade listwise"
         )
     try:
-        return NetConfig.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise InputError(f"{path} describes no network: {place}: {first['msg']}") from error
+        raise InputError(f"{path} describes no {what}: {place}: {first['msg']}") from error

@@ -1,6 +1,7 @@
 """Local descriptors on a benchmark (the first rows of Table 2), alone and after global search."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,17 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.data import Images, image_size
-from listwise.data.catalog import Benchmark
-from listwise.descriptors import DescriptorFile, Model, extract
+from listwise.data.catalog import Benchmark, find_dataset
+from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_scores
 from listwise.local.asmk_index import AsmkIndex
 from listwise.local.codebook import Codebook
-from listwise.local.extract import Extractor, extract_features
-from listwise.local.pairs import Pair
+from listwise.local.extract import Extractor, extract_features, open_extractor
+from listwise.local.pairs import Pair, verify_pairs
 from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verified
+from listwise.machine import Machine
+from listwise.progress import counting
 from listwise.results.report import ModelSearch, TableRow, report_models, write_report
 from listwise.results.table import figures_of
 
@@ -32,6 +35,122 @@ class LocalRow:
     name: str
     scores: Scores
     verified: Mapping[Pair, Verified]
+
+
+ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+"""Opens a progress bar of a number of steps; what it gives advances it."""
+
+
+def evaluate_local(
+    benchmark: str,
+    codebook: str | Path,
+    folder: Path | None = None,
+    *,
+    data: Path | None = None,
+    delf: Path | None = None,
+    count: int | None = None,
+    models: Sequence[Path] = (),
+    descriptors: Sequence[Path] = (),
+    verify: bool = True,
+    device: str = "auto",
+    workers: int | None = None,
+    progress: ProgressBar = counting,
+    on_note: Callable[[str], object] = lambda note: None,
+) -> tuple[Benchmark, list[LocalRow]]:
+    """Search a judged benchmark with ASMK* and with models, each also with verification.
+
+    Args:
+        benchmark: its name or folder.
+        codebook: learned from other photos.
+        folder: where features, descriptors and index are kept for the next call.
+        data: folder of the data sets.
+        delf: as for `open_extractor`, like `count`.
+        count: features of a photo at most.
+        models: folders of models whose search is evaluated too.
+        descriptors: folders of descriptors that were kept of a model, for the same.
+        verify: also verify the first 100 of each list.
+        device: of networks and words.
+        workers: processes; from the cores by default.
+        progress: opens a progress bar for each step.
+        on_note: called with a sentence about what was found or used.
+    """
+    judged = find_dataset(benchmark, data).benchmark()
+    if judged.labelled:
+        raise InputError(f"{benchmark} is a labelled set: this takes a judged benchmark")
+    words = Codebook.load(codebook, device)
+    extractor = open_extractor(delf, count, device)
+    words.require(extractor.name)
+    place = folder or Path(f"local-{judged.name}-{'delf' if delf else 'hesaff'}")
+    steps = _Steps(judged, place, workers, progress, on_note)
+    tables = {str(path): global_scores(judged, path) for path in descriptors}
+    files = steps.extract(extractor)
+    tables = {f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*": steps.search(*files, words)} | tables
+    for path in models:
+        tables[str(path)] = steps.describe(path, device)
+    if not verify:
+        return judged, [LocalRow(name, table, {}) for name, table in tables.items()]
+    return judged, steps.verify(tables, *files)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of an evaluation, each with a progress bar."""
+
+    benchmark: Benchmark
+    folder: Path
+    workers: int | None
+    progress: ProgressBar
+    on_note: Callable[[str], object]
+
+    def extract(self, extractor: Extractor) -> tuple[FeatureFile, FeatureFile]:
+        """Features of queries and database."""
+        with self.progress("extracting", self.benchmark.photo_count) as advance:
+            return describe_locally(
+                self.benchmark,
+                extractor,
+                self.folder,
+                workers=self.workers,
+                on_progress=advance,
+                on_note=self.on_note,
+            )
+
+    def search(self, queries: FeatureFile, database: FeatureFile, words: Codebook) -> Scores:
+        """ASMK* scores: [Q, N]."""
+        place = self.folder / f"index-{words.fingerprint[:12]}"
+        with self.progress("indexing and searching", self.benchmark.photo_count) as advance:
+            index, table = search_asmk(queries, database, words, place, advance)
+        size = index.info()["bytes_per_photo"] / 1000
+        self.on_note(f"{len(index)} photos indexed, {size:.1f} kB each")
+        return table
+
+    def describe(self, model: Path, device: str) -> Scores:
+        """Scores of a model's descriptors: [Q, N]."""
+        network = load_model(model, device)
+        kept = self.folder / f"model-{network.fingerprint[:12]}"
+        with self.progress(f"describing with {model}", self.benchmark.photo_count) as advance:
+            describe_globally(
+                self.benchmark,
+                network,
+                kept,
+                workers=self.workers,
+                on_progress=advance,
+                on_note=self.on_note,
+            )
+        return global_scores(self.benchmark, kept)
+
+    def verify(
+        self, tables: Mapping[str, Scores], queries: FeatureFile, database: FeatureFile
+    ) -> list[LocalRow]:
+        """Each table of scores [Q, N], before and after the first 100 of each list are verified."""
+        pairs = {pair for table in tables.values() for pair in first_pairs(table)}
+        processes = Machine.detect("cpu").cores if self.workers is None else self.workers
+        with self.progress("verifying", len(pairs)) as advance:
+            verified = verify_pairs(queries, database, pairs, processes, advance)
+        return [
+            row
+            for name, table in tables.items()
+            for row in (LocalRow(name, table, {}), verified_row(f"{name} + SP", table, verified))
+        ]
 
 
 def describe_locally(
@@ -92,18 +211,8 @@ def search_asmk(
 ) -> tuple[AsmkIndex, Scores]:
     """An index of the database, in a folder, and the ASMK* scores of all queries: [Q, N]."""
     codebook.require(database.header.extractor)
-    if AsmkIndex.exists(folder):
-        index = AsmkIndex.open(folder, codebook.device)
-        index.require(codebook)
-    else:
-        index = AsmkIndex.create(folder, codebook)
-    missing = [row for row, name in enumerate(database.ids) if name not in index]
-    on_photo(len(database) - len(missing))
-    index.add(
-        [database.ids[row] for row in missing],
-        (database.read(row).descriptors for row in missing),
-        on_photo,
-    )
+    index = AsmkIndex.open_or_create(folder, codebook)
+    index.add_file(database, on_photo)
     table = np.zeros((len(queries), len(database)))
     for number in range(len(queries)):
         found, names = index.search(queries.read(number).descriptors, len(index))

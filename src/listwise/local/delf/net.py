@@ -1,13 +1,11 @@
 """The network of deep local features: dense descriptors, and an attention score for each."""
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Final, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models.resnet import ResNet
@@ -16,11 +14,15 @@ from torch import Tensor, nn
 from listwise.errors import InputError
 from listwise.files import write_tensors, write_text
 from listwise.models.backbone import check_backbone, create_backbone, feature_map
+from listwise.models.storage import (
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    WEIGHTS_FILE,
+    read_config,
+    state_digest,
+)
 from listwise.models.weights import fit_state
 
-FORMAT_VERSION: Final = 1
-WEIGHTS_FILE: Final = "model.safetensors"
-CONFIG_FILE: Final = "config.json"
 _STAGE = 3
 
 
@@ -34,7 +36,7 @@ class DelfConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format_version: int = FORMAT_VERSION
-    kind: str = "delf"
+    kind: Literal["delf"] = "delf"
     backbone: str
     hidden: int
     dim: int
@@ -109,11 +111,7 @@ class Delf(nn.Module):
     def fingerprint(self) -> str:
         """SHA-256 of architecture, preprocessing and weights: equal if the features must be."""
         fields = self.config.model_dump(exclude={"provenance", "format_version"})
-        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
-        for key, value in sorted(self.state_dict().items()):
-            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return state_digest(fields, self.state_dict())
 
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json`, each of them atomically, the config last."""
@@ -128,7 +126,7 @@ class Delf(nn.Module):
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
                 raise InputError(f"{folder} is no complete folder of local features: no {name}")
-        net = cls(_read_config(folder / CONFIG_FILE))
+        net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "network of local features"))
         fit_state(
             net, read_state(folder / WEIGHTS_FILE), f"{folder} does not fit its own config.json"
         )
@@ -161,26 +159,3 @@ def resnet(backbone: nn.Module, name: str) -> ResNet:
             "choose resnet50, resnet101 or another"
         )
     return backbone
-
-
-def _read_config(path: Path) -> DelfConfig:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("kind") != "delf":
-        raise InputError(f"{path} describes no network of local features: listwise local train")
-    version = content.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise InputError(
-            f"{path} was written by a newer Listwise (format {version}, this one reads "
-            f"{FORMAT_VERSION}): pip install --upgrade listwise"
-        )
-    try:
-        return DelfConfig.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{path} describes no network of local features: {place}: {first['msg']}"
-        ) from error

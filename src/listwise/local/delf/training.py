@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from listwise import __version__
-from listwise.data import LabelledImages, decode_photos
+from listwise.data import LabelledImages, check_images, decode_photos
+from listwise.data.catalog import labelled_of
 from listwise.data.pipeline import batch_by_shape
 from listwise.data.workers import explain_lost_workers
 from listwise.descriptors.whitening import Whitening
@@ -25,10 +26,11 @@ from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.local.delf.extractor import DEFAULT, attend, decoding, photos_at_once
 from listwise.local.delf.fit import DelfProgress, Fitter, Group, Step, hold_out_photos
-from listwise.local.delf.net import CONFIG_FILE, Delf, DelfConfig, resnet
+from listwise.local.delf.net import Delf, DelfConfig, resnet
 from listwise.local.delf.settings import DelfTraining
 from listwise.machine import Machine, shared_cores
 from listwise.models import RetrievalNet
+from listwise.models.storage import CONFIG_FILE
 
 PARTIAL_FOLDER = "training"
 KEY_FILE = "listwise.key"
@@ -57,7 +59,7 @@ def train_delf(
 ) -> DelfResult:
     """Train deep local features from labelled photos into a folder that `Delf.load` opens.
 
-    What is done lies in `OUT/training` until the end; the same call again goes on from there.
+    What is done is kept in `OUT/training` until the end; the same call again resumes there.
 
     Args:
         images: photos to train on; some of them are held out to choose by.
@@ -95,10 +97,7 @@ def train_delf(
         net.backbone,
     )
     accuracy = _learn_attention(fitter, delf)
-    with explain_lost_workers():
-        whitening = Whitening.learn(_locations(fitter, delf), settings.dim, power=0)
-    delf.pca_mean.copy_(torch.from_numpy(whitening.mean))
-    delf.pca_projection.copy_(torch.from_numpy(whitening.projection))
+    _learn_pca(fitter, delf)
     delf.config.provenance = {
         "start": net.config.provenance.get("weights"),
         "settings": settings.model_dump(mode="json"),
@@ -111,6 +110,24 @@ def train_delf(
     delf.save(out)
     shutil.rmtree(fitter.folder)
     return DelfResult(out, tuned, accuracy, delf.fingerprint())
+
+
+def read_training_photos(
+    source: str,
+    split: str | None = None,
+    on_note: Callable[[str], object] = lambda note: None,
+) -> LabelledImages:
+    """Labelled photos to train on, without those that cannot be read.
+
+    Of photos in splits those of `split` are used, or of "train" if there is such a split.
+    """
+    images = labelled_of(source)
+    if split is None and images.splits is not None and "train" in images.splits:
+        split = "train"
+    images, report = check_images(images if split is None else images.of_split(split))
+    for line in report.lines():
+        on_note(line)
+    return images
 
 
 class _Pooled(nn.Module):
@@ -186,6 +203,14 @@ def _learn_attention(fitter: Fitter, delf: Delf) -> float:
     return accuracy
 
 
+def _learn_pca(fitter: Fitter, delf: Delf) -> None:
+    """The last step: a projection of the features to the dimensions of a descriptor."""
+    with explain_lost_workers():
+        whitening = Whitening.learn(_locations(fitter, delf), delf.config.dim, power=0)
+    delf.pca_mean.copy_(torch.from_numpy(whitening.mean))
+    delf.pca_projection.copy_(torch.from_numpy(whitening.projection))
+
+
 def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
     """Unit features of the locations of most attention, photo by photo: [n, C]."""
     images, settings = fitter.photos.images, fitter.settings
@@ -230,9 +255,9 @@ def _open_partial(out: Path, key: str, on_note: Callable[[str], object]) -> Path
             if name.read_text(encoding="utf-8") != key:
                 raise InputError(
                     f"{out} holds an unfinished training with other photos or settings: "
-                    "go on with those, or give another folder"
+                    "resume with those, or give another folder"
                 )
-            on_note(f"going on with the unfinished training in {out}")
+            on_note(f"resuming the unfinished training in {out}")
         partial.mkdir(parents=True, exist_ok=True)
         write_text(name, key)
     except OSError as error:
