@@ -49,12 +49,18 @@ def test_the_data_guide(photos, tmp_path, monkeypatch):
 def test_the_training_guide(photos, tmp_path, monkeypatch, capsys):
     (tmp_path / "photos").symlink_to(photos)
     monkeypatch.chdir(tmp_path)
-    read, train = blocks("training.md", "python")
+    read, train, own = blocks("training.md", "python")
     quick = '"updates": 20'
     small = {"backbone": "test_resnet.r160_in1k", "weights": "random", "updates": 2, "workers": 0}
     assert quick in train
-    exec(train.replace(f"{{{quick}}}", repr(small | {"device": "cpu"})), {})
+    names = {"__name__": "guide"}
+    exec(train.replace(f"{{{quick}}}", repr(small | {"device": "cpu"})), names)
     assert "at update" in capsys.readouterr().out
     (tmp_path / "runs" / "photos").symlink_to(tmp_path / "runs" / "from-python")
     exec(read, {})
     assert capsys.readouterr().out.startswith("0 ")
+    options = repr(small | {"device": "cpu"})[1:-1]
+    assert quick in own
+    exec(own.replace(quick, options), names)
+    assert names["trainer"].progress.update == 2
+    assert names["trainer"].plan.config.loss == "custom:guide.pairwise_loss"

@@ -66,5 +66,5 @@ def check_unused(run: str | Path) -> None:
     if (Path(run) / RUN_FILE).exists():
         raise InputError(
             f'{run} holds a run already: continue it with `resume="{run}"`, or choose another '
-            "folder as `run`"
+            "folder as `run_folder`"
         )
