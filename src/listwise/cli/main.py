@@ -1,7 +1,6 @@
 """`listwise`: the commands put together, and errors turned into one line."""
 
 import os
-import re
 import sys
 import warnings
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from listwise.cli import (
     train,
     whiten,
 )
+from listwise.cli.output import with_flags
 from listwise.errors import InputError
 from listwise.machine import set_thread_environment
 
@@ -84,7 +84,7 @@ def main() -> None:
         command = error.ctx.command_path if error.ctx else "listwise"
         _leave(f"{error.format_message().rstrip('.')}; see {command} --help")
     except InputError as error:
-        _leave(_with_flags(str(error), sys.argv[1:]))
+        _leave(with_flags(str(error)))
     except typer.Abort:
         print("listwise: stopped", file=sys.stderr)
         sys.exit(130)
@@ -98,32 +98,7 @@ def main() -> None:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(error, torch.OutOfMemoryError):
             raise
-        _leave(_with_flags(str(error), sys.argv[1:]))
-
-
-def _with_flags(message: str, words: list[str]) -> str:
-    """The message with each argument in backticks written as the running command takes it.
-
-    `max_side` becomes --max-side, `weights="random"` becomes --weights random, `triplet.pool`
-    becomes --triplet-pool, and `out`, where it has no flag, OUT. The rest stays as it is.
-    """
-    if "`" not in message:
-        return message
-    command: Any = typer.main.get_command(app)
-    for word in words:
-        command = getattr(command, "commands", {}).get(word, command)
-    typed = {}
-    for parameter in command.params:
-        flag = max(parameter.opts, key=len)
-        shown = flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
-        typed[parameter.name] = typed[flag.lstrip("-").replace("-", "_")] = shown
-
-    def write(found: re.Match[str]) -> str:
-        name, _, value = found[1].partition("=")
-        shown = typed.get(name.replace(".", "_"))
-        return found[0] if shown is None else f"{shown} {value.strip(chr(34))}".rstrip()
-
-    return re.sub(r"`([a-z_.]+(=[^`]*)?)`", write, message)
+        _leave(with_flags(str(error)))
 
 
 def _leave(reason: str) -> None:

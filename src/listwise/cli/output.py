@@ -1,5 +1,6 @@
 """What commands print: messages for a person, JSON for a program, and how they stop."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,34 @@ def say(console: "Console", text: str, style: str = "none") -> None:
 
 def note(console: "Console", text: str) -> None:
     """Print something that the user should know; `partial(note, console)` is an `on_note`."""
-    say(console, f"note: {text}", "yellow")
+    say(console, f"note: {with_flags(text)}", "yellow")
+
+
+def with_flags(message: str) -> str:
+    """The message with each argument in backticks written as the running command takes it.
+
+    `max_side` becomes --max-side, `weights="random"` becomes --weights random, `triplet.pool`
+    becomes --triplet-pool, and `out`, where it has no flag, OUT. The rest stays as it is.
+    """
+    if "`" not in message:
+        return message
+    from listwise.cli.main import app
+
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    typed = {}
+    for parameter in command.params:
+        flag = max(parameter.opts, key=len)
+        shown = flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
+        typed[parameter.name] = typed[flag.lstrip("-").replace("-", "_")] = shown
+
+    def write(found: re.Match[str]) -> str:
+        name, _, value = found[1].partition("=")
+        shown = typed.get(name.replace(".", "_"))
+        return found[0] if shown is None else f"{shown} {value.strip(chr(34))}".rstrip()
+
+    return re.sub(r"`([a-z_.]+(=[^`]*)?)`", write, message)
 
 
 def warn_of_unreadable(console: "Console", errors: Sequence[str]) -> None:

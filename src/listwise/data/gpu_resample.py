@@ -126,6 +126,12 @@ def _rounded(value):  # type: ignore[no-untyped-def]
     return tl.minimum(tl.maximum(value + 0.5, 0.0), 255.0).to(tl.uint8)
 
 
+@triton.jit
+def _seen_at(numbers, row, column):  # type: ignore[no-untyped-def]
+    """One coordinate in the photo of the picture's pixels: an origin and two steps."""
+    return tl.load(numbers) + column * tl.load(numbers + 2) + row * tl.load(numbers + 4)
+
+
 # Specialised to divisible numbers, a kernel would be compiled again for many a photo's shape.
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=["width", "height", "tiles_across", "tiles"]
@@ -159,16 +165,8 @@ def _resample_kernel(  # type: ignore[no-untyped-def]
     taps_y = tl.load(sizes + picture * 7 + 6).to(tl.int32)
     wide = tl.load(numbers + picture * 8 + 6)
     tall = tl.load(numbers + picture * 8 + 7)
-    x = (
-        tl.load(numbers + picture * 8)
-        + column * tl.load(numbers + picture * 8 + 2)
-        + row * tl.load(numbers + picture * 8 + 4)
-    )
-    y = (
-        tl.load(numbers + picture * 8 + 1)
-        + column * tl.load(numbers + picture * 8 + 3)
-        + row * tl.load(numbers + picture * 8 + 5)
-    )
+    x = _seen_at(numbers + picture * 8, row, column)
+    y = _seen_at(numbers + picture * 8 + 1, row, column)
 
     first_x = tl.floor(x - 2.0 * wide) + 1.0
     first_y = tl.floor(y - 2.0 * tall) + 1.0

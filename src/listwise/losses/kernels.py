@@ -29,6 +29,54 @@ SLOPE_PEAK = tl.constexpr(8192.0)
 
 
 @triton.jit
+def _split_rows(
+    descriptors,
+    parts,
+    row,
+    real,
+    size,
+    dim,
+    padded,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the halves of some rows; gives how far each length is from 1: [ROWS]."""
+    line = row.to(tl.int64)[:, None]
+    square = tl.zeros((ROWS,), tl.float32)
+    for begin in range(0, padded, BLOCK):
+        column = begin + tl.arange(0, BLOCK)[None, :]
+        inside = real[:, None] & (column < dim)
+        value = tl.load(descriptors + line * dim + column, mask=inside, other=0.0).to(tl.float32)
+        square += tl.sum(value * value, axis=1)
+        if SPLIT:
+            inside = real[:, None] & (column < padded)
+            scaled = value * DESCRIPTOR_SCALE
+            first = scaled.to(tl.float16)
+            second = (scaled - first.to(tl.float32)).to(tl.float16)
+            tl.store(parts + line * padded + column, first, mask=inside)
+            tl.store(parts + (line + size) * padded + column, second, mask=inside)
+    off = tl.abs(tl.sqrt(square) - 1.0)
+    return tl.where(real, tl.where(off < FAR, off, float("inf")), 0.0)  # NaN is not below anything
+
+
+@triton.jit
+def _find_classes(labels, row, real, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The class of each row, and how many images share its label: [ROWS] each."""
+    label = tl.load(labels + row, mask=real, other=0)[:, None]
+    count = tl.zeros((ROWS,), tl.int32)
+    kind = row
+    for begin in range(0, size, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < size
+        other = tl.load(labels + column, mask=inside, other=0)[None, :]
+        same = (other == label) & inside[None, :]
+        count += tl.sum(same.to(tl.int32), axis=1)
+        kind = tl.minimum(kind, tl.min(tl.where(same, column[None, :], size), axis=1))
+    return kind, count
+
+
+@triton.jit
 def prepare_kernel(
     descriptors,
     labels,
@@ -60,32 +108,8 @@ def prepare_kernel(
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)
     real = row < size
-    line = row.to(tl.int64)[:, None]
-    square = tl.zeros((ROWS,), tl.float32)
-    for begin in range(0, padded, BLOCK):
-        column = begin + tl.arange(0, BLOCK)[None, :]
-        inside = real[:, None] & (column < dim)
-        value = tl.load(descriptors + line * dim + column, mask=inside, other=0.0).to(tl.float32)
-        square += tl.sum(value * value, axis=1)
-        if SPLIT:
-            inside = real[:, None] & (column < padded)
-            scaled = value * DESCRIPTOR_SCALE
-            first = scaled.to(tl.float16)
-            second = (scaled - first.to(tl.float32)).to(tl.float16)
-            tl.store(parts + line * padded + column, first, mask=inside)
-            tl.store(parts + (line + size) * padded + column, second, mask=inside)
-    off = tl.abs(tl.sqrt(square) - 1.0)
-    off = tl.where(real, tl.where(off < FAR, off, float("inf")), 0.0)  # NaN is not below anything
-    label = tl.load(labels + row, mask=real, other=0)[:, None]
-    count = tl.zeros((ROWS,), tl.int32)
-    kind = row
-    for begin in range(0, size, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        inside = column < size
-        other = tl.load(labels + column, mask=inside, other=0)[None, :]
-        same = (other == label) & inside[None, :]
-        count += tl.sum(same.to(tl.int32), axis=1)
-        kind = tl.minimum(kind, tl.min(tl.where(same, column[None, :], size), axis=1))
+    off = _split_rows(descriptors, parts, row, real, size, dim, padded, SPLIT, ROWS, BLOCK)
+    kind, count = _find_classes(labels, row, real, size, ROWS, BLOCK)
     tl.store(kinds + row, kind, mask=real)
     if not INCLUDE_SELF:
         count -= 1
@@ -242,6 +266,35 @@ def histogram_kernel(
 
 
 @triton.jit
+def _precisions(table, line, real, BINS: tl.constexpr, SLOTS: tl.constexpr):
+    """Of some queries and all bins [ROWS, SLOTS]: r, P, and the derivatives of N AP.
+
+    The derivatives are by all images and by the relevant ones, as `precision_kernel` names them.
+    """
+    number = tl.arange(0, SLOTS)[None, :]
+    inside = real[:, None] & (number < BINS)
+    place = table + line.to(tl.int64)[:, None] * (2 * BINS) + number
+    relevant = tl.load(place, mask=inside, other=0)
+    every = tl.load(place + BINS, mask=inside, other=0)
+    following = inside & (number + 1 < BINS)
+    next_relevant = tl.load(place + 1, mask=following, other=0)
+    next_every = tl.load(place + BINS + 1, mask=following, other=0)
+    relevant_sum = tl.cumsum(relevant, axis=1)
+    every_sum = tl.cumsum(every, axis=1)
+    # Whole numbers up to here; the unit of the sums cancels in ratios.
+    upto = tl.where(every_sum > 0, every_sum, 1).to(tl.float32)
+    precision = relevant_sum.to(tl.float32) / upto
+    next_sum = every_sum + next_every
+    next_upto = tl.where(next_sum > 0, next_sum, 1).to(tl.float32)
+    next_precision = (relevant_sum + next_relevant).to(tl.float32) / next_upto
+    next_precision = tl.where(following, next_precision, 0.0)
+    ratio = relevant.to(tl.float32) / upto
+    by_every = ratio * precision
+    by_relevant = tl.where(inside, precision - next_precision + ratio, 0.0)
+    return relevant.to(tl.float32), precision, by_every, by_relevant
+
+
+@triton.jit
 def precision_kernel(
     table,
     kinds,
@@ -271,25 +324,7 @@ def precision_kernel(
     real = line < queries
     number = tl.arange(0, SLOTS)[None, :]
     inside = real[:, None] & (number < BINS)
-    place = table + line.to(tl.int64)[:, None] * (2 * BINS) + number
-    relevant = tl.load(place, mask=inside, other=0)
-    every = tl.load(place + BINS, mask=inside, other=0)
-    following = inside & (number + 1 < BINS)
-    next_relevant = tl.load(place + 1, mask=following, other=0)
-    next_every = tl.load(place + BINS + 1, mask=following, other=0)
-    relevant_sum = tl.cumsum(relevant, axis=1)
-    every_sum = tl.cumsum(every, axis=1)
-    # Whole numbers up to here; the unit of the sums cancels in ratios.
-    upto = tl.where(every_sum > 0, every_sum, 1).to(tl.float32)
-    precision = relevant_sum.to(tl.float32) / upto
-    next_sum = every_sum + next_every
-    next_upto = tl.where(next_sum > 0, next_sum, 1).to(tl.float32)
-    next_precision = (relevant_sum + next_relevant).to(tl.float32) / next_upto
-    next_precision = tl.where(following, next_precision, 0.0)
-    ratio = relevant.to(tl.float32) / upto
-    by_every = ratio * precision
-    by_relevant = tl.where(inside, precision - next_precision + ratio, 0.0)
-
+    relevant, precision, by_every, by_relevant = _precisions(table, line, real, BINS, SLOTS)
     row = start + line
     count = tl.load(kinds + size + row, mask=real, other=0)
     weight = tl.where(count > 0, 1.0, 0.0)
@@ -297,7 +332,7 @@ def precision_kernel(
         weight *= tl.load(weights + row, mask=real, other=0.0)
     weight /= total
     share = weight / tl.maximum(count, 1).to(tl.float32)
-    gain = tl.sum(precision * relevant.to(tl.float32), axis=1) * (1.0 / SHARE_UNIT)
+    gain = tl.sum(precision * relevant, axis=1) * (1.0 / SHARE_UNIT)
     lost = tl.sum(tl.where(real, weight - share * gain, 0.0), axis=0)
 
     factor = (share * ((BINS - 1) * 0.5))[:, None]
@@ -311,9 +346,8 @@ def precision_kernel(
     tl.store(target + (BINS + 1) * size, below_relevant, mask=inside)
     tl.store(slopes + row, before, mask=real)
     tl.store(slopes + row + (BINS + 1) * size, before_relevant, mask=real)
-    peak = tl.maximum(tl.abs(below), tl.abs(below_relevant))
-    peaks = tl.maximum(tl.abs(before), tl.abs(before_relevant))
-    peak = tl.maximum(tl.max(peak, axis=1), peaks)
+    peak = tl.max(tl.maximum(tl.abs(below), tl.abs(below_relevant)), axis=1)
+    peak = tl.maximum(peak, tl.maximum(tl.abs(before), tl.abs(before_relevant)))
     tl.atomic_max(slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1)), tl.max(peak, axis=0))
 
     sums = table + tl.cast(queries, tl.int64) * (2 * BINS)

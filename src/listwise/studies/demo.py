@@ -1,0 +1,108 @@
+"""The demo: toy landmarks are drawn, searched, trained on and searched again."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from listwise.data.catalog import Benchmark, find_dataset
+from listwise.data.sheets import Mark, Tile, ranked_sheet
+from listwise.data.toy import TOY_LABELS, make_toy_landmarks
+from listwise.descriptors import Model
+from listwise.errors import InputError
+from listwise.results import BenchmarkDescriptors, describe_benchmark
+from listwise.search import open_index
+from listwise.search.engines import store_exists
+from listwise.training import Trainer, TrainPlan, prepare
+from listwise.training.run.folder import RUN_FILE, read_run
+from listwise.training.run.view import TrainView
+
+# Found by trial on two cores: small crops and few updates, for a run of some three minutes.
+SETTINGS = {
+    "backbone": "tf_efficientnet_lite0",
+    "batch_size": 192,
+    "updates": 18,
+    "learning_rate": 3e-4,
+    "warmup": 2,
+    "validate_every": 6,
+    "patience": None,
+    "val_max_side": 160,
+    "crops": {"size": 128, "min_area": 0.4, "rotation": 8.0},
+}
+
+
+class Demo:
+    """The steps of the demo, in their order; everything goes into one folder.
+
+    Args:
+        folder: of the photos, the run, the picture and the index.
+        seed: of the buildings and the training.
+    """
+
+    def __init__(self, folder: str | Path, seed: int = 0) -> None:
+        self.seed = seed
+        self.photos, self.run, self.picture, self.index = (
+            Path(folder) / name
+            for name in ("toy-landmarks", "run", "before-and-after.png", "index")
+        )
+
+    def draw_photos(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Draw the toy landmarks, unless they are there."""
+        make_toy_landmarks(self.photos, seed=self.seed, progress=progress)
+
+    def benchmark(self) -> Benchmark:
+        """The buildings that are not trained on, as a benchmark."""
+        return find_dataset(self.photos).benchmark()
+
+    def plan(self) -> TrainPlan:
+        """What is trained, and on which photos."""
+        return prepare(self.photos / TOY_LABELS, {**SETTINGS, "seed": self.seed})
+
+    def trainer(self, plan: TrainPlan, view: TrainView) -> Trainer:
+        """A new trainer; the run of an earlier demo is removed, and nothing else."""
+        ours = (self.run / RUN_FILE).exists()
+        if ours and Path(read_run(self.run)["data"]).parent == self.photos.resolve():
+            shutil.rmtree(self.run)
+        return Trainer(plan, self.run, view)
+
+    def search(self, model: Model) -> BenchmarkDescriptors:
+        """The benchmark as a model describes it."""
+        return describe_benchmark(model, self.benchmark())
+
+    def draw_matches(self, before: BenchmarkDescriptors, after: BenchmarkDescriptors) -> None:
+        """Draw what four queries find before and after, from small gains to large ones."""
+        first, second = (found.evaluate()["Medium"].per_query_ap for found in (before, after))
+        places = np.linspace(0, len(first) - 1, 6)[1:-1].round().astype(int)
+        queries = np.argsort(second - first)[places]
+        rows, captions = [], []
+        for query in queries:
+            for caption, found in (("before", before), ("after", after)):
+                rows.append(_tiles(found.benchmark, int(query), found.scores()[query]))
+                captions.append(caption)
+        ranked_sheet(rows, captions).save(self.picture)
+
+    def make_index(self, model: Model) -> None:
+        """Make an index of the benchmark's photos, in place of an earlier demo's."""
+        if store_exists(str(self.index)):
+            with open_index(self.index) as index:
+                made_of = index.header.model_folder
+            if made_of != str(model.folder):
+                raise InputError(f"{self.index} has another model: give another `folder`")
+            shutil.rmtree(self.index)
+        with open_index(self.index, model) as index:
+            index.add(self.benchmark().database)
+
+
+def _tiles(
+    benchmark: Benchmark, query: int, scores: NDArray[np.float32], count: int = 8
+) -> list[Tile]:
+    """The query, and the photos it finds first, each marked right, wrong or junk."""
+    judged = benchmark.judged
+    right, junk = judged.positives("Medium", query), judged.junk("Medium", query)
+    tiles = [Tile(benchmark.queries.paths[query], "query", judged.boxes[query])]
+    for photo in np.argsort(-scores, kind="stable")[:count]:
+        mark: Mark = "right" if photo in right else "junk" if photo in junk else "wrong"
+        tiles.append(Tile(benchmark.database.paths[photo], mark))
+    return tiles
