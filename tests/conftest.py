@@ -22,7 +22,7 @@ OF_ONE_SERVER = ("tests/search/test_store_contract.py", "tests/search/test_milvu
 # is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.
 multiprocessing.set_forkserver_preload(
     [
-        "listwise.local.asmk_index",
+        "listwise.local.asmk.index",
         "listwise.search.folder.store",
         "listwise.search.milvus.store",
         "hypothesis",

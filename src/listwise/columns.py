@@ -71,6 +71,7 @@ class TableKind(Generic[H]):
         contents: of its rows, such as "descriptors".
         command: that writes such files.
         suffix: of their names, by convention.
+        extra: of the package, which installs what such files need.
         header: type of the header.
         read_schema: reads the Arrow schema of a file.
     """
@@ -80,14 +81,20 @@ class TableKind(Generic[H]):
     contents: str
     command: str
     suffix: str
+    extra: str
     header: type[H]
     read_schema: Callable[[Path], Any]
+
+    def import_pyarrow(self) -> Any:
+        """The library pyarrow, which reads and writes the files."""
+        with requires(self.extra, f"a {self.name}"):
+            import pyarrow
+        return pyarrow
 
     def matches(self, path: str | Path) -> bool:
         """Whether a file is of this kind, and not some other file."""
         with requires("index", f"a {self.name}"):
-            import pyarrow as pa
-
+            pa = self.import_pyarrow()
         try:
             return self.key in (self.read_schema(Path(path)).metadata or {})
         except (pa.ArrowException, OSError):
@@ -97,8 +104,7 @@ class TableKind(Generic[H]):
     def reading(self, path: Path) -> Iterator[None]:
         """Report whatever is wrong with a file as one line."""
         with requires("index", f"a {self.name}"):
-            import pyarrow as pa
-
+            pa = self.import_pyarrow()
         try:
             yield
         except FileNotFoundError:

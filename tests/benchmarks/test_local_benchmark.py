@@ -6,7 +6,7 @@ import pytest
 
 from listwise.benchmarks import local as benchmark
 from listwise.errors import InputError
-from listwise.local.asmk_index import AsmkIndex
+from listwise.local.asmk.index import AsmkIndex
 
 
 @pytest.fixture(autouse=True)

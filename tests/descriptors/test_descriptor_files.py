@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -163,3 +164,12 @@ def test_memory_while_reading_does_not_depend_on_the_length(tmp_path, monkeypatc
         del batch
     assert path.stat().st_size > 60 * group
     assert group <= most < 8 * group
+
+
+def test_a_file_of_format_version_1_is_read():
+    file = DescriptorFile.open(Path(__file__).with_name("version-1.parquet"))
+    assert (file.header.format_version, file.model, file.header.whitened) == (1, "abc", True)
+    assert file.ids == ("a.jpg", "b.jpg")
+    assert file.sizes.tolist() == [[640, 480], [30, 40]]
+    assert file.header.unreadable == ("c.jpg: broken",)
+    np.testing.assert_array_equal(file.read(), np.float32([[1, 0, 0, 0], [0, 0.6, 0.8, 0]]))

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from listwise.local import asmk as module
-from listwise.local.asmk import aggregate, hamming, pack, selectivity
+from listwise.local.asmk import kernel as module
+from listwise.local.asmk.kernel import aggregate, hamming, pack, selectivity
 
 
 def lattice(generator, shape):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from listwise.errors import InputError
-from listwise.local import asmk_index as module
-from listwise.local.asmk_index import AsmkIndex
-from listwise.local.codebook import Codebook, CodebookInfo
+from listwise.local.asmk import index as module
+from listwise.local.asmk import segments
+from listwise.local.asmk.codebook import Codebook, CodebookInfo
+from listwise.local.asmk.index import AsmkIndex
 
 DIM = 64
 
@@ -185,7 +186,7 @@ def test_many_small_additions_make_few_segments(tmp_path):
 
 def test_large_additions_are_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PART", 60)
-    monkeypatch.setattr(module, "_LARGEST", 200)
+    monkeypatch.setattr(segments, "_LARGEST", 200)
     index = AsmkIndex.create(tmp_path / "index", make_codebook())
     photos = {str(i): make_photo(i) for i in range(40)}
     counted = []

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from listwise.errors import InputError
-from listwise.local import codebook as module
-from listwise.local import words as by_products
-from listwise.local.codebook import Codebook, CodebookInfo, learn_codebook
-from listwise.local.words import nearest_words
+from listwise.local.asmk import codebook, kmeans
+from listwise.local.asmk.codebook import Codebook, CodebookInfo, nearest_words
+from listwise.local.asmk.kmeans import learn_codebook
 
 INFO = CodebookInfo(extractor="test extractor 2000", learned_from=10, seed=0)
 
@@ -78,7 +77,7 @@ def test_a_sample_holds_rows_that_were_seen(lengths, size):
     total = sum(lengths)
     rows = np.arange(total, dtype=np.float32)[:, None] * np.ones(8, np.float32)
     batches = np.split(rows, np.cumsum(lengths)[:-1])
-    kept = module._sample(batches, size, np.random.default_rng(0))
+    kept = kmeans._sample(batches, size, np.random.default_rng(0))
     assert len(kept) == min(size, total)
     assert len(set(kept[:, 0])) == len(kept)
     assert set(kept[:, 0]) <= set(range(total))
@@ -89,7 +88,7 @@ def test_every_row_has_the_same_chance_to_be_seen():
     counts = np.zeros(40)
     for seed in range(2000):
         batches = np.split(rows, [3, 20])
-        kept = module._sample(batches, 10, np.random.default_rng(seed))
+        kept = kmeans._sample(batches, 10, np.random.default_rng(seed))
         counts[kept[:, 0].astype(int)] += 1
     assert abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
@@ -107,7 +106,7 @@ def test_words_of_a_large_codebook_are_almost_always_the_nearest(monkeypatch):
     centroids, rows = similar(9000, 128), similar(600, 128, seed=1)
     book = Codebook(centroids, INFO)
     with monkeypatch.context() as context:
-        context.setattr(module, "_FEW", len(centroids))
+        context.setattr(codebook, "FEW", len(centroids))
         exact = Codebook(centroids, INFO).assign(rows, 5)
     np.testing.assert_array_equal(exact[:20], plain_nearest(rows[:20], centroids, 5))
     assert (book.assign(rows)[:, 0] == exact[:, 0]).mean() > 0.998
@@ -117,7 +116,7 @@ def test_words_of_a_large_codebook_are_almost_always_the_nearest(monkeypatch):
 def test_large_codebooks_are_learned_too(monkeypatch):
     rows = similar(20_000, 32)
     near = learn_codebook([rows], "test", words=5000, iterations=3)
-    monkeypatch.setattr(module, "_FEW", 5000)
+    monkeypatch.setattr(kmeans, "FEW", 5000)
     exact = learn_codebook([rows], "test", words=5000, iterations=3)
     assert near.fingerprint != exact.fingerprint
     errors = [
@@ -198,7 +197,7 @@ def test_words_by_products_are_those_of_the_index(seed, count, block):
     centroids, rows = similar(50, 16, seed=seed), similar(30, 16, seed=seed + 1)
     centroids *= np.random.default_rng(seed).uniform(0.5, 1, (50, 1)).astype(np.float32)
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(by_products, "_PRODUCTS", 50 * block)
+        context.setattr(codebook, "_PRODUCTS", 50 * block)
         found = nearest_words(torch.from_numpy(rows), torch.from_numpy(centroids), count)
     expected = Codebook(centroids, INFO, "cpu").assign(rows, count)
     np.testing.assert_array_equal(found, expected)
@@ -207,9 +206,9 @@ def test_words_by_products_are_those_of_the_index(seed, count, block):
 def test_totals_by_products_are_those_of_the_index(monkeypatch):
     centroids, rows = similar(50, 16), similar(3000, 16, seed=1)
     centroids[7] = 9  # nothing is near
-    monkeypatch.setattr(module, "_ROWS_GPU", 700)
-    sums, counts = module._totals_by_products(rows, centroids, "cpu")
-    expected_sums, expected_counts = module._totals_by_index(rows, centroids)
+    monkeypatch.setattr(kmeans, "_ROWS_GPU", 700)
+    sums, counts = kmeans._totals_by_products(rows, centroids, "cpu")
+    expected_sums, expected_counts = kmeans._totals_by_index(rows, centroids)
     np.testing.assert_array_equal(counts, expected_counts)
     assert counts[7] == 0
     np.testing.assert_allclose(sums, expected_sums, atol=1e-4)
@@ -223,9 +222,9 @@ def test_words_learned_by_products_are_as_near(monkeypatch):
 
     near = learn_codebook([rows], "test", words=5000, iterations=3, device="cpu")
     monkeypatch.setattr(
-        module,
+        kmeans,
         "_totals_by_index",
-        lambda sample, words: module._totals_by_products(sample, words, "cpu"),
+        lambda sample, words: kmeans._totals_by_products(sample, words, "cpu"),
     )
     exact = learn_codebook([rows], "test", words=5000, iterations=3, device="cpu")
     assert near.fingerprint != exact.fingerprint

@@ -272,3 +272,16 @@ def test_a_run_killed_while_parts_are_joined_leaves_nothing_in_the_end(tmp_path:
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert len(extract_features(read_images(folder), out, HessianAffine(30), workers=0)) == 1
     assert sorted(os.listdir(tmp_path)) == ["f.arrow", "photos"]
+
+
+def test_a_file_of_format_version_1_is_read() -> None:
+    file = FeatureFile.open(Path(__file__).with_name("version-1.arrow"))
+    assert file.header.format_version == 1
+    assert (file.header.extractor, file.header.unreadable) == ("demo", ("c.jpg: broken",))
+    assert file.ids == ("a.jpg", "b.jpg")
+    assert file.sizes.tolist() == [[640, 480], [30, 40]]
+    assert file.counts.tolist() == [3, 0]
+    found = file.get("a.jpg")
+    np.testing.assert_array_equal(found.points, [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_array_equal(found.scales, [1, 2, 3])
+    np.testing.assert_allclose(found.descriptors, np.eye(8)[:3], atol=0.01)

@@ -15,11 +15,11 @@ from listwise.benchmarks.measure import timed
 from listwise.benchmarks.table import Column
 from listwise.data.toy.photo import draw_viewpoint, take_photo
 from listwise.errors import InputError
-from listwise.local.asmk import ALPHA, ASSIGNMENTS, TAU
-from listwise.local.asmk_index import AsmkIndex
-from listwise.local.codebook import WORDS, Codebook, CodebookInfo
+from listwise.local.asmk.codebook import WORDS, Codebook, CodebookInfo
+from listwise.local.asmk.index import AsmkIndex
+from listwise.local.asmk.kernel import ALPHA, ASSIGNMENTS, TAU
+from listwise.local.asmk.postings import Postings, map_postings
 from listwise.local.features import hessian_affine
-from listwise.local.postings import Postings, map_postings
 
 DIM = 128
 PHOTOS = 5_000

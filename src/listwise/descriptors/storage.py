@@ -39,6 +39,7 @@ KIND: Final = TableKind(
     "descriptors",
     "listwise extract",
     ".parquet",
+    "index",
     DescriptorHeader,
     _read_schema,
 )
@@ -57,8 +58,7 @@ class DescriptorWriter(TableWriter):
 
     def __init__(self, path: str | Path, dim: int, header: DescriptorHeader) -> None:
         with requires("index", "a descriptor file"):
-            import pyarrow as pa
-
+            pa = KIND.import_pyarrow()
         self.dim = dim
         # Neither the list nor its values may be null: reading is twice as fast without the marks.
         values = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
@@ -223,10 +223,11 @@ def is_descriptor_file(path: str | Path) -> bool:
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
     """An open file; whatever is wrong with it is one line."""
-    from pyarrow.parquet import ParquetFile
+    with KIND.reading(path):
+        from pyarrow.parquet import ParquetFile
 
-    with KIND.reading(path), ParquetFile(path) as file:
-        yield file
+        with ParquetFile(path) as file:
+            yield file
 
 
 def _read_head(path: Path, file: Any) -> tuple[DescriptorHeader, int, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from listwise.data import PhotoFile
-from listwise.local.asmk_index import AsmkIndex
+from listwise.local.asmk.index import AsmkIndex
 from listwise.local.extract import Extractor
 from listwise.local.features import Features
 from listwise.local.rerank import TOP, rerank_by_inliers

@@ -36,6 +36,7 @@ KIND: Final = TableKind(
     "local features",
     "listwise local extract",
     ".arrow",
+    "local",
     FeatureHeader,
     lambda path: _read_table(path).schema,
 )
@@ -57,8 +58,7 @@ class FeatureWriter(TableWriter):
     """
 
     def __init__(self, path: str | Path, header: FeatureHeader) -> None:
-        import pyarrow as pa
-
+        pa = KIND.import_pyarrow()
         self._dim = header.dim
         schema = pa.schema(
             [

@@ -13,8 +13,8 @@ from listwise.data.catalog import Benchmark, find_dataset
 from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_scores
-from listwise.local.asmk_index import AsmkIndex
-from listwise.local.codebook import Codebook
+from listwise.local.asmk.codebook import Codebook
+from listwise.local.asmk.index import AsmkIndex
 from listwise.local.extract import Extractor, extract_features, open_extractor
 from listwise.local.pairs import Pair, verify_pairs
 from listwise.local.rerank import MINIMUM, TOP

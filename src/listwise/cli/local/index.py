@@ -42,7 +42,7 @@ def codebook(
     device: options.Device = "auto",
 ) -> None:
     """Learn the visual words of local features."""
-    from listwise.local.codebook import learn_from_files
+    from listwise.local.asmk.kmeans import learn_from_files
 
     console = open_console()
     with stoppable(), progress_bar(console, "k-means", iterations) as advance:
@@ -72,7 +72,7 @@ def index(
     json: options.AsJson = False,
 ) -> None:
     """Make an ASMK* index of local features, add photos to it, or remove some."""
-    from listwise.local.asmk_index import change_index
+    from listwise.local.asmk.index import change_index
     from listwise.local.storage import FeatureFile
 
     console = open_console(json)

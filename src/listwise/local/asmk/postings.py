@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from listwise.files import write_tensors
-from listwise.local.asmk import Aggregated, Bits, hamming, run_positions
+from listwise.local.asmk.kernel import Aggregated, Bits, hamming, run_positions
 
 _BLOCK = 1 << 16  # postings compared at a time, which stay in the processor's cache
 _TYPES = {"I32": np.int32, "I64": np.int64, "U64": np.uint64, "U8": np.uint8}

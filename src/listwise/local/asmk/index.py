@@ -9,18 +9,16 @@ as it was before or after the change.
 import fcntl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
-from listwise.columns import FileHeader
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.local.asmk import (
+from listwise.local.asmk.codebook import Codebook, checked
+from listwise.local.asmk.kernel import (
     ALPHA,
     ASSIGNMENTS,
     TAU,
@@ -28,58 +26,21 @@ from listwise.local.asmk import (
     aggregate,
     selectivity,
 )
-from listwise.local.codebook import Codebook, checked
-from listwise.local.postings import Postings, invert, map_postings, merge, write_postings
+from listwise.local.asmk.postings import invert, map_postings, merge, write_postings
+from listwise.local.asmk.segments import (
+    MANIFEST,
+    IndexPart,
+    Manifest,
+    Segment,
+    group_parts,
+    ids_at,
+    read_segments,
+)
 from listwise.local.storage import FeatureFile
 
-MANIFEST: Final = "manifest.json"
 CODEBOOK: Final = "codebook.safetensors"
 
 _PART = 1 << 22  # postings written at a time
-_LARGEST = 1 << 25  # postings of a segment made of others; merging it needs about 2 GB
-_DEAD = 0.25  # share of a segment's photos that may be removed before it is written anew
-
-
-class _Segment(BaseModel):
-    """A file of postings, and the numbers of the photos that were removed from it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    removed: tuple[int, ...] = ()
-
-
-class _Manifest(FileHeader):
-    codebook: str
-    written: int = 0  # segments so far, which are numbered
-    segments: tuple[_Segment, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Postings that are on disk under a name, or are not yet; `kept` [n] are those still there."""
-
-    name: str | None
-    postings: Postings
-    kept: NDArray[np.bool_]
-
-    @property
-    def live(self) -> int:
-        """Postings of photos that are still there."""
-        return int(self.postings.sizes[self.kept].sum(dtype=np.int64))
-
-    @property
-    def wasteful(self) -> bool:
-        return bool(self.kept.mean() < 1 - _DEAD) if len(self.kept) else True
-
-    def without(self, names: Iterable[str]) -> "_Part":
-        known = self.postings.numbers
-        found = [known[name] for name in names if name in known]
-        if not self.kept[found].any():
-            return self
-        kept = self.kept.copy()
-        kept[found] = False
-        return _Part(self.name, self.postings, kept)
 
 
 class AsmkIndex:
@@ -89,11 +50,11 @@ class AsmkIndex:
     other, and `refresh` shows those of others.
     """
 
-    def __init__(self, folder: Path, codebook: Codebook, manifest: _Manifest) -> None:
+    def __init__(self, folder: Path, codebook: Codebook, manifest: Manifest) -> None:
         self.folder = folder
         self.codebook = codebook
         self._manifest = manifest
-        self._parts: tuple[_Part, ...] = ()
+        self._parts: tuple[IndexPart, ...] = ()
 
     @staticmethod
     def exists(folder: str | Path) -> bool:
@@ -109,7 +70,7 @@ class AsmkIndex:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             codebook.save(folder / CODEBOOK)
-            manifest = _Manifest(codebook=codebook.fingerprint)
+            manifest = Manifest(codebook=codebook.fingerprint)
             write_text(folder / MANIFEST, manifest.model_dump_json())
         except OSError as error:
             raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
@@ -130,7 +91,7 @@ class AsmkIndex:
         if not cls.exists(folder):
             raise InputError(f"there is no index at {folder}: listwise local index makes one")
         codebook = Codebook.load(folder / CODEBOOK, device)
-        manifest, parts = _read(folder)
+        manifest, parts = read_segments(folder)
         index = cls(folder, codebook, manifest)
         index._parts = parts
         index.require(codebook)
@@ -219,7 +180,7 @@ class AsmkIndex:
 
     def _put(self, ids: Sequence[str], photos: Sequence[Aggregated]) -> None:
         postings = invert(ids, photos, -(-self.codebook.dim // 64))
-        fresh = _Part(None, postings, np.ones(len(ids), bool))
+        fresh = IndexPart(None, postings, np.ones(len(ids), bool))
         with self._changing():
             self._commit([*(part.without(ids) for part in self._parts), fresh])
 
@@ -260,7 +221,7 @@ class AsmkIndex:
         found = [part.postings.scores(query, weights)[part.kept] for part in parts]
         scores = np.concatenate([np.zeros(0), *found]) / np.sqrt(max(1, len(query.words)))
         best = np.argsort(-scores, kind="stable")[:k]
-        return scores[best], _names(parts, best)
+        return scores[best], ids_at(parts, best)
 
     def _aggregated(self, descriptors: NDArray[np.floating], assignments: int) -> Aggregated:
         rows = checked(descriptors, self.codebook.dim)
@@ -287,7 +248,7 @@ class AsmkIndex:
     def refresh(self) -> None:
         """See what other processes have written since."""
         known = {part.name: part.postings for part in self._parts}
-        self._manifest, self._parts = _read(self.folder, known)
+        self._manifest, self._parts = read_segments(self.folder, known)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -300,12 +261,12 @@ class AsmkIndex:
         except OSError as error:
             raise InputError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
-    def _commit(self, parts: Sequence[_Part]) -> None:
+    def _commit(self, parts: Sequence[IndexPart]) -> None:
         """Write what is not on disk yet, merged where that pays, and then the manifest."""
         self._sweep()
         written = self._manifest.written
-        stored: list[_Part] = []
-        for group in _groups([part for part in parts if part.kept.any()]):
+        stored: list[IndexPart] = []
+        for group in group_parts([part for part in parts if part.kept.any()]):
             if len(group) == 1 and group[0].name is not None and not group[0].wasteful:
                 stored.append(group[0])
                 continue
@@ -316,9 +277,9 @@ class AsmkIndex:
                 postings = merge([(part.postings, part.kept) for part in group])
             write_postings(postings, self.folder / name)
             mapped = map_postings(self.folder / name)
-            stored.append(_Part(name, mapped, np.ones(len(mapped), bool)))
+            stored.append(IndexPart(name, mapped, np.ones(len(mapped), bool)))
         segments = (
-            _Segment(name=str(part.name), removed=tuple(np.flatnonzero(~part.kept).tolist()))
+            Segment(name=str(part.name), removed=tuple(np.flatnonzero(~part.kept).tolist()))
             for part in stored
         )
         manifest = self._manifest.model_copy(
@@ -371,62 +332,3 @@ def change_index(
     for file in files:
         index.add_file(file, on_photo)
     return index
-
-
-def _groups(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """What is to be one segment each.
-
-    The newest are merged while the one before them is not much larger, so that there are few
-    segments, and a posting is written anew only as often as the index doubles.
-    """
-    groups = [[part] for part in parts]
-    if not parts or parts[-1].name is not None:
-        return groups
-    size = parts[-1].live
-    while len(groups) > 1 and groups[-2][0].live <= 2 * size:
-        size += groups[-2][0].live
-        if size > _LARGEST:
-            break
-        groups[-2:] = [groups[-2] + groups[-1]]
-    return groups
-
-
-def _read(
-    folder: Path, known: dict[str | None, Postings] | None = None
-) -> tuple[_Manifest, tuple[_Part, ...]]:
-    """The manifest and what it names; `known` postings are not mapped again."""
-    for _ in range(10):
-        try:
-            content = (folder / MANIFEST).read_bytes()
-        except OSError as error:
-            raise InputError(f"{folder} is damaged: build the index again") from error
-        manifest = _Manifest.parse(content, folder, "build the index again")
-        try:
-            return manifest, tuple(
-                _opened(folder, segment, known or {}) for segment in manifest.segments
-            )
-        except FileNotFoundError:
-            continue  # replaced by a change since the manifest was read
-        except (OSError, ValueError, IndexError) as error:
-            raise InputError(f"{folder} is damaged ({error}): build the index again") from error
-    raise InputError(f"{folder} is damaged: a segment is missing; build the index again")
-
-
-def _opened(folder: Path, segment: _Segment, known: dict[str | None, Postings]) -> _Part:
-    postings = known.get(segment.name)
-    if postings is None:
-        postings = map_postings(folder / segment.name)
-    kept = np.ones(len(postings), bool)
-    kept[list(segment.removed)] = False
-    return _Part(segment.name, postings, kept)
-
-
-def _names(parts: Sequence[_Part], positions: NDArray[np.int64]) -> list[str]:
-    """The ids at positions in the photos that are still there, part after part."""
-    numbers = [np.flatnonzero(part.kept) for part in parts]
-    ends = np.cumsum([len(part) for part in numbers])
-    owners = np.searchsorted(ends, positions, "right")
-    return [
-        parts[owner].postings.name(int(numbers[owner][position - ends[owner]]))
-        for owner, position in zip(owners.tolist(), positions.tolist(), strict=True)
-    ]

@@ -1,0 +1,124 @@
+"""The segments of an ASMK* index: which files count, and which of their photos."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from listwise.columns import FileHeader
+from listwise.errors import InputError
+from listwise.local.asmk.postings import Postings, map_postings
+
+MANIFEST: Final = "manifest.json"
+
+_LARGEST = 1 << 25  # postings of a segment made of others; merging it needs about 2 GB
+_DEAD = 0.25  # share of a segment's photos that may be removed before it is written anew
+
+
+class Segment(BaseModel):
+    """A file of postings, and the numbers of the photos that were removed from it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    removed: tuple[int, ...] = ()
+
+
+class Manifest(FileHeader):
+    """What the index consists of, by the fingerprint of its codebook."""
+
+    codebook: str
+    written: int = 0  # segments so far, which are numbered
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class IndexPart:
+    """Postings that are on disk under a name, or are not yet; `kept` [n] are those still there."""
+
+    name: str | None
+    postings: Postings
+    kept: NDArray[np.bool_]
+
+    @property
+    def live(self) -> int:
+        """Postings of photos that are still there."""
+        return int(self.postings.sizes[self.kept].sum(dtype=np.int64))
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether so many of its photos were removed that it should be written anew."""
+        return bool(self.kept.mean() < 1 - _DEAD) if len(self.kept) else True
+
+    def without(self, names: Iterable[str]) -> "IndexPart":
+        """The same without photos of these ids."""
+        known = self.postings.numbers
+        found = [known[name] for name in names if name in known]
+        if not self.kept[found].any():
+            return self
+        kept = self.kept.copy()
+        kept[found] = False
+        return IndexPart(self.name, self.postings, kept)
+
+
+def group_parts(parts: Sequence[IndexPart]) -> list[list[IndexPart]]:
+    """What is to be one segment each.
+
+    The newest are merged while the one before them is not much larger, so that there are few
+    segments, and a posting is written anew only as often as the index doubles.
+    """
+    groups = [[part] for part in parts]
+    if not parts or parts[-1].name is not None:
+        return groups
+    size = parts[-1].live
+    while len(groups) > 1 and groups[-2][0].live <= 2 * size:
+        size += groups[-2][0].live
+        if size > _LARGEST:
+            break
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return groups
+
+
+def read_segments(
+    folder: Path, known: dict[str | None, Postings] | None = None
+) -> tuple[Manifest, tuple[IndexPart, ...]]:
+    """The manifest and what it names; `known` postings are not mapped again."""
+    for _ in range(10):
+        try:
+            content = (folder / MANIFEST).read_bytes()
+        except OSError as error:
+            raise InputError(f"{folder} is damaged: build the index again") from error
+        manifest = Manifest.parse(content, folder, "build the index again")
+        try:
+            return manifest, tuple(
+                _opened(folder, segment, known or {}) for segment in manifest.segments
+            )
+        except FileNotFoundError:
+            continue  # replaced by a change since the manifest was read
+        except (OSError, ValueError, IndexError) as error:
+            raise InputError(f"{folder} is damaged ({error}): build the index again") from error
+    raise InputError(f"{folder} is damaged: a segment is missing; build the index again")
+
+
+def _opened(folder: Path, segment: Segment, known: dict[str | None, Postings]) -> IndexPart:
+    postings = known.get(segment.name)
+    if postings is None:
+        postings = map_postings(folder / segment.name)
+    kept = np.ones(len(postings), bool)
+    kept[list(segment.removed)] = False
+    return IndexPart(segment.name, postings, kept)
+
+
+def ids_at(parts: Sequence[IndexPart], positions: NDArray[np.int64]) -> list[str]:
+    """The ids at positions in the photos that are still there, part after part."""
+    numbers = [np.flatnonzero(part.kept) for part in parts]
+    ends = np.cumsum([len(part) for part in numbers])
+    owners = np.searchsorted(ends, positions, "right")
+    return [
+        parts[owner].postings.name(int(numbers[owner][position - ends[owner]]))
+        for owner, position in zip(owners.tolist(), positions.tolist(), strict=True)
+    ]
