@@ -1,0 +1,225 @@
+"""Photos from their files to batches: each file is opened once and decoded once."""
+
+import io
+import os
+import sys
+from collections import Counter
+from itertools import repeat
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from listwise.data import (
+    CropDataset,
+    CropSettings,
+    DecodedPhoto,
+    Decoding,
+    ImageError,
+    PhotoFile,
+    decode_photos,
+    load_image,
+    pipeline,
+    read_images,
+    read_labelled,
+    whole_image,
+)
+from listwise.data.photos import photo_digest
+from listwise.data.pipeline import batch_by_shape
+from listwise.descriptors import Model, extract
+from listwise.local.extract import HessianAffine, extract_features
+from listwise.models import RetrievalNet
+from listwise.results import evaluate
+from listwise.search import add_photos, create_store, header_of
+
+ORIENTATION = 0x0112
+log: int | None = None
+
+
+def write_opened(event, arguments):
+    if log is not None and event == "open" and isinstance(arguments[0], str):
+        os.write(log, f"open {arguments[0]}\n".encode())
+
+
+sys.addaudithook(write_opened)  # it stays, in worker processes too, and is silent without a log
+
+
+@pytest.fixture
+def counts(tmp_path, monkeypatch):
+    """Opens of each file and decodes by Pillow since the last call, in workers too."""
+    global log
+    path = tmp_path / "log"
+    get_decoder = Image._getdecoder
+
+    def decoder(*arguments):
+        os.write(log, b"decode\n")
+        return get_decoder(*arguments)
+
+    def count(files):
+        lines = Counter(path.read_text().splitlines())
+        os.truncate(path, 0)
+        return {lines[f"open {file.path}"] for file in files}, lines["decode"]
+
+    monkeypatch.setattr(Image, "_getdecoder", decoder)
+    monkeypatch.setattr(pipeline, "START_BYTES", 1)  # start workers for small files too
+    log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    yield count
+    os.close(log)
+    log = None
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    made = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
+    made.save(tmp_path_factory.mktemp("model"))
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_indexing_opens_and_decodes_each_photo_once(photos, model, tmp_path, counts, workers):
+    images = read_images(photos)
+    with create_store(tmp_path / "index", header_of(model)) as index:
+        counts(images.files())
+        assert len(add_photos(index, model, images, workers=workers).added) == 48
+        assert counts(images.files()) == ({1}, 48)
+        assert all(index.thumbnail(entry.key) for entry in index)
+        counts(images.files())
+        assert len(add_photos(index, model, images, workers=workers).unchanged) == 48
+        assert counts(images.files()) == ({1}, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_extraction_opens_and_decodes_each_photo_once(photos, model, tmp_path, counts, workers):
+    images = read_images(photos)
+    assert len(extract(model, images, tmp_path / "d.parquet", workers=workers)) == 48
+    assert counts(images.files()) == ({1}, 48)
+
+
+def test_encoding_opens_and_decodes_each_photo_once(photos, model, counts):
+    images = read_images(photos)
+    assert model.encode(photos, workers=0).shape == (48, model.dim)
+    assert counts(images.files()) == ({1}, 48)
+
+
+def test_evaluation_opens_and_decodes_each_photo_once(photos, model, counts):
+    images = read_images(photos)
+    evaluate(model, photos, workers=0)
+    assert counts(images.files()) == ({1}, 48)
+
+
+def test_local_features_open_and_decode_each_photo_once(photos, tmp_path, counts):
+    images = read_images(photos).subset(range(5))
+    extract_features(images, tmp_path / "f.arrow", HessianAffine(50), workers=0)
+    assert counts(images.files()) == ({1}, 5)
+
+
+def test_crops_open_and_decode_each_photo_once(photos, counts):
+    images = read_labelled(photos)
+    dataset = CropDataset(images, CropSettings(size=32), seed=0)
+    for index in range(10):
+        dataset[0, index]
+    assert counts(images.files()[:10]) == ({1}, 10)
+
+
+def write_turned(path, turn):
+    """A photo of 60 × 40 pixels that stands upright when it is turned."""
+    cells = np.random.default_rng(turn).integers(0, 255, (4, 6, 3)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[ORIENTATION] = turn
+    Image.fromarray(cells).resize((60, 40)).save(path, exif=exif, quality=95)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("box", [None, (5.4, -3.0, 30.0, 35.0)])
+def test_everything_that_a_file_gives(tmp_path, turn, box):
+    path = tmp_path / "a.jpg"
+    write_turned(path, turn)
+    upright = ImageOps.exif_transpose(Image.open(path))
+    file = PhotoFile(str(path), box).read()
+    path.unlink()  # all comes from what was read
+    assert file.size() == upright.size
+    expected = upright if box is None else upright.crop((5, 0, 30, 35))
+    photo = file.decode(Decoding(max_side=20, thumbnail=True))
+    assert (photo.size, photo.whole) == (expected.size, upright.size)
+    assert photo.corner == ((0, 0) if box is None else (5, 0))
+    assert torch.equal(photo.pixels, whole_image(expected, 20))
+    assert Image.open(io.BytesIO(photo.thumbnail)).size == expected.size
+    whole = file.decode()
+    assert np.array_equal(whole.pixels.permute(1, 2, 0), np.asarray(expected))
+    assert whole.thumbnail == b""
+    assert file.digest() == photo_digest(file.content, box)
+
+
+def test_large_jpeg_files_are_decoded_at_a_part_of_their_size(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (800, 600)).save(path)
+    photo = PhotoFile(str(path)).decode(Decoding(max_side=200, min_side=200))
+    assert (photo.size, photo.whole) == ((800, 600), (800, 600))
+    assert photo.pixels.shape == (3, 150, 200)
+
+
+def test_a_large_file_of_another_kind_is_not_read(tmp_path):
+    path = tmp_path / "video.jpg"
+    with open(path, "wb") as file:
+        file.write(b"no photo at all")
+        file.truncate(2**40)
+    with pytest.raises(ImageError, match="not a JPEG"):
+        PhotoFile(str(path)).read()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_photos_come_in_order_with_their_errors(photos, workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "START_BYTES", 1)
+    files = [*read_images(photos).files()[:11], PhotoFile(str(tmp_path / "no.jpg"))]
+    files[4] = files[4]._replace(box=(500.0, 500.0, 600.0, 600.0))
+    files[7] = files[7].read()
+    found = list(decode_photos(iter(files), Decoding(max_side=48, thumbnail=True), workers))
+    assert len(found) == 12
+    for file, photo in zip(files, found, strict=True):
+        if isinstance(photo, ImageError):
+            with pytest.raises(ImageError) as caught:
+                load_image(file.path, file.box)
+            assert str(photo) == str(caught.value)
+        else:
+            assert torch.equal(photo.pixels, whole_image(load_image(file.path), 48))
+            assert photo.thumbnail
+    assert [i for i, photo in enumerate(found) if isinstance(photo, ImageError)] == [4, 11]
+
+
+def test_files_are_taken_only_a_little_ahead(photos):
+    taken = []
+
+    def endless():
+        for file in repeat(read_images(photos).file(0)):
+            taken.append(file)
+            yield file
+
+    decoded = decode_photos(endless(), workers=2)
+    next(decoded)
+    assert len(taken) < 100
+    decoded.close()
+
+
+def plain(width, height):
+    return DecodedPhoto(torch.zeros(3, height, width, dtype=torch.uint8), (1, 1), (1, 1))
+
+
+def test_photos_of_one_shape_are_together():
+    shapes = [(4, 3), (3, 4), (4, 3), (4, 3), (2, 2), (3, 4), (4, 3)]
+    photos = [plain(*shape) for shape in shapes]
+    photos.insert(2, ImageError("a.jpg", "broken"))
+    batches = list(batch_by_shape(photos, lambda width, height: 2 if width == 4 else 9))
+    assert [batch.positions for batch in batches if batch.photos] == [[0, 3], [4, 7], [1, 6], [5]]
+    assert [batch.errors for batch in batches if batch.errors] == [{2: "a.jpg: broken"}]
+    for batch in batches:
+        if batch.photos:
+            assert batch.pixels.shape[0] == len(batch.photos) == len(batch.positions)
+
+
+def test_no_more_photos_wait_than_fit(monkeypatch):
+    monkeypatch.setitem(pipeline.WAITING_PIXELS, "cpu", 100)
+    photos = [plain(5, 4), plain(4, 4), plain(5, 4), plain(4, 4), plain(5, 4), plain(9, 9)]
+    batches = list(batch_by_shape(photos, lambda width, height: 1000))
+    assert [batch.positions for batch in batches] == [[5], [0, 2, 4], [1, 3]]
