@@ -47,7 +47,7 @@ def test_build_add_remove_info(shop, tmp_path):
     shutil.copy("photos/class0/0.jpg", "copy.jpg")
     _, out, _ = shop("index", "add", "shop", "new.jpg", "wreck.jpg", "copy.jpg", "--workers", 0)
     assert "1 added; 49 photos in shop" in out
-    assert "1 photo left out: " in out
+    assert "1 photo is unreadable and left out: " in out
     assert "1 photo already in the index under another name: copy.jpg" in out
     _, out, _ = shop("index", "info", "shop")
     assert "49" in out

@@ -1,7 +1,5 @@
 """`listwise evaluate`: a model and a benchmark to the numbers that papers print."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -9,8 +7,7 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar, total_bar
-from listwise.cli.output import open_console, print_json, say, warn_of_unreadable
-from listwise.errors import InputError
+from listwise.cli.output import open_console, print_json, say, typed_command, warn_of_unreadable
 
 EXAMPLES = """Examples:
 
@@ -25,7 +22,7 @@ EXAMPLES = """Examples:
 
 
 def evaluate(
-    model: options.ModelFolder,
+    model: options.Model,
     benchmark: Annotated[
         str,
         typer.Argument(
@@ -34,9 +31,7 @@ def evaluate(
             ".parquet table).",
         ),
     ],
-    against: Annotated[
-        Path | None, typer.Option(help="A second model folder to compare with.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="A second model to compare with.")] = None,
     expand: Annotated[
         bool, typer.Option("--qe", help="Also evaluate with α query expansion (αQE).")
     ] = False,
@@ -55,25 +50,21 @@ def evaluate(
     json: options.AsJson = False,
 ) -> None:
     """Evaluate a model on a benchmark: mAP and the other figures, and an HTML report."""
-    sizes = options.parse_numbers(scales, "scales")
-    if report is not None and not report.parent.is_dir():
-        raise InputError(f"{report}: there is no folder {report.parent} for the report")
-
-    from listwise.results import evaluate as evaluate_model
-    from listwise.results import open_benchmark
-
-    opened = open_benchmark(benchmark, data, split)
     console = open_console(json)
+
+    from listwise import results
+
+    opened = results.open_benchmark(benchmark, data, split)
     photos = opened.photo_count * (1 if against is None else 2)
     with progress_bar(console, "describing photos", photos) as advance:
-        result = evaluate_model(
+        result = results.evaluate(
             model,
             opened,
             against=against,
             expand=expand,
             distractors=distractors,
             max_side=max_side,
-            scales=sizes,
+            scales=options.parse_numbers(scales, "scales"),
             power=power,
             precision=cast(Any, precision),
             device=device,
@@ -85,7 +76,6 @@ def evaluate(
     else:
         typer.echo(result.table())
     if report is not None:
-        command = shlex.join(["listwise", *sys.argv[1:]])
         with total_bar(console, "writing the report") as update:
-            result.report(report, command=command, on_progress=update)
+            result.report(report, command=typed_command(), on_progress=update)
         say(console, f"the report is in {report}", "bold")

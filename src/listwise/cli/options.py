@@ -1,15 +1,19 @@
 """Options and arguments that several commands share, each declared once."""
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from listwise.errors import InputError
 
-if TYPE_CHECKING:
-    from listwise.search import SearchIntent
+
+def _in_a_folder(path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before the work that it is for."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    return path
+
 
 # What a command reads.
 Model = Annotated[
@@ -73,17 +77,6 @@ Dim = Annotated[
     ),
 ]
 
-# How an index searches.
-Memory = Annotated[
-    str | None, typer.Option(help="Maximum memory for search, such as 500MB or 2GB.")
-]
-Milliseconds = Annotated[
-    float | None, typer.Option(help="Maximum time per query, in milliseconds.")
-]
-Recall = Annotated[
-    float | None, typer.Option(help="Minimum recall of the ten nearest photos, from 0 to 1.")
-]
-
 # How a command runs.
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto uses a GPU if present.")]
 Workers = Annotated[
@@ -97,7 +90,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 
 # What a command prints and writes.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Report = Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(callback=_in_a_folder, help="Write an HTML report to this file."),
+]
 
 
 def parse_numbers(text: str, option: str) -> tuple[float, ...]:
@@ -124,21 +120,3 @@ def parse_box(text: str) -> tuple[float, float, float, float]:
     if len(edges) != 4:
         raise InputError(f"`box` takes four numbers x0,y0,x1,y1, not {text!r}")
     return edges[0], edges[1], edges[2], edges[3]
-
-
-def parse_bytes(text: str, option: str) -> int:
-    """Parse a size such as 500MB or 2GB; `option` is the name that an error shows."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise InputError(f"`{option}` takes a size such as 500MB or 2GB, not {text!r}")
-    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
-
-
-def parse_intent(
-    memory: str | None, milliseconds: float | None, recall: float | None
-) -> "SearchIntent":
-    """What a user wants of search."""
-    from listwise.search.store import search_intent
-
-    size = None if memory is None else parse_bytes(memory, "memory")
-    return search_intent(size, milliseconds, recall)

@@ -1,6 +1,7 @@
 """What commands print: messages for a person, JSON for a program, and how they stop."""
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,11 @@ def with_flags(message: str) -> str:
         return found[0] if shown is None else f"{shown} {value.strip(chr(34))}".rstrip()
 
     return re.sub(r"`([a-z_.]+(=[^`]*)?)`", write, message)
+
+
+def typed_command() -> str:
+    """The command that is running, as one types it."""
+    return shlex.join(["listwise", *sys.argv[1:]])
 
 
 def warn_of_unreadable(console: "Console", errors: Sequence[str]) -> None:

@@ -1,21 +1,15 @@
 """`listwise index build` and `listwise index add`."""
 
-import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from listwise.cli import options
-from listwise.cli.index.words import count_photos, describe_search
-from listwise.cli.output import note, open_console, print_json, say, stoppable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from listwise.search import Added, Index
-    from listwise.search.store import TuningResult
+from listwise.cli.index import intent
+from listwise.cli.index.words import count_photos, report_added
+from listwise.cli.output import note, open_console, stoppable
 
 BUILD = """Examples:
 
@@ -65,14 +59,15 @@ def build(
     max_side: options.MaxSide = None,
     scales: Annotated[
         str | None,
-        typer.Option(help="Sizes at which photos are described, such as 1,0.7071. default: 1"),
+        typer.Option(help="Sizes to describe photos at, such as 1,0.7071. [dim]default: 1[/dim]"),
     ] = None,
     power: Annotated[
-        float | None, typer.Option(help="Power of the generalized mean over scales. default: 3")
+        float | None,
+        typer.Option(help="Power of the mean over the scales. [dim]default: 3[/dim]"),
     ] = None,
-    memory: options.Memory = None,
-    milliseconds: options.Milliseconds = None,
-    recall: options.Recall = None,
+    memory: intent.Memory = None,
+    milliseconds: intent.Milliseconds = None,
+    recall: intent.Recall = None,
     root: Root = None,
     thumbnails: Thumbnails = True,
     device: options.Device = "auto",
@@ -80,7 +75,7 @@ def build(
     json: options.AsJson = False,
 ) -> None:
     """Make an index of photos, or resume one."""
-    intent = options.parse_intent(memory, milliseconds, recall)
+    wanted = intent.parse_intent(memory, milliseconds, recall)
     settings: dict[str, Any] = {
         "max_side": max_side,
         "scales": options.parse_numbers(scales, "scales") if scales else None,
@@ -102,8 +97,8 @@ def build(
         with stoppable():
             added = opened.add(sources, root=root, thumbnails=thumbnails, workers=workers)
             with console.status("choosing a search method"):
-                tuned = opened.tune(intent, partial(note, console))
-        _report(console, opened, added, json, tuned)
+                tuned = opened.tune(wanted, partial(note, console))
+        report_added(console, opened, added, json, tuned)
 
 
 def add(
@@ -121,39 +116,6 @@ def add(
 
     from listwise.search import open_index
 
-    with (
-        open_index(index, model, device=device, create=False) as opened,
-        stoppable(),
-    ):
+    with open_index(index, model, device=device, create=False) as opened, stoppable():
         added = opened.add(photos, root=root, thumbnails=thumbnails, workers=workers)
-        _report(console, opened, added, json)
-
-
-def _report(
-    console: "Console",
-    index: "Index",
-    added: "Added",
-    json: bool,
-    tuned: "TuningResult | None" = None,
-) -> None:
-    if json:
-        counts = {name: len(ids) for name, ids in vars(added).items() if name != "errors"}
-        result = {"index": index.uri, "entries": len(index), **counts, "errors": added.errors}
-        print_json(result if tuned is None else {**result, "search": tuned})
-        return
-    if added.errors:
-        more = f"; and {len(added.errors) - 5} more" if len(added.errors) > 5 else ""
-        what = f"{count_photos(len(added.errors))} left out: {'; '.join(added.errors[:5])}{more}"
-        say(console, what, "yellow")
-    if added.copies:
-        what = ", ".join(added.copies[:5]) + (" …" if len(added.copies) > 5 else "")
-        copies = count_photos(len(added.copies))
-        say(console, f"{copies} already in the index under another name: {what}", "yellow")
-    kinds = ("added", "replaced", "updated", "unchanged")
-    counts = {kind: len(getattr(added, kind)) for kind in kinds}
-    done = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    say(console, f"{done or 'nothing to add'}; {count_photos(len(index))} in {index.uri}", "bold")
-    if tuned is not None:
-        place = shlex.quote(index.uri)
-        say(console, describe_search(tuned))
-        say(console, f"next:\n  listwise search {place} PHOTO\n  listwise serve {place}")
+        report_added(console, opened, added, json)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from listwise.cli import options
+from listwise.cli.index import intent
 from listwise.cli.index.words import count_photos, describe_search, readable_fact
 from listwise.cli.output import note, open_console, print_json, say
 
@@ -51,19 +52,19 @@ def remove(
 
 def tune(
     index: options.IndexPlace,
-    memory: options.Memory = None,
-    milliseconds: options.Milliseconds = None,
-    recall: options.Recall = None,
+    memory: intent.Memory = None,
+    milliseconds: intent.Milliseconds = None,
+    recall: intent.Recall = None,
     json: options.AsJson = False,
 ) -> None:
     """Choose how an index searches from what you want of it, and measure it."""
-    intent = options.parse_intent(memory, milliseconds, recall)
+    wanted = intent.parse_intent(memory, milliseconds, recall)
     console = open_console(json)
 
     from listwise.search import open_index
 
     with open_index(index, create=False) as opened, console.status("measuring search methods"):
-        tuned = opened.tune(intent, partial(note, console))
+        tuned = opened.tune(wanted, partial(note, console))
     if json:
         print_json(tuned)
     else:

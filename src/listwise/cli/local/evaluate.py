@@ -1,7 +1,5 @@
 """`listwise local evaluate`: local features on a judged benchmark."""
 
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +9,7 @@ import typer
 from listwise.cli import options
 from listwise.cli.bars import progress_bar, total_bar
 from listwise.cli.local import shared
-from listwise.cli.output import note, open_console, print_json, say, stoppable
-from listwise.errors import InputError
+from listwise.cli.output import note, open_console, print_json, say, stoppable, typed_command
 
 EXAMPLES = """Examples:
 
@@ -56,13 +53,10 @@ def evaluate(
     json: options.AsJson = False,
 ) -> None:
     """Evaluate local features on a benchmark: ASMK*, and with spatial verification (SP)."""
-    if report is not None and not report.parent.is_dir():
-        raise InputError(f"{report}: there is no folder {report.parent} for the report")
-
     from listwise.results.table import format_table
     from listwise.studies.local import evaluate_local, figures_of_row, write_local_report
 
-    console, command = open_console(json), shlex.join(["listwise", *sys.argv[1:]])
+    console = open_console(json)
     with stoppable():
         judged, rows = evaluate_local(
             benchmark,
@@ -86,5 +80,5 @@ def evaluate(
         typer.echo(format_table(judged.name, figures))
     if report is not None:
         with total_bar(console, "writing the report") as update:
-            write_local_report(report, judged, rows, command=command, on_progress=update)
+            write_local_report(report, judged, rows, command=typed_command(), on_progress=update)
         say(console, f"the report is in {report}", "bold")

@@ -1,7 +1,5 @@
 """Options of the studies, and what their commands share."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,11 +66,6 @@ def draw_toy(console: "Console", source: str, out: Path) -> Path | None:
 
     with total_bar(console, "drawing toy landmarks") as update:
         return make_toy_landmarks(out / "toy-landmarks", progress=update)
-
-
-def command_line() -> str:
-    """The command that is running, as it was typed."""
-    return shlex.join(["listwise", *sys.argv[1:]])
 
 
 def say_where(console: "Console", out: Path) -> None:

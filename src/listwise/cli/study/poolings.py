@@ -7,8 +7,8 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.output import open_console, print_json, warn_of_unreadable
-from listwise.cli.study.flags import TOY, command_line, draw_toy, say_where
+from listwise.cli.output import open_console, print_json, typed_command, warn_of_unreadable
+from listwise.cli.study.flags import TOY, draw_toy, say_where
 from listwise.errors import InputError
 
 EXAMPLES = """Examples:
@@ -73,5 +73,5 @@ def poolings(
     else:
         typer.echo(poolings_table(rows), nl=False)
     if out is not None:
-        write_poolings(out, rows, f"{backbone} off the shelf on {judged.name}", command_line())
+        write_poolings(out, rows, f"{backbone} off the shelf on {judged.name}", typed_command())
         say_where(console, out)

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from listwise.cli import options
-from listwise.cli.output import open_console, print_json, say, stoppable
+from listwise.cli.output import open_console, print_json, say, stoppable, typed_command
 from listwise.cli.settings import given_settings, with_setting_flags
 from listwise.cli.study import flags
-from listwise.cli.study.flags import TOY, command_line, draw_toy, say_where
+from listwise.cli.study.flags import TOY, draw_toy, say_where
 from listwise.errors import InputError
 from listwise.settings import merge, read_settings
 from listwise.studies.known import SCHEDULE, Study
@@ -93,7 +93,7 @@ def _run(
     show_plan(made.plan, console)
     compared = ", ".join(variant.name for variant in made.variants)
     say(console, f"{made.count} runs of {made.images:,} training images: {compared}", "bold")
-    view = LiveStudyView(console, lambda findings: write_outputs(made, findings, command_line()))
+    view = LiveStudyView(console, lambda findings: write_outputs(made, findings, typed_command()))
     findings = run_study(made, view, evaluated or None)
     if json:
         for run in findings.outcomes:

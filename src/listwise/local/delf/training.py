@@ -86,16 +86,8 @@ def train_delf(
         note,
     )
     tuned = _fine_tune(fitter, net) if settings.fine_tune else None
-    delf = Delf(
-        DelfConfig(
-            backbone=net.config.backbone,
-            hidden=settings.hidden,
-            dim=settings.dim,
-            mean=net.config.mean,
-            std=net.config.std,
-        ),
-        net.backbone,
-    )
+    about = net.config.model_dump(include={"backbone", "mean", "std"})
+    delf = Delf(DelfConfig(**about, hidden=settings.hidden, dim=settings.dim), net.backbone)
     accuracy = _learn_attention(fitter, delf)
     _learn_pca(fitter, delf)
     delf.config.provenance = {
