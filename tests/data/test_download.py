@@ -108,8 +108,14 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def entry(*files: RemoteFile) -> DataSetEntry:
-    return replace(ENTRIES["roxford5k"], name="test", files=files, gigabytes=0.0)
+def entry(server: Server, *files: RemoteFile) -> DataSetEntry:
+    """A data set of these files, but from the server."""
+    here = []
+    for file in files:
+        beside = file.checksum_url and f"{server.address}/{file.checksum_url.rpartition('/')[2]}"
+        url = f"{server.address}/{file.name}"
+        here.append(replace(file, url=url, checksum_url=beside, saved_as=file.name))
+    return replace(ENTRIES["roxford5k"], name="test", files=tuple(here), gigabytes=0.0)
 
 
 # --- one file
@@ -218,10 +224,10 @@ def test_a_full_disk_is_said_before(server: Server, tmp_path: Path, monkeypatch)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=150_000))
     with pytest.raises(InputError, match=r"a\.tgz needs about 0\.0 GB .* \(`to`\)"):
-        download(entry(RemoteFile("http://x/a.tgz", unpack=True)), tmp_path, base=server.address)
-    big = replace(entry(RemoteFile("http://x/a.tgz", unpack=True)), gigabytes=500.0)
+        download(entry(server, RemoteFile("http://x/a.tgz", unpack=True)), tmp_path)
+    big = replace(entry(server, RemoteFile("http://x/a.tgz", unpack=True)), gigabytes=500.0)
     with pytest.raises(InputError, match=r"test needs about 500\.0 GB"):
-        download(big, tmp_path, base=server.address)
+        download(big, tmp_path)
 
 
 # --- a data set
@@ -238,7 +244,7 @@ def test_files_land_where_they_belong(server: Server, tmp_path: Path) -> None:
         RemoteFile("http://elsewhere.org/photos.tgz", "jpg", unpack=True, flat=True),
         RemoteFile("http://elsewhere.org/x?id=7", unpack=True, saved_as="more.zip"),
     )
-    unverified = download(entry(*files), tmp_path / "set", base=server.address)
+    unverified = download(entry(server, *files), tmp_path / "set")
     found = {
         str(path.relative_to(tmp_path / "set")): path.read_bytes()
         for path in (tmp_path / "set").rglob("*")
@@ -256,7 +262,7 @@ def test_files_land_where_they_belong(server: Server, tmp_path: Path) -> None:
     assert lock["photos.tgz"]["sha256"] == hashlib.sha256(photos).hexdigest()
     assert lock["photos.tgz"]["bytes"] == len(photos)
     server.asked.clear()
-    download(entry(*files), tmp_path / "set", base=server.address)
+    download(entry(server, *files), tmp_path / "set")
     assert server.asked == []
 
 
@@ -264,10 +270,10 @@ def test_a_second_run_fetches_only_what_is_missing(server: Server, tmp_path: Pat
     files = [RemoteFile(f"http://x/{name}", name) for name in ("a", "b")]
     server.files["a"] = b"first"
     with pytest.raises(InputError, match="404"):
-        download(entry(*files), tmp_path, base=server.address)
+        download(entry(server, *files), tmp_path)
     server.files["b"] = b"second"
     server.asked.clear()
-    download(entry(*files), tmp_path, base=server.address)
+    download(entry(server, *files), tmp_path)
     assert server.asked == [("b", None)]
 
 
@@ -277,9 +283,9 @@ def test_checksums(kind: str, server: Server, tmp_path: Path) -> None:
     right = f"{kind}:{hashlib.new(kind, content()).hexdigest()}"
     file = RemoteFile("http://x/a.bin", "sub/a.bin", checksum=f"{kind}:{'0' * 32}")
     with pytest.raises(InputError, match=rf"a\.bin from .* is damaged or has changed \({kind} "):
-        download(entry(file), tmp_path, base=server.address)
+        download(entry(server, file), tmp_path)
     assert list(tmp_path.rglob("*.bin*")) == []
-    assert download(entry(replace(file, checksum=right)), tmp_path, base=server.address) == []
+    assert download(entry(server, replace(file, checksum=right)), tmp_path) == []
     assert (tmp_path / "sub" / "a.bin").read_bytes() == content()
 
 
@@ -290,10 +296,10 @@ def test_checksums_published_beside_the_file(server: Server, tmp_path: Path) -> 
     )
     server.files["md5.a.txt"] = b"0" * 32 + b"  a.tar\n"
     with pytest.raises(InputError, match="damaged or has changed"):
-        download(entry(file), tmp_path, base=server.address)
+        download(entry(server, file), tmp_path)
     digest = hashlib.md5(server.files["a.tar"]).hexdigest()
     server.files["md5.a.txt"] = f"{digest}  a.tar\n".encode()
-    assert download(entry(file), tmp_path, base=server.address) == []
+    assert download(entry(server, file), tmp_path) == []
     assert (tmp_path / "train/0/1/2/012.jpg").read_bytes() == b"J"
     assert not list(tmp_path.glob(".md5*"))
 
@@ -301,7 +307,7 @@ def test_checksums_published_beside_the_file(server: Server, tmp_path: Path) -> 
 def test_an_archive_downloaded_by_hand_is_taken(server: Server, tmp_path: Path) -> None:
     (tmp_path / "photos.tgz").write_bytes(tar({"a.jpg": b"A"}))
     file = RemoteFile("http://x/photos.tgz", "jpg", unpack=True, flat=True)
-    download(entry(file), tmp_path, base=server.address)
+    download(entry(server, file), tmp_path)
     assert server.asked == []
     assert (tmp_path / "jpg" / "a.jpg").read_bytes() == b"A"
     assert not (tmp_path / "photos.tgz").exists()
@@ -315,7 +321,7 @@ def test_a_set_without_addresses_says_how_to_get_it(tmp_path: Path) -> None:
 def test_a_damaged_note_is_said(server: Server, tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text("{")
     with pytest.raises(InputError, match="is damaged: delete it"):
-        download(entry(RemoteFile("http://x/a", "a")), tmp_path, base=server.address)
+        download(entry(server, RemoteFile("http://x/a", "a")), tmp_path)
 
 
 # --- unpacking

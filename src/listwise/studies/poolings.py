@@ -1,23 +1,22 @@
 """Off-the-shelf poolings (the "(O)" rows of Table 2): one network, five ways to pool it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from listwise.data import Decoding, Images
+from listwise.data import Images
 from listwise.data.catalog import Benchmark
-from listwise.descriptors import Whitening
+from listwise.descriptors import Model, Whitening
 from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.machine import Machine
 from listwise.models import POOLINGS, RetrievalNet
-from listwise.models.embed import embed_parts
 from listwise.models.pooling import make_pooling
-from listwise.results.described import BenchmarkDescriptors, Descriptors
+from listwise.results.described import BenchmarkDescriptors, Descriptors, describe_benchmark
 from listwise.studies.outcome import column_name
 from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE
 from listwise.studies.plots import Panel, Point, draw
@@ -64,63 +63,41 @@ def compare_poolings(
     """
     if benchmark.labelled:
         raise InputError(f"{benchmark.name} is a labelled set: this takes a judged benchmark")
-    describe = _describer(backbone, weights, poolings, max_side, device, on_progress, on_unreadable)
-    parts = zip(
-        poolings,
-        describe(benchmark.queries, True),
-        describe(benchmark.database, True),
-        describe(whiten_on, False),
-        strict=True,
+    net = RetrievalNet(backbone, _SeveralPoolings(poolings), weights=weights)
+    model = Model(net.to(Machine.detect(device).device).eval())
+    sizes = {"max_side": max_side, "precision": "float32"}
+    described = describe_benchmark(model, benchmark, on_progress, **sizes)
+    others = model.describe(
+        whiten_on, max_side=max_side, precision="float32", on_progress=on_progress
     )
-    return [
-        row
-        for pooling, queries, database, others in parts
-        for row in _rows(
-            pooling,
-            BenchmarkDescriptors(benchmark, queries, database),
-            Whitening.learn([others], dim),
+    if not others.kept:
+        raise InputError(f"no photo to learn the whitening on can be read: {others.errors[0]}")
+    if others.errors:
+        on_unreadable(tuple(others.errors))
+    rows = []
+    for place, pooling in enumerate(poolings):
+
+        def part(vectors: Descriptors, place: int = place) -> Descriptors:
+            own: Descriptors = np.split(vectors, len(poolings), axis=1)[place]
+            return own * np.float32(len(poolings) ** 0.5)  # unit vectors again
+
+        plain = replace(
+            described, queries=part(described.queries), database=part(described.database)
         )
-    ]
+        rows += _rows(pooling, plain, Whitening.learn([part(others.descriptors)], dim))
+    return rows
 
 
-def _describer(
-    backbone: str,
-    weights: str | Path,
-    poolings: Sequence[str],
-    max_side: int | None,
-    device: str,
-    on_progress: Callable[[int], object],
-    on_unreadable: Callable[[tuple[str, ...]], object],
-) -> Callable[[Images, bool], list[Descriptors]]:
-    """From photos, all of which must be readable or not, to the descriptors of each pooling."""
-    machine = Machine.detect(device)
-    net = RetrievalNet(backbone, weights=weights).to(machine.device).eval()
-    layers = [make_pooling(name).to(machine.device) for name in poolings]
+class _SeveralPoolings(nn.Module):
+    """Unit descriptors of several poolings side by side: [B, C, h, w] -> [B, C * poolings]."""
 
-    def pool(photos: Tensor) -> Tensor:
-        features = net.features(photos).float()
-        rows = [torch.nn.functional.normalize(layer(features), dim=1) for layer in layers]
+    def __init__(self, poolings: Sequence[str]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(make_pooling(name) for name in poolings)
+
+    def forward(self, features: Tensor) -> Tensor:
+        rows = [nn.functional.normalize(layer(features.float())) for layer in self.layers]
         return torch.cat(rows, dim=1)
-
-    def describe(images: Images, must: bool) -> list[Descriptors]:
-        (found,) = embed_parts(
-            net,
-            images.files(),
-            [len(images)],
-            Decoding(max_side),
-            describe=pool,
-            workers=machine.workers(),
-            on_progress=on_progress,
-        )
-        if found.errors and (must or not found.kept):
-            raise InputError(
-                f"{len(found.errors)} photos cannot be read; the first: {found.errors[0]}"
-            )
-        if found.errors:
-            on_unreadable(tuple(found.errors))
-        return np.split(found.descriptors.numpy(), len(poolings), axis=1)
-
-    return describe
 
 
 def _rows(pooling: str, plain: BenchmarkDescriptors, whitening: Whitening) -> list[PoolingRow]:

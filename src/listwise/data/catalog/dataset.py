@@ -9,7 +9,7 @@ from pathlib import Path
 from listwise.data.catalog.benchmark import Benchmark
 from listwise.data.catalog.entries import ENTRIES, DataSetEntry
 from listwise.data.catalog.ground_truth import read_ground_truth, read_oxford_ground_truth
-from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors
+from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors, read_layout
 from listwise.data.images import list_images
 from listwise.data.labelled import Images, LabelledImages
 from listwise.data.sources import read_images, read_labelled
@@ -64,7 +64,7 @@ class Dataset:
             return self._oxford()
         if self.layout not in LABELLED:
             raise InputError(f"{self.name} has no queries: it is a set of distractors")
-        images = LABELLED[self.layout](self.folder)
+        images = read_layout(self.layout, self.folder)
         if self.layout == "inshop":
             database, queries = images.of_split("gallery"), images.of_split("query")
             return Benchmark.of_labels(self.name, database, queries)
@@ -76,7 +76,7 @@ class Dataset:
         """Images and classes of one split, or of all."""
         if self.layout not in LABELLED:
             raise InputError(f"{self.name} has no classes: it is a benchmark or distractors")
-        images = LABELLED[self.layout](self.folder)
+        images = read_layout(self.layout, self.folder)
         return images if split is None else images.of_split(split)
 
     def images(self) -> Images:

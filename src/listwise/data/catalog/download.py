@@ -45,7 +45,6 @@ def download(
     entry: DataSetEntry,
     folder: str | Path,
     *,
-    base: str | None = None,
     progress: Progress = lambda what, done, total: None,
     patience: Patience = _USUAL,
 ) -> list[str]:
@@ -57,7 +56,6 @@ def download(
     Args:
         entry: what to fetch.
         folder: where it goes; made if there is none.
-        base: an address that holds all the files by their names, instead of their own.
         progress: see `Progress`.
         patience: see `Patience`.
 
@@ -73,7 +71,7 @@ def download(
         _need_space(folder, int(entry.gigabytes * 1e9), entry.name)
     for file in entry.files:
         if file.name not in lock:
-            lock[file.name] = _one(file, folder, base, progress, patience)
+            lock[file.name] = _one(file, folder, progress, patience)
             write_text(folder / LOCK_FILE, json.dumps(lock, indent=2) + "\n")
     return [file.name for file in entry.files if not lock[file.name].get("verified")]
 
@@ -107,27 +105,23 @@ def get_dataset(
     return DownloadResult(found, found.check(), unverified)
 
 
-def _one(
-    file: RemoteFile, folder: Path, base: str | None, progress: Progress, patience: Patience
-) -> dict[str, Any]:
-    address = _rebased(file.url, file.name, base)
+def _one(file: RemoteFile, folder: Path, progress: Progress, patience: Patience) -> dict[str, Any]:
     published = file.checksum
     if file.checksum_url is not None:
-        text = _rebased(file.checksum_url, "", base)
-        published = f"md5:{_text(text, folder, patience)}"
+        published = f"md5:{_text(file.checksum_url, folder, patience)}"
     # A plain file is fetched where it belongs; an archive lies in the folder until it is unpacked.
     here = folder / file.name
     target = here if file.unpack or here.exists() else folder / file.to
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        fetch(address, target, room=2 if file.unpack else 1, progress=progress, patience=patience)
+        fetch(file.url, target, room=2 if file.unpack else 1, progress=progress, patience=patience)
     found = _checksums(target, progress)
     if published is not None:
         kind, _, wanted = published.partition(":")
         if found[kind] != wanted:
             target.unlink()
             raise InputError(
-                f"{file.name} from {address} is damaged or has changed ({kind} {found[kind]}, "
+                f"{file.name} from {file.url} is damaged or has changed ({kind} {found[kind]}, "
                 f"published is {wanted}): it was deleted, run again"
             )
     size = target.stat().st_size
@@ -137,7 +131,7 @@ def _one(
     elif target != folder / file.to:
         os.replace(target, folder / file.to)
     return {
-        "url": address,
+        "url": file.url,
         "bytes": size,
         "sha256": found["sha256"],
         "verified": published is not None,
@@ -250,12 +244,6 @@ def _unreachable(address: str, target: Path, reason: str) -> InputError:
         f"cannot reach {urlsplit(address).netloc}: {reason}; download {address} by hand to "
         f"{target} and run again (a folder in place is recognised)"
     )
-
-
-def _rebased(url: str, name: str, base: str | None) -> str:
-    if base is None:
-        return url
-    return f"{base.rstrip('/')}/{name or PurePosixPath(urlsplit(url).path).name}"
 
 
 def _need_space(folder: Path, needed: int, name: str) -> None:

@@ -22,36 +22,53 @@ LabelledPath = tuple[str, str, str]
 """Path below the folder, class, and split of an image."""
 
 
-def read_sop(folder: Path) -> LabelledImages:
+def read_layout(layout: str, folder: Path) -> LabelledImages:
+    """The images of a labelled set that has one of the `LABELLED` layouts."""
+    file, below = _ROOTS.get(layout, ("", ("",)))
+    root = folder / next((name for name in below if (folder / name / file).exists()), below[0])
+    table = list(LABELLED[layout](folder, root))
+    if not table:
+        raise InputError(f"{root}: no image of the data set is there")
+    ids, labels, splits = (tuple(column) for column in zip(*table, strict=True))
+    class_names, numbers = np.unique(np.array(labels), return_inverse=True)
+    return LabelledImages(
+        paths=tuple(_absolute(root, name) for name in ids),
+        ids=ids,
+        boxes=None,
+        labels=numbers.reshape(-1).astype(np.int64),
+        class_names=tuple(str(name) for name in class_names),
+        splits=splits,
+    )
+
+
+# A file or folder that the images' root has, and where that root may be.
+_ROOTS = {
+    "sop": ("Ebay_train.txt", ("", "Stanford_Online_Products")),
+    "cub": ("images.txt", ("", "CUB_200_2011")),
+    "inshop": ("img", ("Img", "")),
+}
+
+
+def _sop(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` name class and path."""
-
-    def rows() -> Iterator[LabelledPath]:
-        for split in ("train", "test"):
-            lines = _lines(root / f"Ebay_{split}.txt")
-            for number, line in lines[1:]:
-                _, label, _, path = _words(root / f"Ebay_{split}.txt", number, line, 4)
-                yield path, label, split
-
-    root = _first(folder, "Ebay_train.txt", ("", "Stanford_Online_Products"))
-    return labelled_rows(root, rows())
+    for split in ("train", "test"):
+        file = root / f"Ebay_{split}.txt"
+        for number, line in _lines(file)[1:]:
+            _, label, _, path = _words(file, number, line, 4)
+            yield path, label, split
 
 
-def read_cub(folder: Path) -> LabelledImages:
+def _cub(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Caltech-UCSD Birds: classes 1 to 100 are for training, 101 to 200 for testing."""
-
-    def rows() -> Iterator[LabelledPath]:
-        kinds = dict(_pairs(root / "image_class_labels.txt"))
-        for number, path in _pairs(root / "images.txt"):
-            if number not in kinds:
-                raise InputError(f"{root / 'image_class_labels.txt'}: image {number} has no class")
-            split = "train" if int(kinds[number]) <= 100 else "test"
-            yield f"images/{path}", path.split("/")[0], split
-
-    root = _first(folder, "images.txt", ("", "CUB_200_2011"))
-    return labelled_rows(root, rows())
+    kinds = dict(_pairs(root / "image_class_labels.txt"))
+    for number, path in _pairs(root / "images.txt"):
+        if number not in kinds:
+            raise InputError(f"{root / 'image_class_labels.txt'}: image {number} has no class")
+        split = "train" if int(kinds[number]) <= 100 else "test"
+        yield f"images/{path}", path.split("/")[0], split
 
 
-def read_cars(folder: Path) -> LabelledImages:
+def _cars(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Stanford Cars: classes 1 to 98 are for training, 99 to 196 for testing."""
     path = folder / "cars_annos.mat"
     try:
@@ -66,92 +83,68 @@ def read_cars(folder: Path) -> LabelledImages:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # a damaged MATLAB file makes scipy raise nearly anything
         raise InputError(f"{path}: not the annotations of Stanford Cars ({error!r})") from None
-    return labelled_rows(
-        folder,
-        (
-            (name, f"{kind:03}", "train" if kind <= 98 else "test")
-            for name, kind in zip(names, kinds, strict=True)
-        ),
-    )
+    for name, kind in zip(names, kinds, strict=True):
+        yield name, f"{kind:03}", "train" if kind <= 98 else "test"
 
 
-def read_inshop(folder: Path) -> LabelledImages:
+def _inshop(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """In-shop: `list_eval_partition.txt` names image, item, and train, query or gallery."""
-    eval_folder = _first(folder, "list_eval_partition.txt", ("Eval", ""))
-    path = eval_folder / "list_eval_partition.txt"
-    below = next((name for name in ("Img", "") if (folder / name / "img").is_dir()), "Img")
-
-    def rows() -> Iterator[LabelledPath]:
-        for number, line in _lines(path)[2:]:
-            image, item, split = _words(path, number, line, 3)
-            yield image, item, split
-
-    return labelled_rows(folder / below, rows())
+    file = "list_eval_partition.txt"
+    path = folder / "Eval" / file if (folder / "Eval" / file).is_file() else folder / file
+    for number, line in _lines(path)[2:]:
+        image, item, split = _words(path, number, line, 3)
+        yield image, item, split
 
 
-def read_landmarks(folder: Path) -> LabelledImages:
+def _landmarks(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Landmarks-clean: lists of address and class; photos that are not there are left out."""
-
-    def rows() -> Iterator[LabelledPath]:
-        for split in ("train", "val"):
-            path = folder / f"annotation_clean_{split}.txt"
-            for number, line in _lines(path):
-                words = line.split()
-                if len(words) < 2:
-                    raise InputError(f"{path}, line {number}: not an address and a class")
-                file = f"images/{hashlib.md5(words[0].encode()).hexdigest()}.jpg"
-                if (folder / file).exists():
-                    yield file, words[1], split
-
-    return labelled_rows(folder, rows())
+    for split in ("train", "val"):
+        path = folder / f"annotation_clean_{split}.txt"
+        for number, line in _lines(path):
+            words = line.split()
+            if len(words) < 2:
+                raise InputError(f"{path}, line {number}: not an address and a class")
+            file = f"images/{hashlib.md5(words[0].encode()).hexdigest()}.jpg"
+            if (folder / file).exists():
+                yield file, words[1], split
 
 
-def read_sfm(folder: Path) -> LabelledImages:
+def _sfm(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Retrieval-SfM: the class of a photo is the 3-D model it is part of."""
     path = folder / "retrieval-SfM-120k.pkl"
     content = read_pickle_restricted(path)
-
-    def rows() -> Iterator[LabelledPath]:
-        for split in ("train", "val"):
-            try:
-                part = content[split]
-                pairs = list(zip(part["cids"], part["cluster"], strict=True))
-            except (KeyError, TypeError, ValueError):
-                raise InputError(
-                    f"{path}: {split!r} should have cids and cluster of the same length"
-                ) from None
-            for cid, cluster in pairs:
-                yield f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}", f"{cluster}", split
-
-    return labelled_rows(folder, rows())
+    for split in ("train", "val"):
+        try:
+            pairs = list(zip(content[split]["cids"], content[split]["cluster"], strict=True))
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{path}: {split!r} should have cids and cluster of the same length"
+            ) from None
+        for cid, cluster in pairs:
+            yield f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}", f"{cluster}", split
 
 
-def read_gldv2(folder: Path) -> LabelledImages:
+def _gldv2(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Google Landmarks v2: `train_clean.csv` lists the photos of each landmark."""
     path = folder / "train_clean.csv"
     below = "train/" if (folder / "train").is_dir() else ""
-
-    def rows() -> Iterator[LabelledPath]:
-        table = csv.DictReader(line for _, line in _lines(path))
-        for row in table:
-            if row.get("landmark_id") is None or row.get("images") is None:
-                raise InputError(f"{path}: the columns should be landmark_id and images")
-            for image in row["images"].split():
-                yield f"{below}{'/'.join(image[:3])}/{image}.jpg", row["landmark_id"], "train"
-
-    return labelled_rows(folder, rows())
+    for row in csv.DictReader(line for _, line in _lines(path)):
+        if row.get("landmark_id") is None or row.get("images") is None:
+            raise InputError(f"{path}: the columns should be landmark_id and images")
+        for image in row["images"].split():
+            yield f"{below}{'/'.join(image[:3])}/{image}.jpg", row["landmark_id"], "train"
 
 
-LABELLED: Final[dict[str, Callable[[Path], LabelledImages]]] = {
-    "sop": read_sop,
-    "cub": read_cub,
-    "cars": read_cars,
-    "inshop": read_inshop,
-    "landmarks": read_landmarks,
-    "sfm": read_sfm,
-    "gldv2": read_gldv2,
+LABELLED: Final[dict[str, Callable[[Path, Path], Iterator[LabelledPath]]]] = {
+    "sop": _sop,
+    "cub": _cub,
+    "cars": _cars,
+    "inshop": _inshop,
+    "landmarks": _landmarks,
+    "sfm": _sfm,
+    "gldv2": _gldv2,
 }
-"""Readers of the labelled sets by layout."""
+"""Readers of the labelled sets by layout: from a set's folder and its images' root."""
 
 
 def read_distractors(folder: Path) -> Images:
@@ -171,30 +164,8 @@ def find_photos(folder: Path, names: Iterable[str]) -> list[str]:
     return [_absolute(folder, there.get(name, f"{name}.jpg")) for name in names]
 
 
-def labelled_rows(folder: Path, rows: Iterable[LabelledPath]) -> LabelledImages:
-    """Labelled images below `folder`."""
-    table = list(rows)
-    if not table:
-        raise InputError(f"{folder}: no image of the data set is there")
-    ids, labels, splits = (tuple(column) for column in zip(*table, strict=True))
-    class_names, numbers = np.unique(np.array(labels), return_inverse=True)
-    return LabelledImages(
-        paths=tuple(_absolute(folder, name) for name in ids),
-        ids=ids,
-        boxes=None,
-        labels=numbers.reshape(-1).astype(np.int64),
-        class_names=tuple(str(name) for name in class_names),
-        splits=splits,
-    )
-
-
 def _absolute(folder: Path, name: str) -> str:
     return os.path.abspath(os.path.join(folder, name))
-
-
-def _first(folder: Path, file: str, below: tuple[str, ...]) -> Path:
-    """The first of these folders that holds the file."""
-    return next((folder / name for name in below if (folder / name / file).is_file()), folder)
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
