@@ -76,12 +76,12 @@ def _run(
     json: bool,
 ) -> None:
     from listwise.cli.run import show_plan
+    from listwise.cli.study.view import LiveStudyView
     from listwise.data.toy import TOY_LABELS
     from listwise.studies.benchmark import open_study_benchmark
     from listwise.studies.outputs import table, write_outputs
     from listwise.studies.plan import plan_study
     from listwise.studies.runs import run_study
-    from listwise.studies.view import LiveStudyView
 
     console = open_console(json)
     toy = draw_toy(console, photos, out)

@@ -64,7 +64,7 @@ class Dataset:
             return self._oxford()
         if self.layout not in LABELLED:
             raise InputError(f"{self.name} has no queries: it is a set of distractors")
-        images = read_layout(self.layout, self.folder)
+        images = self.labelled()
         if self.layout == "inshop":
             database, queries = images.of_split("gallery"), images.of_split("query")
             return Benchmark.of_labels(self.name, database, queries)

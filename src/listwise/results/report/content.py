@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.data.images import Box
+from listwise.results.table import Figures
 
 Mark = Literal["right", "wrong", "junk"]
-Figures = Mapping[str, Mapping[str, float]]
-"""Protocol -> metric -> a number from 0 to 1, NaN where there is none."""
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Recall and precision, both [P]."""
 Match = tuple[float, float, float, float]

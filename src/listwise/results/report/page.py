@@ -4,12 +4,13 @@ import json
 import math
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from listwise import __version__
@@ -26,6 +27,7 @@ from listwise.results.report.content import (
 )
 from listwise.results.report.curves import draw_curves
 from listwise.results.report.thumbnails import thumbnails
+from listwise.results.table import percent
 
 
 def write_report(
@@ -121,39 +123,43 @@ def _head(title: str, facts: list[tuple[str, str]]) -> str:
 
 def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> str:
     columns = _columns(rows)
+    spans: dict[str, int] = {}
+    for protocol, _ in columns:
+        spans[protocol] = spans.get(protocol, 0) + 1
+    starts = {next(column for column in columns if column[0] == protocol) for protocol in spans}
     best = {
-        column: max((_shown(_figure(row, column)) for row in rows), default="", key=_number)
+        column: max((percent(_figure(row, column)) for row in rows), default="", key=_number)
         for column in columns
     }
-    protocols = list(dict.fromkeys(protocol for protocol, _ in columns))
+
+    def line(name: str, cells: Iterable[str], kind: str = "") -> str:
+        return f'<tr{kind}><th scope="row">{name}</th>{"".join(cells)}</tr>'
+
+    def cell(row: TableRow, column: tuple[str, str]) -> str:
+        shown = percent(_figure(row, column))
+        leads = len(rows) > 1 and shown == best[column] and shown != "–"
+        return f"<td{_classes(first=column in starts, best=leads)}>{shown}</td>"
+
+    def difference(column: tuple[str, str]) -> str:
+        change = _change(_figure(rows[0], column), _figure(rows[1], column))
+        classes = _classes(first=column in starts, gain=change[0] == "+", loss=change[0] == "−")
+        return f"<td{classes}>{change}</td>"
+
+    lines = []
+    for index, row in enumerate(rows):
+        swatch = f'<i class="swatch model{index}"></i>' if index < len(models) else ""
+        name = swatch + _breakable(row.name)
+        lines.append(line(name, (cell(row, column) for column in columns)))
+    if len(models) == 2:
+        lines.insert(2, line("change", map(difference, columns), ' class="change"'))
     top = "".join(
-        f'<th colspan="{sum(protocol == name for protocol, _ in columns)}" scope="colgroup" '
-        f'class="first">{escape(name)}</th>'
-        for name in protocols
+        f'<th colspan="{span}" scope="colgroup" class="first">{escape(name)}</th>'
+        for name, span in spans.items()
     )
-    starts = {next(c for c in columns if c[0] == protocol) for protocol in protocols}
     second = "".join(
         f'<th scope="col"{_classes(first=column in starts)}>{escape(column[1])}</th>'
         for column in columns
     )
-    lines = []
-    for index, row in enumerate(rows):
-        swatch = f'<i class="swatch model{index}"></i>' if index < len(models) else ""
-        cells = []
-        for column in columns:
-            shown = _shown(_figure(row, column))
-            leads = len(rows) > 1 and shown == best[column] and shown != "–"
-            cells.append(f"<td{_classes(first=column in starts, best=leads)}>{shown}</td>")
-        lines.append(
-            f'<tr><th scope="row">{swatch}{_breakable(row.name)}</th>{"".join(cells)}</tr>'
-        )
-    if len(models) == 2:
-        cells = []
-        for column in columns:
-            change = _change(_figure(rows[0], column), _figure(rows[1], column))
-            classes = _classes(first=column in starts, gain=change[0] == "+", loss=change[0] == "−")
-            cells.append(f"<td{classes}>{change}</td>")
-        lines.insert(2, f'<tr class="change"><th scope="row">change</th>{"".join(cells)}</tr>')
     return (
         '<section aria-labelledby="figures"><h2 id="figures">Figures</h2>'
         '<div class="wide" tabindex="0" role="region" aria-labelledby="figures"><table>'
@@ -174,10 +180,6 @@ def _columns(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
 def _figure(row: TableRow, column: tuple[str, str]) -> float:
     protocol, metric = column
     return row.figures.get(protocol, {}).get(metric, math.nan)
-
-
-def _shown(value: float) -> str:
-    return "–" if math.isnan(value) else f"{100 * value:.1f}"
 
 
 def _number(shown: str) -> float:
@@ -211,7 +213,7 @@ def _curves(models: Sequence[ModelResult]) -> str:
     for protocol in models[0].curves:
         drawn = draw_curves([model.curves[protocol] for model in models], protocol)
         values = [model.figures[protocol].get("mAP", math.nan) for model in models]
-        caption = " → ".join(_shown(value) for value in values)
+        caption = " → ".join(percent(value) for value in values)
         figures.append(
             f"<figure><figcaption><b>{escape(protocol)}</b> mAP {caption}</figcaption>{drawn}"
             "</figure>"
@@ -306,33 +308,22 @@ def _fractions(query: QueryResult) -> list[float] | None:
 
 
 def _page(title: str, body: list[str], data: str, with_points: bool) -> str:
-    folder = files("listwise.results.report")
-    style = folder.joinpath("style.css").read_text("utf-8")
-    script = folder.joinpath("script.js").read_text("utf-8")
-    lists = folder.joinpath("lists.html").read_text("utf-8")
+    def read(name: str) -> str:
+        return files("listwise.results.report").joinpath(name).read_text("utf-8")
+
+    style, script = read("style.css"), read("script.js")
     if with_points:
-        style += folder.joinpath("matches.css").read_text("utf-8")
-        script = folder.joinpath("matches.js").read_text("utf-8") + script
-    # Only our own style and script may act, whatever names and titles hold; nothing is fetched.
-    policy = (
-        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
-    )
-    page = "".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            '<meta name="color-scheme" content="light dark">\n',
-            '<meta name="referrer" content="no-referrer">\n',
-            f'<meta name="generator" content="listwise {__version__}">\n',
-            f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
-            '<a class="skip" href="#lists">Skip to the ranked lists</a>\n<main>\n',
-            "\n".join(body),
-            f"\n{lists}</main>\n<footer>Made by listwise {__version__}.</footer>\n",
-            f'<script type="application/json" id="data">{data}</script>\n',
-            f"<script>{script}</script>\n</body>\n</html>\n",
-        ]
+        style, script = style + read("matches.css"), read("matches.js") + script
+    page = Template(read("page.html")).substitute(
+        style_digest=_digest(style),
+        script_digest=_digest(script),
+        version=__version__,
+        title=escape(title),
+        style=style,
+        body="\n".join(body),
+        lists=read("lists.html"),
+        data=data,
+        script=script,
     )
     # File names need not be text; what is not becomes a question mark.
     return page.encode("utf-8", "replace").decode("utf-8")

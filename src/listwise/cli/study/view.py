@@ -1,0 +1,37 @@
+"""What a person sees while a study runs."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from rich.console import Console
+
+from listwise.cli.bars import progress_bar
+from listwise.cli.output import say
+from listwise.studies.outcome import Findings
+from listwise.studies.view import StudyView
+from listwise.training.run.view import LiveTrainView, TrainView
+
+
+class LiveStudyView(StudyView):
+    """Prints which run of how many, above the trainer's own bars; calls `on_outcome`."""
+
+    def __init__(self, console: Console, on_outcome: Callable[[Findings], object]) -> None:
+        self.console = console
+        self.on_outcome = on_outcome
+
+    def run(self, number: int, count: int, name: str) -> TrainView:
+        """Print which run begins."""
+        say(self.console, f"run {number} of {count}: {name}", "bold")
+        return LiveTrainView(self.console)
+
+    def skipped(self, number: int, count: int, name: str) -> None:
+        """Print which run exists already."""
+        say(self.console, f"run {number} of {count}: {name}: finished before", "dim")
+
+    def describing(self, what: str, photos: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Show a bar."""
+        return progress_bar(self.console, what, photos)
+
+    def found(self, findings: Findings) -> None:
+        """Pass the new outcome on."""
+        self.on_outcome(findings)
