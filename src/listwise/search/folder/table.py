@@ -1,6 +1,5 @@
 """The truth of an embedded index: a LanceDB table of entries, each change of it one commit."""
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from listwise.errors import InputError
-from listwise.search.entries import Entry, Float32, Keys, NewEntries
+from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row
 
 # LanceDB's settings, read when it is imported: be silent, hold little of what is read in advance,
 # and let an update be as large as the descriptors that are in memory for it anyway.
@@ -263,24 +262,16 @@ def _schema(dim: int) -> pa.Schema:
 
 
 def _as_table(new: NewEntries, stamp: int) -> pa.Table:
-    entries = new.entries
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
-    columns = {
-        "key": [entry.key for entry in entries],
-        "stamp": [stamp] * len(entries),
-        "id": [entry.id for entry in entries],
-        "path": [entry.path for entry in entries],
-        "width": [entry.width for entry in entries],
-        "height": [entry.height for entry in entries],
-        "box": [None if entry.box is None else json.dumps(entry.box) for entry in entries],
-        "digest": [entry.digest for entry in entries],
-        "attributes": [json.dumps(dict(entry.attributes)) for entry in entries],
-        "thumbnail": [thumbnail or None for thumbnail in new.thumbnails],
-        "descriptor": pa.FixedSizeListArray.from_arrays(
-            pa.array(descriptors.ravel()), descriptors.shape[1]
-        ),
-    }
-    return pa.table(columns, schema=_schema(descriptors.shape[1]))
+    schema = _schema(descriptors.shape[1])
+    rows = [as_row(entry) for entry in new.entries]
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _COLUMNS}
+    columns["stamp"] = [stamp] * len(rows)
+    columns["thumbnail"] = [thumbnail or None for thumbnail in new.thumbnails]
+    columns["descriptor"] = pa.FixedSizeListArray.from_arrays(
+        pa.array(descriptors.ravel()), descriptors.shape[1]
+    )
+    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
 def _as_rows(found: pa.Table) -> Rows:
@@ -290,18 +281,7 @@ def _as_rows(found: pa.Table) -> Rows:
 
 
 def _as_entries(found: pa.Table) -> list[Entry]:
-    return [
-        Entry(
-            row["id"],
-            row["path"],
-            row["width"],
-            row["height"],
-            None if row["box"] is None else tuple(json.loads(row["box"])),
-            row["digest"],
-            json.loads(row["attributes"]),
-        )
-        for row in found.to_pylist()
-    ]
+    return [from_row(row) for row in found.to_pylist()]
 
 
 def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:

@@ -7,19 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from listwise.search.entries import Float32, Keys
 from listwise.search.folder.compressed import CompressedSearch
-from listwise.search.folder.flat import FlatSearch, best, exact_memory
-from listwise.search.folder.mirror import DescriptorSearch
-from listwise.search.folder.table import Rows
+from listwise.search.folder.flat import FlatSearch, exact_memory
+from listwise.search.measuring import RECALL_AT, ExactNeighbours, median_milliseconds
 from listwise.search.store import SearchIntent, TuningResult
 
-RECALL_AT = 10
 _EXACT_MILLISECONDS = 100.0  # exact search is fast up to this
 _RECALL = 0.95  # of compressed search, if nobody says
 _MEMORY_SHARE = 0.5  # of the machine's, if nobody says
 _CANDIDATES = (16, 32, 64, 128, 256, 512)
-_TIMED = 20  # queries, one by one
 _SLOWEST = 5e9  # bytes of descriptors searched a second: less is a machine busy with other things
 
 
@@ -68,70 +64,23 @@ def machine_memory() -> int:
         return total
 
 
-class Truth:
-    """The exact answers to some entries as queries, from one pass over all descriptors.
-
-    An entry is no answer to itself. Shapes: own keys [Q], queries [Q, C] -> keys [Q, at most 10].
-    """
-
-    def __init__(self, own: Keys, queries: Float32) -> None:
-        self.own = own
-        self.queries = queries
-        self.keys: Keys = np.zeros((len(own), 0), np.int64)
-        self._scores: Float32 = np.zeros((len(own), 0), np.float32)
-
-    def add(self, rows: Rows) -> None:
-        """Look at some more descriptors."""
-        scores = self.queries @ rows.descriptors.T
-        scores[self.own[:, None] == rows.keys] = -np.inf
-        scores = np.hstack([self._scores, scores])
-        keys = np.hstack([self.keys, np.broadcast_to(rows.keys, (len(self.own), len(rows.keys)))])
-        self._scores, self.keys = best(scores, keys, min(RECALL_AT, keys.shape[1]))
-        self.keys[np.isneginf(self._scores)] = -1
-
-    def recall(self, found: Keys) -> float:
-        """The share of the answers that were found: [Q, n] -> a number."""
-        there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
-        wanted = self.keys >= 0
-        return float(there[wanted].mean()) if wanted.any() else 1.0
-
-
-def measure(search: DescriptorSearch, truth: Truth) -> tuple[float, float]:
-    """Recall@10 of all queries, and the median milliseconds of some, asked one by one."""
-    found = search.search(truth.queries, RECALL_AT + 1)[1]
-    # Itself last, if it is there: ten others are counted.
-    order = np.argsort(found == truth.own[:, None], axis=1, kind="stable")[:, :RECALL_AT]
-    recall = truth.recall(np.take_along_axis(found, order, 1))
-    return recall, median_milliseconds(search, truth.queries)
-
-
-def median_milliseconds(search: DescriptorSearch, queries: Float32) -> float:
-    """The median time of some queries, asked one by one."""
-    times = []
-    for query in queries[:_TIMED]:
-        start = time.perf_counter()
-        search.search(query[None], RECALL_AT)
-        times.append(time.perf_counter() - start)
-    return 1000 * float(np.median(times)) if times else 0.0
-
-
-def set_probes(search: CompressedSearch, truth: Truth, wanted: float | None) -> None:
+def set_probes(search: CompressedSearch, exact: ExactNeighbours, wanted: float | None) -> None:
     """Set lists to look into and candidates to re-score: the cheapest that reach the recall.
 
     As candidates are re-scored exactly, an answer among them is found; so recall needs no table.
     """
     target = _RECALL if wanted is None else wanted
     target += (1 - target) / 10  # what is measured on a few is met by the others too
-    row = _milliseconds_a_row(search, truth)
+    row = _milliseconds_a_row(search, exact)
     choices: list[tuple[float, float, int, int]] = []
     probes = 1
     while True:
         search.probes = min(probes, search.lists)
         start = time.perf_counter()
-        found = search.found(truth.queries, _CANDIDATES[-1])
-        spent = 1000 * (time.perf_counter() - start) / len(truth.queries)
+        found = search.found(exact.queries, _CANDIDATES[-1])
+        spent = 1000 * (time.perf_counter() - start) / len(exact.queries)
         for count in _CANDIDATES:
-            recall = truth.recall(found[:, :count])
+            recall = exact.recall(found[:, :count])
             choices.append((recall, spent + count * row, search.probes, count))
             if recall >= target:
                 break
@@ -145,12 +94,12 @@ def set_probes(search: CompressedSearch, truth: Truth, wanted: float | None) -> 
         _, _, search.probes, search.candidates = max(choices)
 
 
-def _milliseconds_a_row(search: CompressedSearch, truth: Truth) -> float:
+def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbours) -> float:
     """What one more candidate costs."""
     search.probes = 1
     times = []
     for search.candidates in (_CANDIDATES[0], _CANDIDATES[-1]):
-        times.append(median_milliseconds(search, truth.queries))
+        times.append(median_milliseconds(search, exact.queries))
     return max(0.0, times[1] - times[0]) / (_CANDIDATES[-1] - _CANDIDATES[0])
 
 

@@ -1,14 +1,13 @@
 """Entries as rows of a Milvus collection."""
 
 import base64
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from listwise.errors import InputError
-from listwise.search.entries import Entry, NewEntries
+from listwise.search.entries import NewEntries, as_row
 
 ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
 FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}
@@ -36,15 +35,7 @@ def as_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
     """Entries with their descriptors and thumbnails, a row each."""
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
     for entry, descriptor, thumbnail in zip(new.entries, descriptors, new.thumbnails, strict=True):
-        row = {
-            "key": entry.key,
-            "id": entry.id,
-            "path": entry.path,
-            "width": entry.width,
-            "height": entry.height,
-            "box": "" if entry.box is None else json.dumps(entry.box),
-            "digest": entry.digest,
-            "attributes": json.dumps(dict(entry.attributes), ensure_ascii=False),
+        row = as_row(entry) | {
             "thumbnail": base64.b64encode(thumbnail).decode(),
             "descriptor": descriptor,
         }
@@ -68,20 +59,6 @@ def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         size += more
     if message:
         yield message
-
-
-def as_entry(row: dict[str, Any]) -> Entry:
-    """The entry of a row that has the fields `ENTRY`."""
-    box = tuple(json.loads(row["box"])) if row["box"] else None
-    return Entry(
-        row["id"],
-        row["path"],
-        row["width"],
-        row["height"],
-        box,
-        row["digest"],
-        json.loads(row["attributes"]),
-    )
 
 
 def as_thumbnail(row: dict[str, Any]) -> bytes | None:

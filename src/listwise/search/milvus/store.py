@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
 from listwise.errors import InputError
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, possible_keys
+from listwise.search.entries import Entry, Float32, Keys, NewEntries, from_row, possible_keys
+from listwise.search.measuring import ExactNeighbours, measure
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import (
     ENTRY,
     FIELDS,
     MESSAGE,
-    as_entry,
     as_rows,
     as_thumbnail,
     messages,
@@ -25,9 +25,7 @@ from listwise.search.milvus.rows import (
 from listwise.search.milvus.tuning import (
     EXACT,
     Method,
-    Sample,
     fast,
-    measure,
     take_sample,
 )
 from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
@@ -145,7 +143,7 @@ class MilvusStore(Store):
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """The entries with these keys, as far as there are any."""
-        return {row["key"]: as_entry(row) for row in self._rows(keys, ENTRY)}
+        return {row["key"]: from_row(row) for row in self._rows(keys, ENTRY)}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
         """Entries by digest, as far as there are any."""
@@ -153,7 +151,7 @@ class MilvusStore(Store):
         for some in _parts(sorted({digest for digest in digests if digest}), _NAMED):
             named = json.dumps(some, ensure_ascii=False)
             rows = self._query(f"digest in {named}", ENTRY)
-            found |= {row["digest"]: as_entry(row) for row in rows}
+            found |= {row["digest"]: from_row(row) for row in rows}
         return found
 
     def page(self, start: int, count: int) -> list[Entry]:
@@ -355,7 +353,11 @@ class MilvusStore(Store):
             self._connection.call("load_collection", timeout=None)
 
     def _tune_fast(
-        self, method: Method, intent: SearchIntent, sample: Sample, on_note: Callable[[str], object]
+        self,
+        method: Method,
+        intent: SearchIntent,
+        sample: ExactNeighbours,
+        on_note: Callable[[str], object],
     ) -> TuningResult:
         """Search harder until recall is reached, or harder is of no use or too slow."""
         on_note(f"building {method.type}")
@@ -374,7 +376,7 @@ class MilvusStore(Store):
         assert best is not None
         return best
 
-    def _try(self, method: Method, intent: SearchIntent, sample: Sample) -> TuningResult:
+    def _try(self, method: Method, intent: SearchIntent, sample: ExactNeighbours) -> TuningResult:
         """Search in some way from now on, and measure it."""
         # Remembered first: whoever opens the index meanwhile builds the same.
         self._state = _State(method=method, intent=intent)

@@ -1,0 +1,67 @@
+"""How well and how fast descriptors are searched: recall@10, and milliseconds per query."""
+
+import time
+from typing import Protocol
+
+import numpy as np
+
+from listwise.search.entries import Float32, Keys
+from listwise.search.exact import best_of
+
+RECALL_AT = 10
+_TIMED = 20  # queries, one by one
+
+
+class VectorSearch(Protocol):
+    """What can be measured: scores and keys of the nearest, [Q, C] -> [Q, k'], twice."""
+
+    def search(self, queries: Float32, k: int, /) -> tuple[Float32, Keys]: ...  # noqa: D102
+
+
+class ExactNeighbours:
+    """The exact answers to some entries as queries, from one pass over all descriptors.
+
+    An entry is no answer to itself. Shapes: own keys [Q], queries [Q, C] -> keys [Q, at most 10].
+    """
+
+    def __init__(self, own: Keys, queries: Float32) -> None:
+        self.own = own
+        self.queries = queries
+        self.keys: Keys = np.zeros((len(own), 0), np.int64)
+        self._scores: Float32 = np.zeros((len(own), 0), np.float32)
+
+    def add(self, keys: Keys, descriptors: Float32) -> None:
+        """Look at some more descriptors: [n], [n, C]."""
+        scores = self.queries @ descriptors.T
+        scores[self.own[:, None] == keys] = -np.inf
+        scores = np.hstack([self._scores, scores])
+        keys = np.hstack([self.keys, np.broadcast_to(keys, (len(self.own), len(keys)))])
+        self._scores, self.keys = best_of(scores, keys, min(RECALL_AT, keys.shape[1]))
+        self.keys[np.isneginf(self._scores)] = -1
+
+    def recall(self, found: Keys) -> float:
+        """The share of the answers that were found: [Q, n] -> a number."""
+        there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
+        wanted = self.keys >= 0
+        return float(there[wanted].mean()) if wanted.any() else 1.0
+
+
+def measure(search: VectorSearch, exact: ExactNeighbours) -> tuple[float, float]:
+    """Recall@10 of all queries, and the median milliseconds of some, asked one by one."""
+    if not len(exact.own):
+        return 1.0, 0.0
+    found = search.search(exact.queries, RECALL_AT + 1)[1]
+    # Itself last, if it is there: ten others are counted.
+    order = np.argsort(found == exact.own[:, None], axis=1, kind="stable")[:, :RECALL_AT]
+    recall = exact.recall(np.take_along_axis(found, order, 1))
+    return recall, median_milliseconds(search, exact.queries)
+
+
+def median_milliseconds(search: VectorSearch, queries: Float32) -> float:
+    """The median time of some queries, asked one by one."""
+    times = []
+    for query in queries[:_TIMED]:
+        start = time.perf_counter()
+        search.search(query[None], RECALL_AT)
+        times.append(time.perf_counter() - start)
+    return 1000 * float(np.median(times)) if times else 0.0
