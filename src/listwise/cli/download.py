@@ -28,7 +28,7 @@ EXAMPLES = """Examples:
 def download(
     name: Annotated[str | None, typer.Argument(help="The name of a data set; see --list.")] = None,
     to: Annotated[
-        Path | None, typer.Option(help="Folder to download into. [dim]default: data/NAME[/dim]")
+        Path | None, typer.Option(help="Folder to download into.", show_default="data/NAME")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the data sets.")] = False,
     json: options.AsJson = False,

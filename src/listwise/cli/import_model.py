@@ -25,7 +25,7 @@ def import_model(
     whitening: Annotated[
         str | None,
         typer.Option(
-            help="Name of a whitening in the file, or none. [dim]default: the authors' choice[/dim]"
+            help="Name of a whitening in the file, or none.", show_default="the authors' choice"
         ),
     ] = None,
     whiten_power: Annotated[

@@ -41,10 +41,10 @@ IndexPlace = Annotated[
 ]
 IndexModel = Annotated[
     Path | None,
-    typer.Option(help="The model folder of the index. [dim]default: where it was[/dim]"),
+    typer.Option(help="The model folder of the index.", show_default="where it was"),
 ]
 Data = Annotated[
-    Path | None, typer.Option(help="Folder that holds the data sets. [dim]default: data[/dim]")
+    Path | None, typer.Option(help="Folder that holds the data sets.", show_default="data")
 ]
 Split = Annotated[
     str | None, typer.Option(help="Use only this split of a labelled table, such as test.")
@@ -54,7 +54,7 @@ Split = Annotated[
 MaxSide = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Reduce photos to this long side, in pixels. [dim]default: original size[/dim]"
+        min=1, help="Reduce photos to this long side, in pixels.", show_default="original size"
     ),
 ]
 Scales = Annotated[
@@ -67,21 +67,20 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="float32|bfloat16",
-        help="Precision of the network. [dim]default: bfloat16 on a GPU that supports it[/dim]",
+        help="Precision of the network.",
+        show_default="bfloat16 on a GPU that supports it",
     ),
 ]
 Dim = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Dimensions to keep after whitening. [dim]default: all that vary[/dim]"
-    ),
+    typer.Option(min=1, help="Dimensions to keep after whitening.", show_default="all that vary"),
 ]
 
 # How a command runs.
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto uses a GPU if present.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that decode photos. [dim]default: from the cores[/dim]"),
+    typer.Option(min=0, help="Processes that decode photos.", show_default="from the cores"),
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at the first photo that cannot be read.")

@@ -51,7 +51,7 @@ def serve(
     ] = None,
     uploads: Annotated[
         Path | None,
-        typer.Option(help="Folder for added photos. [dim]default: INDEX/uploads[/dim]"),
+        typer.Option(help="Folder for added photos.", show_default="INDEX/uploads"),
     ] = None,
     device: options.Device = "auto",
     max_upload: Annotated[int, typer.Option(min=1, help="Maximum megabytes of a photo.")] = 20,

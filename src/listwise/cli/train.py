@@ -35,7 +35,7 @@ def train(
     run: Annotated[
         Path | None,
         # Not --run: torchrun takes that for the beginning of an option of its own.
-        typer.Option("--run-folder", help="Folder of the run. [dim]default: runs/NAME[/dim]"),
+        typer.Option("--run-folder", help="Folder of the run.", show_default="runs/NAME"),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     preset: Annotated[

@@ -54,7 +54,8 @@ def whiten(
             min=0,
             max=1,
             help="Power of the variances that the PCA divides by: 0.25 is the paper's, 0.5 full "
-            "whitening. [dim]default: 0.25[/dim]",
+            "whitening.",
+            show_default="0.25",
         ),
     ] = None,
     supervised: Annotated[

@@ -20,9 +20,9 @@ Dim = Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)]
 Folder = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for temporary files: up to 20 GB for a million descriptors. "
-        "[dim]default: the system's[/dim]",
         exists=True,
+        help="Folder for temporary files: up to 20 GB for a million descriptors.",
+        show_default="the system's",
     ),
 ]
 

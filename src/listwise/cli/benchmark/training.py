@@ -25,7 +25,7 @@ def loss(
     dim: Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)] = 2048,
     methods: Annotated[
         str | None,
-        typer.Option(help="Some of the methods, separated by semicolons. [dim]default: all[/dim]"),
+        typer.Option(help="Some of the methods, separated by semicolons.", show_default="all"),
     ] = None,
     device: options.Device = "auto",
     json: AsJsonLines = False,

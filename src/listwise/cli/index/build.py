@@ -52,18 +52,18 @@ def build(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model folder, or the name of a timm backbone. [dim]default: a backbone that "
-            "suits this machine[/dim]"
+            help="A model folder, or the name of a timm backbone.",
+            show_default="a backbone that suits this machine",
         ),
     ] = None,
     max_side: options.MaxSide = None,
     scales: Annotated[
         str | None,
-        typer.Option(help="Sizes to describe photos at, such as 1,0.7071. [dim]default: 1[/dim]"),
+        typer.Option(help="Sizes to describe photos at, such as 1,0.7071.", show_default="1"),
     ] = None,
     power: Annotated[
         float | None,
-        typer.Option(help="Power of the mean over the scales. [dim]default: 3[/dim]"),
+        typer.Option(help="Power of the mean over the scales.", show_default="3"),
     ] = None,
     memory: intent.Memory = None,
     milliseconds: intent.Milliseconds = None,

@@ -30,7 +30,7 @@ def evaluate(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for features and index. [dim]default: local-BENCHMARK-FEATURES[/dim]"
+            help="Folder for features and index.", show_default="local-BENCHMARK-FEATURES"
         ),
     ] = None,
     delf: shared.Delf = None,

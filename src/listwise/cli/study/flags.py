@@ -23,11 +23,11 @@ Photos = Annotated[
 Images = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Training images that each run sees. [dim]default: ten times the photos[/dim]"
+        min=1, help="Training images that each run sees.", show_default="ten times the photos"
     ),
 ]
 Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Runs per variant. [dim]default: 3, small: 2[/dim]")
+    int | None, typer.Option(min=1, help="Runs per variant.", show_default="3, small: 2")
 ]
 Rates = Annotated[
     str | None,
@@ -38,7 +38,7 @@ Rates = Annotated[
 ]
 Validations = Annotated[
     int | None,
-    typer.Option(min=1, help="Maximum validations per run. [dim]default: 10, small: 4[/dim]"),
+    typer.Option(min=1, help="Maximum validations per run.", show_default="10, small: 4"),
 ]
 AlsoBenchmark = Annotated[
     str | None,
