@@ -92,7 +92,7 @@ def test_recall_is_what_was_measured(tmp_path: Path, rows: np.ndarray) -> None:
             assert (told["method"], told["recall"]) == (tuned.method, tuned.recall)
             assert told["intent"]["recall"] == wanted
     assert len(notes) == 1  # that it is compressed, at first
-    assert "making a compressed one" in notes[0]
+    assert "building a compressed search" in notes[0]
 
 
 def test_changes_are_searched_at_once_and_after_opening(
@@ -259,7 +259,7 @@ def test_it_changes_by_itself_when_opened(
     with open_store(tmp_path / "index") as index:
         index.search(rows[:1], 1)
         assert index.info()["method"].startswith("compressed")
-    assert "making a compressed one" in caplog.text
+    assert "building a compressed search" in caplog.text
 
 
 def test_exact_where_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_what_cannot_be_met_is_said(tmp_path: Path, rows: np.ndarray) -> None:
         index.put(entries(0, rows[:300]))
         index.tune(SearchIntent(memory=100, milliseconds=1e-6, recall=1.0), notes.append)
     assert "bytes of memory instead of 100" in notes[-1]
-    assert "ms a query instead of 1e-06" in notes[-1]
+    assert "ms per query instead of 1e-06" in notes[-1]
 
 
 def test_any_size_can_be_compressed(tmp_path: Path, rows: np.ndarray) -> None:

@@ -568,7 +568,7 @@ def test_a_failure_is_one_requests_own(gated, serve, photos, pool, caplog):
     gated.gate.set()
     assert [answer.result().status_code for answer in answers] == [200, 200, 500, 200]
     assert gated.calls == [1, 3, 1, 1, 1]
-    assert answers[2].result().json() == {"error": "the server failed; its log says more"}
+    assert answers[2].result().json() == {"error": "the server failed; see its log"}
     assert answers[2].result().headers["x-content-type-options"] == "nosniff"
     assert "cannot be described" in caplog.text
 

@@ -18,6 +18,7 @@ def load_model(
     source: str | Path,
     device: str = "auto",
     *,
+    weights: str | Path = "auto",
     backbone: nn.Module | None = None,
     pooling: nn.Module | None = None,
 ) -> Model:
@@ -27,7 +28,8 @@ def load_model(
         source: a model folder, a run folder of `listwise train`, or the name of a timm backbone,
             which is taken off the shelf: with released weights and GeM pooling.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
-        backbone: the module, if the network was made with one of your own.
+        weights: of a backbone off the shelf: a file, or what `RetrievalNet` takes.
+        backbone: the module, if the network of a folder was made with one of your own.
         pooling: likewise.
 
     Example:
@@ -36,24 +38,30 @@ def load_model(
         (2, 2048)
 
     Raises:
-        InputError: it is none of these, or its weights cannot be had; the message says which.
+        InputError: it is none of these, or its weights are missing; the message explains what
+            to do.
     """
     folder = Path(source).expanduser()
     if not folder.exists() and folder.name == str(source):
-        return _off_the_shelf(str(source), device)
+        return _off_the_shelf(str(source), weights, device)
     if not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists():
         folder = folder / "model"
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
     return Model(net, Whitening.load(folder, net.fingerprint()), folder.absolute())
 
 
-def _off_the_shelf(name: str, device: str) -> Model:
+def _off_the_shelf(name: str, weights: str | Path, device: str) -> Model:
     try:
         check_backbone(name)
     except InputError as error:
         raise InputError(f"there is no model folder {name}, and {error}") from None
     machine = Machine.detect(device)
-    return Model(_on_device(RetrievalNet(name).eval(), machine), name=name)
+    try:
+        net = RetrievalNet(name, weights=weights).eval()
+    except InputError as error:
+        raise InputError(f"{error}; or give a model folder instead of {name}") from error
+    # By its name alone it is found again with the usual weights only.
+    return Model(_on_device(net, machine), name=name if weights == "auto" else "")
 
 
 def load_network(

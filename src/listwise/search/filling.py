@@ -48,7 +48,7 @@ class Added:
 
 
 def add_photos(
-    index: Store,
+    store: Store,
     model: Model,
     images: Images,
     *,
@@ -58,30 +58,30 @@ def add_photos(
 ) -> Added:
     """Put photos into an index that are not in it yet, and those that have changed.
 
-    Each part of them is committed when it is done, so that a second run goes on after a kill. A
+    Each part of them is committed when it is done, so that the same call resumes after a kill. A
     photo is known by its content: what is in the index already is not described again, and is one
     entry whatever its names. If the file of that entry is gone, the photo has moved, and the entry
     moves with it.
 
     Args:
-        index: an index of this model's descriptors.
+        store: an index of this model's descriptors.
         model: the network and its whitening.
         images: photos; each one's box is cut out first, if it has one.
         thumbnails: keep a small picture of each.
         workers: processes that decode; from the cores by default.
         on_progress: called with the number of photos just done.
     """
-    index.header.check(model.fingerprint, index.uri)
+    store.header.check(model.fingerprint, store.uri)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
     result = Added()
     waiting: deque[tuple[Entry, bool]] = deque()
     with (
-        closing(_new_photos(index, images, result, waiting, on_progress)) as files,
+        closing(_new_photos(store, images, result, waiting, on_progress)) as files,
         closing(
             model.describe_parts(
                 files,
                 repeat(size),
-                settings_here(index.header, model),
+                settings_here(store.header, model),
                 thumbnails=thumbnails,
                 workers=workers,
                 on_progress=on_progress,
@@ -93,7 +93,7 @@ def add_photos(
             new = [part[position] for position in found.kept]
             if new:
                 entries = [entry for entry, _ in new]
-                index.put(NewEntries(entries, found.descriptors, found.thumbnails))
+                store.put(NewEntries(entries, found.descriptors, found.thumbnails))
             result.errors += found.errors
             for entry, known in new:
                 (result.replaced if known else result.added).append(entry.id)
@@ -101,7 +101,7 @@ def add_photos(
 
 
 def _new_photos(
-    index: Store,
+    store: Store,
     images: Images,
     result: Added,
     waiting: deque[tuple[Entry, bool]],
@@ -113,9 +113,9 @@ def _new_photos(
     """
     taken: set[str] = set()
     for window in _windows(images):
-        wanted = deque(_not_there(index, window, taken, result))
+        wanted = deque(_not_there(store, window, taken, result))
         on_progress(len(window) - len(wanted))
-        known = index.get([entry.key for entry, _ in wanted])
+        known = store.get([entry.key for entry, _ in wanted])
         window.clear()  # of the content, only what is still to be described stays in memory
         while wanted:
             entry, file = wanted.popleft()
@@ -124,7 +124,7 @@ def _new_photos(
 
 
 def _windows(images: Images) -> Iterator[list[NewPhoto | ImageError]]:
-    """Stretches of the photos; their files are read once, and in memory as long as needed."""
+    """Runs of photos; their files are read once, and stay in memory while they are needed."""
     window: list[NewPhoto | ImageError] = []
     content = 0
     with ThreadPoolExecutor() as pool:
@@ -141,7 +141,7 @@ def _windows(images: Images) -> Iterator[list[NewPhoto | ImageError]]:
 
 
 def add_descriptors(
-    index: Store,
+    store: Store,
     file: DescriptorFile,
     root: str | Path | None = None,
     *,
@@ -151,17 +151,17 @@ def add_descriptors(
     """Put a descriptor file's rows into an index, in place of those with the same ids.
 
     Args:
-        index: an index of the same model's descriptors, made with the same settings.
+        store: an index of the same model's descriptors, made with the same settings.
         file: descriptors that `extract` wrote.
         root: the folder that the photos' ids are relative to; gives them paths and thumbnails.
         thumbnails: keep a small picture of each, where its photo is readable.
         on_progress: called with the number of rows just done.
     """
-    index.header.check(file.model, index.uri)
-    theirs, ours = (_comparable(each) for each in (file.settings, index.header.settings))
+    store.header.check(file.model, store.uri)
+    theirs, ours = (_comparable(each) for each in (file.settings, store.header.settings))
     if theirs != ours:
         raise InputError(
-            f"{file.path} was made with {theirs}, the index {index.uri} with {ours}: "
+            f"{file.path} was made with {theirs}, the index {store.uri} with {ours}: "
             "extract the photos in the same way"
         )
     name, rows_of_it = Counter(file.ids).most_common(1)[0] if len(file) else ("", 1)
@@ -182,9 +182,9 @@ def add_descriptors(
                     file.ids[start:stop], file.sizes[start:stop], strict=True
                 )
             ]
-            known = index.get([entry.key for entry in entries])
+            known = store.get([entry.key for entry in entries])
             make = thumbnail_from_photo if thumbnails else _no_thumbnail
-            index.put(NewEntries(entries, rows, list(pool.map(make, entries))))
+            store.put(NewEntries(entries, rows, list(pool.map(make, entries))))
             for entry in entries:
                 (result.replaced if entry.key in known else result.added).append(entry.id)
             on_progress(len(rows))
@@ -193,7 +193,7 @@ def add_descriptors(
 
 
 def thumbnail_from_photo(entry: Entry) -> bytes:
-    """A thumbnail made anew from an entry's photo; empty if that cannot be read."""
+    """A new thumbnail of an entry's photo; empty if the photo cannot be read."""
     try:
         return thumbnail(PhotoFile(entry.path, entry.box).image(THUMBNAIL_SIDE))
     except ImageError:
@@ -201,7 +201,7 @@ def thumbnail_from_photo(entry: Entry) -> bytes:
 
 
 def _not_there(
-    index: Store, window: Sequence[NewPhoto | ImageError], taken: set[str], result: Added
+    store: Store, window: Sequence[NewPhoto | ImageError], taken: set[str], result: Added
 ) -> list[NewPhoto]:
     """The photos to be described; those that are in the index are brought up to date.
 
@@ -209,8 +209,8 @@ def _not_there(
     """
     result.errors += [str(each) for each in window if isinstance(each, ImageError)]
     photos = [each for each in window if not isinstance(each, ImageError)]
-    by_key = index.get([entry.key for entry, _ in photos])
-    by_digest = index.with_digests([entry.digest for entry, _ in photos])
+    by_key = store.get([entry.key for entry, _ in photos])
+    by_digest = store.with_digests([entry.digest for entry, _ in photos])
     wanted: list[NewPhoto] = []
     moves: list[tuple[Entry, Entry]] = []
     for entry, file in photos:
@@ -223,7 +223,7 @@ def _not_there(
             result.copies.append(entry.id)
         elif named is not None and named != same and _elsewhere(named, entry):
             result.errors.append(
-                f"{entry.path}: another photo is in {index.uri} as {entry.id}, from {named.path}; "
+                f"{entry.path}: another photo is in {store.uri} as {entry.id}, from {named.path}; "
                 "give this one another name"
             )
         elif same is None:
@@ -236,7 +236,7 @@ def _not_there(
             moves.append((same, entry))
         else:
             result.copies.append(entry.id)
-    _move(index, moves)
+    _move(store, moves)
     result.updated += [entry.id for _, entry in moves]
     return wanted
 
@@ -254,17 +254,17 @@ def _still_there(entry: Entry) -> bool:
         return False
 
 
-def _move(index: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
-    """Write entries anew with the descriptors and thumbnails they have."""
+def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
+    """Rewrite entries with the descriptors and thumbnails they have."""
     if not moves:
         return
     keys = [old.key for old, _ in moves]
-    small = [index.thumbnail(key) or b"" for key in keys]
+    small = [store.thumbnail(key) or b"" for key in keys]
     new = [entry for _, entry in moves]
-    moved = NewEntries(new, index.vectors(np.array(keys, np.int64)), small)
+    moved = NewEntries(new, store.vectors(np.array(keys, np.int64)), small)
     # First: after a kill between the two, the next run finds new photos, and not two of each.
-    index.remove(sorted(set(keys) - {entry.key for entry in new}))
-    index.put(moved)
+    store.remove(sorted(set(keys) - {entry.key for entry in new}))
+    store.put(moved)
 
 
 def _read_photo(images: Images, position: int) -> NewPhoto | ImageError:

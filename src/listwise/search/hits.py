@@ -45,7 +45,7 @@ class Hit:
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """What the photo's table says of it, by column."""
+        """The photo's other columns in its table."""
         return self.entry.attributes
 
     def __repr__(self) -> str:

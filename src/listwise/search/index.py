@@ -95,11 +95,11 @@ class Index:
         self.close()
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self.store.close()
 
     def info(self) -> dict[str, Any]:
-        """What there is to know of the index, for people and programs: JSON values."""
+        """Facts about the index as JSON values: engine, entries, model, settings, search method."""
         return self.store.info()
 
     def add(

@@ -70,7 +70,7 @@ class _Version(BaseModel):
 class SearchIntent(BaseModel):
     """What a user wants of search: bytes of memory at most, milliseconds a query, recall@10.
 
-    None leaves a choice to the library, which searches exactly as long as that is fast.
+    None leaves a choice to the library, which searches exactly while that is fast enough.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -93,7 +93,7 @@ def search_intent(
 
 @dataclass(frozen=True)
 class TuningResult:
-    """How an index searches now, in words, and what was measured: recall@10, ms a query, bytes."""
+    """How an index searches, in words, and what was measured: recall@10, ms per query, bytes."""
 
     method: str
     recall: float
@@ -124,15 +124,15 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one step, and say how many there were; none of them is found again."""
+        """Remove entries in one step, and return how many there were."""
 
     @abstractmethod
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys, as far as there are any."""
+        """The entries with these keys; keys without an entry are left out."""
 
     @abstractmethod
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest, as far as there are any."""
+        """Entries by digest; digests without an entry are left out."""
 
     @abstractmethod
     def page(self, start: int, count: int) -> list[Entry]:
@@ -165,11 +165,11 @@ class Store(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """See what other processes have written since."""
+        """Read what other processes have written since."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
     def vectors(self, keys: ArrayLike, /) -> Float32:
         """The descriptors of entries: [n] -> [n, C].
@@ -188,7 +188,7 @@ class Store(ABC):
         return found[inverse]
 
     def info(self) -> dict[str, Any]:
-        """What there is to know of the index, for people and programs: JSON values."""
+        """Facts about the index as JSON values: engine, entries, model, settings, search method."""
         header = self.header
         return {
             "engine": self.engine,

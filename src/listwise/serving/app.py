@@ -46,7 +46,7 @@ from listwise.serving.views import (
 
 STATIC = Path(__file__).parent / "static"
 PHOTO_SIDE = 1600
-CACHED = "private, no-cache"  # kept, but asked for anew: an entry may be replaced
+CACHED = "private, no-cache"  # cached, but revalidated: an entry may be replaced
 CLIENT_GONE = 499
 JPEG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."}

@@ -1,4 +1,4 @@
-"""A bounded queue whose worker takes all that waits, as far as it fits, at once."""
+"""A bounded queue whose worker takes everything that waits, up to a size, in one batch."""
 
 import asyncio
 import threading

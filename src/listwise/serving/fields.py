@@ -33,14 +33,14 @@ FORM: dict[str, Any] = {
 
 
 class BadRequestError(InputError):
-    """A client asks for what cannot be done; other errors are the server's own."""
+    """A request that cannot be answered; other errors are the server's own."""
 
 
 def search_request(form: Form, limits: Limits) -> SearchRequest:
-    """What a search form asks for.
+    """The search that a form describes.
 
     Raises:
-        BadRequestError: a field cannot be understood; the message says which.
+        BadRequestError: a field cannot be understood; the message names it.
     """
     fields = form.fields
     unknown = sorted(set(fields) - set(FORM))
@@ -65,7 +65,7 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
 
 
 def key_in(text: str) -> int | None:
-    """An entry's key in a text, None if it is none."""
+    """The entry key that a text holds; None if it is not a key."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 

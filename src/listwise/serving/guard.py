@@ -60,7 +60,7 @@ class Guard:
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                failed = _error(500, "the server failed; its log says more")
+                failed = _error(500, "the server failed; see its log")
                 await failed(scope, receive, sending)
         finally:
             seconds = time.perf_counter() - started

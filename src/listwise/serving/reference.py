@@ -27,7 +27,7 @@ def reference_page(schema: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<style>{STYLE}</style><h1>{title}</h1>"
         f"<p>{escape(schema['info'].get('description', ''))} "
-        '<a href="openapi.json">openapi.json</a> says the same to programs.</p>'
+        '<a href="openapi.json">openapi.json</a> is the same for programs.</p>'
         f"{operations}</html>"
     )
 

@@ -1,4 +1,4 @@
-"""Multipart bodies, read piece by piece and never beyond the limits."""
+"""Multipart bodies, read piece by piece within the limits."""
 
 import asyncio
 import io

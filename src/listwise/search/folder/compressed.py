@@ -31,7 +31,7 @@ class CompressedSearch:
 
     Args:
         index: trained by `trained_index`, filled or empty.
-        read: gives the rows of some keys, as far as there are any.
+        read: returns the rows of the entries with these keys.
     """
 
     def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:
@@ -96,7 +96,7 @@ class CompressedSearch:
         return scores, keys
 
     def _count(self, k: int) -> int:
-        """Candidates for k results: in proportion, as long as reading them takes no time."""
+        """Candidates for k results: in proportion to k, while reading them is fast."""
         return max(self.candidates, min(self.candidates * k // 10, k + _MOST_MORE))
 
     def _search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:

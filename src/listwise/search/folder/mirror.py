@@ -56,7 +56,7 @@ class Mirror(Generic[Search]):
         self.unsaved += len(rows.keys)
 
     def remove(self, keys: Keys) -> None:
-        """Forget rows, as far as they are held."""
+        """Forget rows; those that are not held are ignored."""
         keys = np.unique(keys)
         keys = keys[self.stamps.find(keys)[0]]
         self.search.remove(keys)

@@ -33,7 +33,7 @@ class SavedFiles(BaseModel):
 
 
 class SearchState(BaseModel):
-    """The user's intent, the way of searching chosen for it, and what was measured."""
+    """The user's intent, the search method chosen for it, and what was measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

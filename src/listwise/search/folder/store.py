@@ -87,7 +87,7 @@ class FolderStore(Store):
                 if cls.exists(place):
                     raise InputError(f"there is an index at {folder} already")
                 table = EntryTable.create(folder, header.dim)
-                # Last: before it there is no index, and the next attempt starts anew.
+                # Last: without it there is no index, and the next attempt starts over.
                 write_text(folder / _HEADER, header.model_dump_json(indent=2))
         except OSError as error:
             raise InputError(f"cannot make an index at {folder}: {error.strerror}") from error
@@ -110,7 +110,7 @@ class FolderStore(Store):
                 self._mirror.put(Rows(keys, np.full(len(keys), stamp), new.descriptors))
 
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one commit, and say how many there were."""
+        """Remove entries in one commit, and return how many there were."""
         keys = possible_keys(keys)
         if not keys:
             return 0
@@ -121,11 +121,11 @@ class FolderStore(Store):
         return count
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys, as far as there are any."""
+        """The entries with these keys; keys without an entry are left out."""
         return {entry.key: entry for entry in self._table.get(possible_keys(keys))}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest, as far as there are any."""
+        """Entries by digest; digests without an entry are left out."""
         return {entry.digest: entry for entry in self._table.with_digests(digests)}
 
     def page(self, start: int, count: int) -> list[Entry]:
@@ -142,7 +142,7 @@ class FolderStore(Store):
         return self._searched().search.search(vectors, k)
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
-        """Descriptors by key, from memory as far as they are there, else from the table."""
+        """Descriptors by key, from memory where possible, else from the table."""
         mirror = self._mirror
         if mirror is not None and isinstance(mirror.search, FlatSearch):
             known, rows = mirror.search.vectors(keys)
@@ -171,13 +171,13 @@ class FolderStore(Store):
                 if kept is None:
                     on_note(
                         f"exact search through {entries} descriptors would take "
-                        f"{exact_milliseconds(entries, dim):.0f} ms a query and "
-                        f"{4e-9 * entries * dim:.2f} GB: making a compressed one"
+                        f"{exact_milliseconds(entries, dim):.0f} ms per query and "
+                        f"{4e-9 * entries * dim:.2f} GB: building a compressed search"
                     )
                 tuned = self._tune_compressed(intent, kept)
             lacking = shortcomings(intent, tuned)
             if lacking:
-                on_note(f"the best that can be done here has {', '.join(lacking)}")
+                on_note(f"the best search found here has {', '.join(lacking)}")
             return tuned
 
     def facts(self) -> dict[str, Any]:
@@ -193,14 +193,14 @@ class FolderStore(Store):
         }
 
     def refresh(self) -> None:
-        """See what other processes have written since."""
+        """Read what other processes have written since."""
         mirror = self._mirror
         if mirror is not None and self._table.version != mirror.seen:
             with self._changes:
                 mirror.catch_up(self._table)
 
     def close(self) -> None:
-        """Let go of memory."""
+        """Release memory."""
         with self._changes:
             self._mirror = None
 
@@ -217,7 +217,7 @@ class FolderStore(Store):
 
     @contextmanager
     def _locked(self, patience: float = -1) -> Iterator[None]:
-        """The right to write to the folder, waited for as long as need be or so many seconds."""
+        """The right to write to the folder; wait for it, at most so many seconds if given."""
         lock = FileLock(self._folder / _LOCK)
         try:
             lock.acquire(timeout=patience)
@@ -251,7 +251,7 @@ class FolderStore(Store):
         if not compressed and exact_will_do(intent, len(self), self.header.dim, is_exact=True):
             return self._take(Mirror(FlatSearch(self.header.dim)))
         if compressed:
-            _log.warning("%s: the search cache is missing or damaged: making it anew", self.uri)
+            _log.warning("%s: the search cache is missing or damaged: rebuilding it", self.uri)
         self.tune(intent, lambda note: _log.warning("%s: %s", self.uri, note))
         assert self._mirror is not None
         return self._mirror
@@ -265,7 +265,7 @@ class FolderStore(Store):
         return mirror
 
     def _kept(self, state: SearchState) -> Mirror[CompressedSearch] | None:
-        """The compressed search that a state tells of, if its files are there and whole."""
+        """The compressed search of a state, if its files are present and undamaged."""
         if state.files is None:
             return None
         found = read_files(self._folder, state.files)

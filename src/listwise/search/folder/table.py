@@ -95,7 +95,7 @@ class EntryTable:
                 self._table.add(rows)
 
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one commit, and say how many there were."""
+        """Remove entries in one commit, and return how many there were."""
         with _one_line_errors(self.folder):
             # One condition, or a kill might come between two.
             return int(self._table.delete(_among("key", keys)).num_deleted_rows)
@@ -115,7 +115,7 @@ class EntryTable:
         return found["key"].to_numpy(), found["stamp"].to_numpy()
 
     def rows(self, keys: Keys | None = None) -> Iterator[Rows]:
-        """The descriptors of some entries, as far as there are any, or of all; part by part."""
+        """The descriptors of the entries with these keys, or of all, part by part."""
         with _one_line_errors(self.folder):
             if keys is None:
                 query = self._table.search().select(_DESCRIPTORS)
@@ -199,7 +199,7 @@ class EntryTable:
     def _join_small_files(self) -> None:
         """Write the rows of small files again, together, in one commit.
 
-        LanceDB's own way would write almost all of the table anew each time.
+        LanceDB's own compaction would rewrite almost the whole table each time.
         """
         found = self._table.search().select(["key"]).with_row_id(True).to_arrow()
         if not found.num_rows:
@@ -224,14 +224,14 @@ class EntryTable:
         self._merge(self._table.take_row_ids(rows.tolist()).to_arrow())
 
     def _drop_dead_rows(self) -> None:
-        """Write the table anew if most of what is on disk is of removed rows and old versions."""
+        """Rewrite the table if most of the disk holds removed rows and old versions."""
         stats = self._table.stats()
         files = stats["fragment_stats"]
         rows = files["num_fragments"] * files["lengths"]["mean"]  # the removed ones too
         alive = stats["total_bytes"] * stats["num_rows"] / max(1, rows)
         if disk_bytes(self.folder / f"{_NAME}.lance") < 2 * alive + _SLACK:
             return
-        # What was dropped is on disk until it is old: to do it again before would be in vain.
+        # What was dropped stays on disk until it is old: doing it again earlier frees nothing.
         if time.monotonic() > self._dropped + _OLD.total_seconds():
             # Writers hold the index's lock: files that no version knows are a killed one's.
             self._table.optimize(cleanup_older_than=_OLD, delete_unverified=True)

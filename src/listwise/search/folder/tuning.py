@@ -13,8 +13,8 @@ from listwise.search.measuring import RECALL_AT, ExactNeighbours, median_millise
 from listwise.search.store import SearchIntent, TuningResult
 
 _EXACT_MILLISECONDS = 100.0  # exact search is fast up to this
-_RECALL = 0.95  # of compressed search, if nobody says
-_MEMORY_SHARE = 0.5  # of the machine's, if nobody says
+_RECALL = 0.95  # of compressed search, by default
+_MEMORY_SHARE = 0.5  # of the machine's memory, by default
 _CANDIDATES = (16, 32, 64, 128, 256, 512)
 _SLOWEST = 5e9  # bytes of descriptors searched a second: less is a machine busy with other things
 
@@ -109,7 +109,7 @@ def shortcomings(intent: SearchIntent, tuned: TuningResult) -> list[str]:
     if intent.memory is not None and tuned.memory > intent.memory:
         lacking.append(f"{tuned.memory} bytes of memory instead of {intent.memory}")
     if intent.milliseconds is not None and tuned.milliseconds > intent.milliseconds:
-        lacking.append(f"{tuned.milliseconds:.1f} ms a query instead of {intent.milliseconds:g}")
+        lacking.append(f"{tuned.milliseconds:.1f} ms per query instead of {intent.milliseconds:g}")
     if intent.recall is not None and tuned.recall < intent.recall:
         lacking.append(f"recall {tuned.recall:.3f} instead of {intent.recall:g}")
     return lacking

@@ -35,7 +35,7 @@ class Place:
 
 
 def parse_place(uri: str) -> Place:
-    """The place that `milvus://[user:password@]host:port/name` or the name of a `.db` file says."""
+    """Parse `milvus://[user:password@]host:port/name` or the name of a `.db` file."""
     if not uri.startswith("milvus://"):
         path = Path(uri).absolute()
         return Place(uri, str(path), _COLLECTION, file=path)

@@ -71,7 +71,7 @@ class MilvusStore(Store):
 
     @staticmethod
     def exists(place: str) -> bool:
-        """Whether there is an index; one that was not made to the end is none."""
+        """Whether there is an index; an unfinished one does not count."""
         where = parse_place(place)
         if where.file is not None and not where.file.is_dir():
             return False
@@ -129,7 +129,7 @@ class MilvusStore(Store):
         self._walk = _NO_WALK
 
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries, and say how many there were."""
+        """Remove entries, and return how many there were."""
         removed = 0
         for some in _parts(sorted({int(key) for key in keys}), _MOST):
             present = [row["key"] for row in self._rows(some, ["key"])]
@@ -142,11 +142,11 @@ class MilvusStore(Store):
         return removed
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys, as far as there are any."""
+        """The entries with these keys; keys without an entry are left out."""
         return {row["key"]: from_row(row) for row in self._rows(keys, ENTRY)}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest, as far as there are any."""
+        """Entries by digest; digests without an entry are left out."""
         found: dict[str, Entry] = {}
         for some in _parts(sorted({digest for digest in digests if digest}), _NAMED):
             named = json.dumps(some, ensure_ascii=False)
@@ -212,7 +212,7 @@ class MilvusStore(Store):
         exact = None
         if lite or EXACT.memory(len(keys), self.header.dim) <= (intent.memory or math.inf):
             exact = self._try(EXACT, intent, sample)
-            on_note(f"{exact.method}: {exact.milliseconds:.1f} ms a query")
+            on_note(f"{exact.method}: {exact.milliseconds:.1f} ms per query")
             limit = intent.milliseconds or _FAST
             if lite or intent.recall == 1 or exact.milliseconds <= limit:
                 return exact
@@ -242,17 +242,17 @@ class MilvusStore(Store):
         }
 
     def refresh(self) -> None:
-        """See what other processes have written since."""
+        """Read what other processes have written since."""
         _, self._state = _remembered(self._connection)
         self._wait_for_writes()
         self._walk = _NO_WALK
 
     def close(self) -> None:
-        """Let go of the connection; milvus-lite lets go of its file."""
+        """Close the connection; milvus-lite releases its file."""
         self._connection.close()
 
     def _wait_for_writes(self) -> None:
-        """Wait until readers see all that was written, by whomever.
+        """Wait until readers see what every process has written.
 
         Reads of this process wait for what it has put, but not for what it has removed.
         """
@@ -290,14 +290,14 @@ class MilvusStore(Store):
         """The smallest keys, or all: sorted, [count] or as many as there are.
 
         They are read window by window, since a server gives no more than some thousands of rows
-        at once; keys are hashes, so a window's width says how many it holds.
+        at once; keys are hashes, so the width of a window determines how many it holds.
         """
         keys, start = self._walk
         width = 0
         while start < _KEYS and (count is None or len(keys) < count):
             width = width or _KEYS // max(1, len(self)) * _WINDOW
             stop = start + width
-            # Milvus knows no number as large as the end.
+            # Milvus does not accept a number as large as the end.
             end = f" and key < {stop}" if stop < _KEYS else ""
             rows = self._query(f"key >= {start}{end}", ["key"])
             if len(rows) == _MOST:
@@ -365,7 +365,7 @@ class MilvusStore(Store):
         for harder in method.efforts():
             tuned = self._try(harder, intent, sample)
             on_note(
-                f"{tuned.method}: recall {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms a query"
+                f"{tuned.method}: recall {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms per query"
             )
             over = intent.recall is None and tuned.milliseconds > (intent.milliseconds or math.inf)
             if best is not None and (over or tuned.recall < best.recall + _GAIN):
