@@ -14,7 +14,9 @@ ALONE = [path for path in DOCUMENTS if path.name not in ("data.md", "training.md
 
 
 @pytest.mark.parametrize("document", ALONE, ids=lambda path: path.name)
-def test_python_blocks_run(document, tmp_path, monkeypatch):
+def test_python_blocks_run(document, photos, tmp_path, monkeypatch):
+    if document.name == "README.md":
+        (tmp_path / "photos").symlink_to(photos)
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {"__name__": document.stem}
