@@ -31,6 +31,13 @@ def test_photos_and_their_descriptors_teach_the_same(folder, photos, tmp_path):
         np.testing.assert_allclose(found.projection, expected.projection, rtol=0, atol=1e-4)
 
 
+def test_the_folder_of_a_run_stands_for_its_model(folder, photos):
+    learn_whitening(folder.parent, photos, dim=4, device="cpu")
+    assert load_model(folder, "cpu").dim == 4
+    remove_whitening(folder.parent)
+    assert load_model(folder, "cpu").whitening is None
+
+
 def test_an_argument_that_does_not_fit_is_named(folder, photos):
     with pytest.raises(InputError, match="`power` is for PCA: leave it out with `supervised`"):
         learn_whitening(folder, read_labelled(photos), power=0.5, supervised=True)

@@ -23,7 +23,7 @@ Model = Annotated[
     ),
 ]
 ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model folder, such as runs/photos/model.")
+    Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a run.")
 ]
 Source = Annotated[
     str,

@@ -47,7 +47,7 @@ def extract(
         workers: processes that decode, or threads that read files where the GPU decodes; from
             the cores by default.
         on_progress: called with the number of photos just done.
-        on_note: called with a sentence when earlier work is used, or thrown away.
+        on_note: called with a sentence when earlier work is used, or discarded.
     """
     settings = model.settings(max_side, scales, power, precision)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]

@@ -10,7 +10,7 @@ import numpy as np
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog import labelled_of, photos_of
 from listwise.descriptors.extract import extract
-from listwise.descriptors.loading import load_network
+from listwise.descriptors.loading import find_model_folder, load_network
 from listwise.descriptors.model import Model
 from listwise.descriptors.storage import DescriptorFile, is_descriptor_file
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening, matching_pairs
@@ -45,7 +45,7 @@ def learn_whitening(
     """Learn a whitening for the network of a model folder, and make it part of the model.
 
     Args:
-        folder: the model folder; a whitening that it has is replaced.
+        folder: the model folder, or the folder of a run; a whitening that it has is replaced.
         source: photos, or descriptors of this network that are not whitened.
         dim: dimensions to keep; all that vary by default.
         power: of the variances that the PCA divides by; 0.25 by default.
@@ -53,7 +53,7 @@ def learn_whitening(
         max_side: long side that larger photos are reduced to.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
         on_progress: called with the number of photos just described.
-        on_note: called with a sentence when earlier work is used, or thrown away.
+        on_note: called with a sentence when earlier work is used, or discarded.
         on_unreadable: called with the errors of the photos that were left out.
     """
     if supervised and power is not None:
@@ -61,6 +61,7 @@ def learn_whitening(
     exponent = 0.25 if power is None else power
     if isinstance(source, str | Path):
         source = whitening_source(source, supervised)
+    folder = find_model_folder(folder)
     net = load_network(folder, device)
     if isinstance(source, DescriptorFile):
         _check_descriptors(source, net.fingerprint(), supervised, max_side)
@@ -70,7 +71,7 @@ def learn_whitening(
     else:
         # A source may name one photo several times, with other boxes: positions are unique.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
-        scratch = Path(folder) / "whitening.parquet"
+        scratch = folder / "whitening.parquet"
         file = extract(
             Model(net),
             numbered,
@@ -93,7 +94,7 @@ def learn_whitening(
 
 def remove_whitening(folder: str | Path) -> None:
     """Remove the whitening from a model folder."""
-    path = Path(folder) / WHITENING_FILE
+    path = find_model_folder(folder) / WHITENING_FILE
     if not path.exists():
         raise InputError(f"{folder} has no whitening to remove")
     path.unlink()

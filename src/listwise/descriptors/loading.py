@@ -44,10 +44,16 @@ def load_model(
     folder = Path(source).expanduser()
     if not folder.exists() and folder.name == str(source):
         return _off_the_shelf(str(source), weights, device)
-    if not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists():
-        folder = folder / "model"
+    folder = find_model_folder(folder)
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
     return Model(net, Whitening.load(folder, net.fingerprint()), folder.absolute())
+
+
+def find_model_folder(folder: str | Path) -> Path:
+    """The folder itself, or the model folder inside it if it is the folder of a run."""
+    folder = Path(folder).expanduser()
+    run = not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists()
+    return folder / "model" if run else folder
 
 
 def _off_the_shelf(name: str, weights: str | Path, device: str) -> Model:

@@ -114,10 +114,8 @@ class Whitening:
             raise InputError("a whitening is learned from two or more descriptors")
         variances, directions = _principal(moments.covariance())
         variances, directions = _keep(variances, directions, dim, moments.count)
-        projection = directions.T / variances[:, None] ** power
         info = WhiteningInfo(method="pca", power=power, learned_from=moments.count)
-        # After L2 one factor for all dimensions has no effect: it keeps the values near 1.
-        return cls(_single(moments.mean), _single(projection / np.abs(projection).max()), info)
+        return cls._scaled(moments.mean, directions.T / variances[:, None] ** power, info)
 
     @classmethod
     def learn_supervised(
@@ -153,9 +151,14 @@ class Whitening:
         spread = _moments(_sliced(descriptors)).second_moment(mean)
         variances, directions = _principal(inverse @ spread @ inverse.T)
         variances, directions = _keep(variances, directions, dim, count)
-        projection = directions.T @ inverse
         info = WhiteningInfo(method="supervised", learned_from=count)
-        return cls(_single(mean), _single(projection / np.abs(projection).max()), info)
+        return cls._scaled(mean, directions.T @ inverse, info)
+
+    @classmethod
+    def _scaled(cls, mean: Float64, projection: Float64, info: WhiteningInfo) -> "Whitening":
+        # After L2 one factor for all dimensions has no effect: it keeps the values near 1.
+        scaled = projection / np.abs(projection).max()
+        return cls(mean.astype(np.float32), scaled.astype(np.float32), info)
 
     def save(self, folder: str | Path, network: str) -> None:
         """Write `whitening.safetensors` into the folder of the model of this fingerprint."""
@@ -283,8 +286,8 @@ def _keep(
         raise InputError(f"the {count} descriptors are all the same: nothing to learn from")
     if dim is not None and dim > varying:
         raise InputError(
-            f"{dim} dimensions asked for, but the {count} descriptors of {len(variances)} "
-            f"dimensions vary in {varying} only: ask for at most {varying}, or learn from more"
+            f"`dim` is {dim}, but the {count} descriptors vary in {varying} dimensions only: "
+            f"choose at most {varying}, or learn from more photos"
         )
     return variances[: dim or varying], directions[:, : dim or varying]
 
@@ -305,7 +308,3 @@ def _cholesky(matrix: Float64) -> Float64:
             if np.diag(factor).min() ** 2 > NEGLIGIBLE * level:
                 return np.asarray(factor, np.float64)
         added = 10 * added or 1e-6 * level
-
-
-def _single(values: Float64) -> Float32:
-    return values.astype(np.float32)
