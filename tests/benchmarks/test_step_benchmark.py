@@ -60,7 +60,7 @@ def test_images_of_a_batch_differ():
 
 
 def test_small_batches_are_refused():
-    with pytest.raises(InputError, match="a multiple of 4, 32 at the least"):
+    with pytest.raises(InputError, match="a multiple of 4, and 32 or more"):
         list(benchmark.run("cpu", "test_resnet", size=64, batch=30))
 
 

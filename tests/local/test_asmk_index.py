@@ -300,7 +300,7 @@ def test_damage_is_noticed(tmp_path):
         with pytest.raises(InputError, match="is damaged"):
             AsmkIndex.open(folder)
     save_file({"centroids": make_codebook().centroids}, path)
-    with pytest.raises(InputError, match="is no inverted file"):
+    with pytest.raises(InputError, match="is not an inverted file"):
         AsmkIndex.open(folder)
     path.unlink()
     with pytest.raises(InputError, match="a segment is missing"):

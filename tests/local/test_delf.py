@@ -404,7 +404,7 @@ def test_folders_that_are_none_are_refused(folder, tmp_path):
 
 def test_networks_that_cannot_be_are_refused():
     common = {"hidden": 4, "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    with pytest.raises(InputError, match="is none: choose resnet50"):
+    with pytest.raises(InputError, match="is not: choose resnet50"):
         Delf(DelfConfig(backbone="mobilenetv3_small_050", dim=8, **common))
     with pytest.raises(InputError, match="192 dimensions"):
         Delf(DelfConfig(backbone=BACKBONE, dim=193, **common))

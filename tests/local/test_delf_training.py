@@ -248,7 +248,7 @@ def test_unreadable_photos_are_named_and_stood_in_for(photos, tmp_path):
 
 def test_backbones_and_photos_that_cannot_be_are_refused(images, tmp_path):
     other = BRIEF.model_copy(update={"backbone": "mobilenetv3_small_050"})
-    with pytest.raises(InputError, match="is none: choose resnet50"):
+    with pytest.raises(InputError, match="is not: choose resnet50"):
         train_delf(images, tmp_path / "delf", other)
     one = images.subset(np.flatnonzero(images.labels == 0))
     with pytest.raises(InputError, match="6 photos of 1 classes"):

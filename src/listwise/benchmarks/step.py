@@ -103,7 +103,7 @@ def run(
         updates: steps to time, after those that warm up.
     """
     if batch < 2 * CHECKED or batch % CLASS_SIZE:
-        raise InputError(f"a batch must be a multiple of {CLASS_SIZE}, {2 * CHECKED} at the least")
+        raise InputError(f"`batch` must be a multiple of {CLASS_SIZE}, and {2 * CHECKED} or more")
     place = torch.device(Machine.detect(device).device)
     gpu = place.type == "cuda"
     with exact_float32():

@@ -27,7 +27,7 @@ PART = 64  # photos in a part, which is what a kill can cost: some seconds
 class Extractor(Protocol):
     """Makes local features; worker processes get copies of it.
 
-    `name` says what it is and how it is set: features are comparable if their names are equal.
+    `name` names it and its settings: features are comparable if their names are equal.
     """
 
     @property

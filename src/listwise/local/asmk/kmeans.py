@@ -57,7 +57,7 @@ def learn_codebook(
         per_word: size of the sample, in descriptors a word.
         iterations: of k-means.
         seed: of the sample and of the words it begins with.
-        on_iteration: told how many iterations are done.
+        on_iteration: called with the number of iterations done.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
     """
     chosen = Machine.detect(device).device

@@ -160,4 +160,4 @@ def map_postings(path: Path) -> Postings:
     try:
         return Postings(*(array(field.name) for field in fields(Postings)))
     except KeyError as error:
-        raise ValueError(f"{path.name} is no inverted file") from error
+        raise ValueError(f"{path.name} is not an inverted file") from error

@@ -72,7 +72,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Fitter:
-    """Trains classifiers of photos; what is done lies in `folder` and is gone on from."""
+    """Trains classifiers of photos; what is done is kept in `folder`, and resumed from there."""
 
     settings: DelfTraining
     photos: Photos
@@ -92,7 +92,7 @@ class Fitter:
             step: what learns.
 
         Returns:
-            The share of held-out photos whose class the model told then.
+            The share of held-out photos that the model classified correctly then.
         """
         checkpoint = self.folder / f"{step.name}.safetensors"
         best = self.folder / f"{step.name}-best.safetensors"
@@ -138,7 +138,7 @@ class Fitter:
 
     @torch.inference_mode()
     def _accuracy(self, model: nn.Module) -> float:
-        """The share of held-out photos, cut square and else as they are, whose class is told."""
+        """The share of held-out photos, cropped square but otherwise unchanged, classified correctly."""
         model.eval()
         right = sum(
             (logits.argmax(dim=1) == labels).sum()

@@ -125,7 +125,7 @@ class Delf(nn.Module):
         folder = Path(folder)
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
-                raise InputError(f"{folder} is no complete folder of local features: no {name}")
+                raise InputError(f"{folder} is not a complete folder of local features: it has no {name}")
         net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "network of local features"))
         fit_state(
             net, read_state(folder / WEIGHTS_FILE), f"{folder} does not fit its own config.json"
@@ -155,7 +155,7 @@ def resnet(backbone: nn.Module, name: str) -> ResNet:
     """The backbone if it is a ResNet, whose stages are known."""
     if not isinstance(backbone, ResNet):
         raise InputError(
-            f"deep local features are of a ResNet of timm, and {name} is none: "
+            f"deep local features need a ResNet of timm, which {name} is not: "
             "choose resnet50, resnet101 or another"
         )
     return backbone

@@ -47,7 +47,7 @@ class DelfTraining(BaseModel):
     weights: str = Field(
         "auto",
         description="a file, auto, pretrained, random, or the folder of a network that "
-        "listwise train made, which then says the backbone",
+        "listwise train made, which then sets the backbone",
     )
     hidden: int = Field(512, ge=1, description="channels of the attention's first layer")
     dim: int = Field(128, ge=1, description="dimensions of a descriptor, after PCA")

@@ -227,7 +227,7 @@ def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
 
 
 def _key(images: LabelledImages, settings: DelfTraining) -> str:
-    """Names a training: what has the same key goes on where the other was."""
+    """Names a training: a training with the same key resumes it."""
     fields = settings.model_dump(mode="json", exclude={"device", "workers"})
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for index, (name, label) in enumerate(zip(images.ids, images.labels, strict=True)):
