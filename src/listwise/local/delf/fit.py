@@ -138,7 +138,7 @@ class Fitter:
 
     @torch.inference_mode()
     def _accuracy(self, model: nn.Module) -> float:
-        """The share of held-out photos, cropped square but otherwise unchanged, classified correctly."""
+        """The share of held-out photos, cropped square, that are classified correctly."""
         model.eval()
         right = sum(
             (logits.argmax(dim=1) == labels).sum()

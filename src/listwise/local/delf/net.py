@@ -125,7 +125,7 @@ class Delf(nn.Module):
         folder = Path(folder)
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
-                raise InputError(f"{folder} is not a complete folder of local features: it has no {name}")
+                raise InputError(f"{folder} is not a folder of local features: it has no {name}")
         net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "network of local features"))
         fit_state(
             net, read_state(folder / WEIGHTS_FILE), f"{folder} does not fit its own config.json"
