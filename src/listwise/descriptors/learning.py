@@ -71,14 +71,9 @@ def learn_whitening(
     else:
         # A source may name one photo several times, with other boxes: positions are unique.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
-        scratch = folder / "whitening.parquet"
+        kept = folder / "whitening.parquet"
         file = extract(
-            Model(net),
-            numbered,
-            scratch,
-            max_side=max_side,
-            on_progress=on_progress,
-            on_note=on_note,
+            Model(net), numbered, kept, max_side=max_side, on_progress=on_progress, on_note=on_note
         )
         try:
             on_unreadable(file.header.unreadable)
@@ -87,7 +82,7 @@ def learn_whitening(
             else:
                 learned = Whitening.learn(file.batches(), dim, exponent)
         finally:
-            scratch.unlink()
+            kept.unlink()
     learned.save(folder, net.fingerprint())
     return learned
 
