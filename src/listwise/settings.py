@@ -29,24 +29,22 @@ class CropSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    size: int = Field(800, ge=8, description="side of the square crop in pixels")
+    size: int = Field(800, ge=8, description="Side of the square crops, in pixels")
     min_area: float = Field(
-        0.5, gt=0, le=1, description="smallest area, of the largest crop of its shape that fits"
+        0.5, gt=0, le=1, description="Smallest area, as a share of the largest crop that fits"
     )
     max_area: float = Field(
-        1.0, gt=0, le=1, description="largest area, of the largest crop of its shape that fits"
+        1.0, gt=0, le=1, description="Largest area, as a share of the largest crop that fits"
     )
     max_ratio: float = Field(
-        4 / 3, ge=1, le=4, description="largest stretch, width to height or height to width"
+        4 / 3, ge=1, le=4, description="Largest ratio of the longer to the shorter side"
     )
-    rotation: float = Field(10.0, ge=0, le=180, description="largest rotation in degrees")
-    brightness: float = Field(0.3, ge=0, lt=1, description="factors within 1 ± this")
-    contrast: float = Field(0.3, ge=0, lt=1, description="factors within 1 ± this")
-    saturation: float = Field(0.3, ge=0, le=1, description="factors within 1 ± this")
-    hue: float = Field(0.02, ge=0, le=0.5, description="largest turn of the hues, in full turns")
-    flip: float = Field(
-        0.0, ge=0, le=1, description="share of crops that are mirrored; the paper has none"
-    )
+    rotation: float = Field(10.0, ge=0, le=180, description="Largest rotation, in degrees")
+    brightness: float = Field(0.3, ge=0, lt=1, description="Brightness changes by up to this share")
+    contrast: float = Field(0.3, ge=0, lt=1, description="Contrast changes by up to this share")
+    saturation: float = Field(0.3, ge=0, le=1, description="Saturation changes by up to this share")
+    hue: float = Field(0.02, ge=0, le=0.5, description="Largest shift of the hue, in full turns")
+    flip: float = Field(0.0, ge=0, le=1, description="Share of the crops that are mirrored")
 
     @model_validator(mode="after")
     def _areas_in_order(self) -> Self:
@@ -65,14 +63,12 @@ class TripletSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tuples: int = Field(
-        64, ge=1, description="triplets an update; the paper tries 512 and 1024 too"
-    )
-    form: Literal["margin", "log-exp"] = Field("margin", description="a hinge, or its smooth form")
-    margin: float = Field(0.1, ge=0, description="of the hinge, in squared distances")
-    pool: int = Field(5000, ge=3, description="photos among which triplets are mined")
-    refresh: int = Field(4096, ge=1, description="triplets between two minings")
-    hardest: int = Field(25, ge=1, description="hardest triplets of a query, of which one is drawn")
+    tuples: int = Field(64, ge=1, description="Triplets per update")
+    form: Literal["margin", "log-exp"] = Field("margin", description="A hinge, or its smooth form")
+    margin: float = Field(0.1, ge=0, description="Margin of the hinge, in squared distances")
+    pool: int = Field(5000, ge=3, description="Photos among which triplets are mined")
+    refresh: int = Field(4096, ge=1, description="Triplets between two minings")
+    hardest: int = Field(25, ge=1, description="Hardest triplets per query, of which one is drawn")
 
     @property
     def negatives(self) -> int:
@@ -85,11 +81,11 @@ class ContrastiveSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tuples: int = Field(5, ge=1, description="queries an update, each with all its negatives")
-    margin: float = Field(0.85, gt=0, description="distance from which a negative costs nothing")
-    negatives: int = Field(5, ge=1, description="negatives of a query, each of another class")
-    pool: int = Field(20_000, ge=2, description="photos among which negatives are mined")
-    refresh: int = Field(2000, ge=1, description="queries between two minings")
+    tuples: int = Field(5, ge=1, description="Queries per update, each with all its negatives")
+    margin: float = Field(0.85, gt=0, description="Distance from which a negative adds no loss")
+    negatives: int = Field(5, ge=1, description="Negatives per query, each of another class")
+    pool: int = Field(20_000, ge=2, description="Photos among which negatives are mined")
+    refresh: int = Field(2000, ge=1, description="Queries between two minings")
 
 
 class TrainConfig(BaseModel):
@@ -99,64 +95,66 @@ class TrainConfig(BaseModel):
 
     # data
     val_fraction: float = Field(
-        0.1, gt=0, lt=1, description="share of the classes held out, if no split column says"
+        0.1,
+        gt=0,
+        lt=1,
+        description="Share of the classes to validate on, if the data have no split",
     )
-    split_column: str = Field("split", description="column of a table that says train or val")
-    strict: bool = Field(False, description="stop at the first file that cannot be read")
+    split_column: str = Field("split", description="Column of a table with train or val")
+    strict: bool = Field(False, description="Stop at the first file that cannot be read")
     # network
-    backbone: str = Field("resnet101", description="any timm model")
+    backbone: str = Field("resnet101", description="Name of a timm model")
     pooling: str = Field(
-        "gem", description="gem, mac, spoc, rmac, crow, or one that an installed package brings"
+        "gem", description="Pooling: gem, mac, spoc, rmac, crow, or that of an installed package"
     )
-    projection: int | None = Field(None, ge=1, description="dimensions of a last linear layer")
-    weights: str = Field("auto", description="a file, auto, pretrained, imagenet-package or random")
+    projection: int | None = Field(None, ge=1, description="Dimensions of a last linear layer")
+    weights: str = Field("auto", description="A file, auto, pretrained, imagenet-package or random")
     # loss
     loss: str = Field(
         "ap",
-        description="ap, tie-aware, triplet, contrastive, fastap, smoothap, multi-similarity, or "
-        "one that an installed package brings",
+        description="Loss: ap, tie-aware, triplet, contrastive, fastap, smoothap, "
+        "multi-similarity, or that of an installed package",
     )
-    bins: int = Field(20, ge=2, description="bins M of the score axis (ap and tie-aware)")
+    bins: int = Field(20, ge=2, description="Bins of the score axis, for ap and tie-aware")
     class_weights: bool = Field(
-        True, description="give every class of a batch the same weight (not with mined tuples)"
+        True, description="Give every class of a batch the same weight; not used with mined tuples"
     )
     triplet: TripletSettings = TripletSettings()
     contrastive: ContrastiveSettings = ContrastiveSettings()
     # batches
-    batch_size: int = Field(4096, ge=2, description="images an update (not with mined tuples)")
+    batch_size: int = Field(4096, ge=2, description="Images per update; not used with mined tuples")
     classes_per_batch: int | None = Field(
-        None, ge=2, description="classes in a batch, drawn anew each time; all by default"
+        None, ge=2, description="Random classes per batch; none means all classes"
     )
     crops: CropSettings = CropSettings()
     # optimisation
-    updates: int = Field(200, ge=1, description="updates until the learning rate is zero")
-    learning_rate: float = Field(1e-4, gt=0, description="Adam's, at the start")
-    warmup: int = Field(0, ge=0, description="updates over which the learning rate first rises")
-    weight_decay: float = Field(1e-6, ge=0, description="L2 penalty")
-    seed: int = Field(0, ge=0, description="of batches, crops and random weights")
+    updates: int = Field(200, ge=1, description="Updates until the learning rate is zero")
+    learning_rate: float = Field(1e-4, gt=0, description="Initial learning rate of Adam")
+    warmup: int = Field(0, ge=0, description="Updates during which the learning rate rises first")
+    weight_decay: float = Field(1e-6, ge=0, description="Weight decay (L2 penalty)")
+    seed: int = Field(0, ge=0, description="Seed of batches, crops and random weights")
     # validation
-    validate_every: int = Field(10, ge=1, description="updates between two validations")
+    validate_every: int = Field(10, ge=1, description="Updates between two validations")
     patience: int | None = Field(
-        None, ge=1, description="validations without a new best before stopping; never by default"
+        None, ge=1, description="Stop after so many validations without a new best; none: never"
     )
     val_max_side: int | None = Field(
-        None, ge=32, description="reduce validation photos to this long side; never by default"
+        None, ge=32, description="Reduce validation photos to this long side, in pixels"
     )
     # machine
-    device: str = Field("auto", description="cpu, cuda, cuda:1 ...; auto takes a GPU if any")
+    device: str = Field("auto", description="cpu, cuda, cuda:1 ...; auto uses a GPU if present")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16 runs the network under autocast"
+        "float32", description="Precision of the network; bfloat16 runs it under autocast"
     )
     compile: Literal["auto", "yes", "no"] = Field(
-        "auto", description="compile the network; auto does on a GPU if the run is long"
+        "auto", description="Compile the network; auto does so on a GPU if the run is long"
     )
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="images whose graph is in memory at once"
+        "auto",
+        description="Images whose activations are in memory at once; auto measures what fits",
     )
-    workers: int | None = Field(
-        None, ge=0, description="processes that decode photos; from the cores by default"
-    )
-    checkpoint_every: int = Field(10, ge=1, description="updates between two checkpoints")
+    workers: int | None = Field(None, ge=0, description="Processes that decode photos")
+    checkpoint_every: int = Field(10, ge=1, description="Updates between two checkpoints")
 
     @field_validator("loss")
     @classmethod

@@ -11,6 +11,10 @@ from pydantic.fields import FieldInfo
 
 from listwise.settings import TrainConfig
 
+# Settings that are chosen from the photos and the machine where they are not given.
+CHOSEN = {"device", "patience", "precision", "val_max_side", "validate_every", "warmup", "workers"}
+CHOSEN_OR_PAPER = {"backbone", "batch_size", "crops.size", "learning_rate", "updates"}
+
 
 def with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command with `**flags` a flag for every setting; `given_settings` reads them."""
@@ -51,12 +55,11 @@ def _parameter(path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
     kind, metavar = _kind(field.annotation)
     name = "--" + "-".join(path).replace("_", "-")
     names = [f"{name}/--no-{name.removeprefix('--')}"] if kind is bool else [name]
-    says = field.description or ""
     option = typer.Option(
         *names,
-        help=f"{says[:1].upper()}{says[1:]}. [dim]paper: {field.default}[/dim]",
+        help=f"{field.description}.",
         metavar=metavar,
-        show_default=False,
+        show_default=_default(".".join(path), field.default),
         rich_help_panel=path[0].capitalize() if len(path) > 1 else "Settings",
     )
     return inspect.Parameter(
@@ -65,6 +68,16 @@ def _parameter(path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _default(name: str, value: Any) -> str:
+    """What the help shows as the default."""
+    if name in CHOSEN:
+        return "chosen for you"
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if name in CHOSEN_OR_PAPER:
+        return f"chosen for you; paper: {shown}"
+    return {"None": "none", "True": "on", "False": "off"}.get(shown, shown)
 
 
 def _kind(annotation: Any) -> tuple[type, str | None]:
