@@ -8,7 +8,6 @@ from listwise.errors import InputError
 
 # What to install for a module that is named otherwise.
 DISTRIBUTIONS = {
-    "PIL": "pillow",
     "cv2": "opencv-python-headless",
     "faiss": "faiss-cpu",
     "grpc": "grpcio",
@@ -16,8 +15,6 @@ DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "python_multipart": "python-multipart",
     "pytorch_metric_learning": "pytorch-metric-learning",
-    "starlette": "fastapi",
-    "triton": "torch",
     "yaml": "pyyaml",
 }
 

