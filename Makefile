@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint format types check clean
+.PHONY: help demo test floors lint format types check clean
 help:                     ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -15,6 +15,15 @@ demo: $(VENV)/.installed  ## make a toy data set, train on it, show what trainin
 # the demo, is then among the first.
 test: $(VENV)/.installed-dev ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# In an environment of its own (several GB), without any extra.
+FLOORS := .floors
+floors: $(VENV)/bin/python ## run the core's tests on the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv $(FLOORS)
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"])' \
+	  | sed 's/>=/==/g' | xargs $(FLOORS)/bin/python -m pip install --quiet hypothesis pytest scikit-learn
+	PYTHONPATH=src $(FLOORS)/bin/python -m pytest tests/losses tests/evaluation tests/models \
+	  tests/training/test_step.py tests/data/test_images.py
 
 lint: $(VENV)/.installed-dev ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -30,7 +39,7 @@ types: $(VENV)/.installed-dev ## mypy, strict
 check: lint types test    ## all that must pass
 
 clean:                    ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -48,6 +48,7 @@ def modules_of(extra: str) -> set[str]:
 EXTRAS = {extra: modules_of(extra) for extra in PROJECT["optional-dependencies"] if extra != "dev"}
 OPTIONAL = set.union(*EXTRAS.values())
 USES = {use.__name__: needed for use, needed in uses.NEEDS.items()}
+SLOW = "milvus_file"
 CORE = [use.__name__ for use in uses.CORE]
 
 
@@ -107,8 +108,13 @@ def test_the_core_alone(folder):
 
 
 def test_each_package_in_turn(folder):
-    modules = sorted(OPTIONAL)
-    results = errors(folder, [({module}, [*CORE[:2], *USES]) for module in modules])
+    modules = sorted(set.union(*USES.values()))
+    # Milvus takes long to start: that it works is left to the next test.
+    cases = [
+        ({module}, ["step", *(use for use in USES if use != SLOW or module in USES[SLOW])])
+        for module in modules
+    ]
+    results = errors(folder, cases)
     for module, found in zip(modules, results, strict=True):
         wanting = {name for name, needed in USES.items() if module in needed}
         assert {name for name, error in found.items() if error} == wanting, (module, found)
@@ -135,13 +141,11 @@ COMMANDS = {
     "train photos": 2,
     "extract model photos out.parquet": 2,
     "index build shop photos --model model": 2,
-    "search shop photos/class0/0.jpg": 2,
     "serve shop": 2,
     "local extract photos out.arrow": 2,
     "demo --folder toy": 2,
     "evaluate model photos": 0,
     "--help": 0,
-    "serve --help": 0,
 }
 
 

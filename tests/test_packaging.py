@@ -1,4 +1,4 @@
-"""What the package imports is what it declares."""
+"""What the package imports is what it declares: in the core, or in an extra of that part."""
 
 import ast
 import re
@@ -6,16 +6,28 @@ import sys
 import tomllib
 from pathlib import Path
 
+from listwise.optional import DISTRIBUTIONS
+
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "listwise"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Packages whose modules have another name; Triton and Starlette come with what is declared.
-DISTRIBUTIONS = {
-    "PIL": "pillow",
-    "cv2": "opencv-python-headless",
-    "faiss": "faiss-cpu",
-    "grpc": "grpcio",
-    "starlette": "fastapi",
-    "triton": "torch",
-    "yaml": "pyyaml",
+NAMES = {"PIL": "pillow", "starlette": "fastapi", "triton": "torch", **DISTRIBUTIONS}
+# The extras whose packages a part of the source may import; the others do with the core.
+EXTRAS = {
+    "benchmarks": ("all", "compare"),
+    "cli": ("serve",),
+    "columns": ("index",),
+    "data": ("train",),
+    "descriptors": ("index",),
+    "local": ("local",),
+    "losses": ("compare",),
+    "models": ("imagenet",),
+    "search": ("index", "milvus"),
+    "serving": ("serve",),
+    "settings": ("train",),
+    "studies": ("train",),
+    "training": ("train",),
 }
 # Needed for one data set; where it is missing, that is said with what to install.
 ASKED_FOR = {"scipy"}
@@ -34,22 +46,31 @@ def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    # What only developers install, no user has.
-    lines = [line for name, extra in extras.items() if name != "dev" for line in extra]
-    return {normal(re.match(r"[\w.-]+", line).group()) for line in project["dependencies"] + lines}
+def declared(lines):
+    """The packages that requirements name, those of extras of this package among them."""
+    found = set()
+    for line in lines:
+        name, extras = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", line).groups()
+        if name == "listwise":
+            for extra in extras.split(","):
+                found |= declared(PROJECT["optional-dependencies"][extra])
+        else:
+            found.add(normal(name))
+    return found
 
 
 def test_every_import_is_declared():
-    known = set(sys.stdlib_module_names) | {"listwise"} | ASKED_FOR
-    undeclared = {
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in (ROOT / "src").rglob("*.py")
-        for name in imported(path.read_text(encoding="utf-8"))
-        if name not in known and normal(DISTRIBUTIONS.get(name, name)) not in declared()
-    }
+    standard = set(sys.stdlib_module_names) | {"listwise"} | ASKED_FOR
+    undeclared = set()
+    for path in SOURCE.rglob("*.py"):
+        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        extras = [f"listwise[{extra}]" for extra in EXTRAS.get(part, ())]
+        known = declared(PROJECT["dependencies"] + extras)
+        undeclared |= {
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in imported(path.read_text(encoding="utf-8"))
+            if name not in standard and normal(NAMES.get(name, name)) not in known
+        }
     assert not undeclared
 
 

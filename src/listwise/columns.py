@@ -93,8 +93,7 @@ class TableKind(Generic[H]):
 
     def matches(self, path: str | Path) -> bool:
         """Whether a file is of this kind, and not some other file."""
-        with requires("index", f"a {self.name}"):
-            pa = self.import_pyarrow()
+        pa = self.import_pyarrow()
         try:
             return self.key in (self.read_schema(Path(path)).metadata or {})
         except (pa.ArrowException, OSError):
@@ -103,8 +102,7 @@ class TableKind(Generic[H]):
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
         """Report whatever is wrong with a file as one line."""
-        with requires("index", f"a {self.name}"):
-            pa = self.import_pyarrow()
+        pa = self.import_pyarrow()
         try:
             yield
         except FileNotFoundError:

@@ -8,7 +8,6 @@ import typer
 from listwise.cli import options
 from listwise.cli.output import open_console
 from listwise.errors import InputError
-from listwise.optional import requires
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -83,8 +82,7 @@ def _serve(
     place: str, model: Path | None, device: str, port: int, settings: "ServeSettings"
 ) -> None:
     console = open_console(json=True)  # stdout carries the address alone
-    with requires("serve", "listwise serve"):
-        from listwise.serving.server import listen, run_server
+    from listwise.serving.server import listen, run_server
 
     host = settings.host
     with listen(host, port) as listening:

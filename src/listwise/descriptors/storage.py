@@ -12,7 +12,6 @@ import numpy.typing as npt
 from listwise.columns import TableFile, TableHeader, TableKind, TableWriter
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
-from listwise.optional import requires
 
 ROW_GROUP: Final = 4096
 
@@ -57,8 +56,7 @@ class DescriptorWriter(TableWriter):
     """
 
     def __init__(self, path: str | Path, dim: int, header: DescriptorHeader) -> None:
-        with requires("index", "a descriptor file"):
-            pa = KIND.import_pyarrow()
+        pa = KIND.import_pyarrow()
         self.dim = dim
         # Neither the list nor its values may be null: reading is twice as fast without the marks.
         values = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)

@@ -6,8 +6,6 @@ OpenCV is imported when a name is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from listwise.optional import requires
-
 if TYPE_CHECKING:
     from listwise.local.features import Features, hessian_affine, photo_features
     from listwise.local.verification import Verified, verify
@@ -19,6 +17,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'listwise.local' has no attribute {name!r}")
     home = "verification" if name in ("Verified", "verify") else "features"
-    with requires("local", "local features"):
-        value = globals()[name] = getattr(import_module(f"listwise.local.{home}"), name)
+    value = globals()[name] = getattr(import_module(f"listwise.local.{home}"), name)
     return value

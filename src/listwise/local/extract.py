@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import cv2
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import ImageError, Images, PhotoFile
@@ -20,6 +19,10 @@ from listwise.errors import InputError
 from listwise.local.features import COUNT, Features, file_features
 from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, PhotoFeatures
 from listwise.machine import Machine
+from listwise.optional import requires
+
+with requires("local", "local features"):
+    import cv2
 
 PART = 64  # photos in a part, which is what a kill can cost: some seconds
 

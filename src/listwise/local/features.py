@@ -3,13 +3,16 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 from PIL import Image
 
 from listwise.data import Box, PhotoFile
 from listwise.local.hessian import CAMERA_BLUR, Float32, hessian_regions
 from listwise.local.sift import root_sift
+from listwise.optional import requires
+
+with requires("local", "local features"):
+    import cv2
 
 COUNT = 2000
 SMALL = 640  # photos whose long side is shorter are doubled: they have too few regions otherwise

@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
+
+from listwise.optional import requires
+
+with requires("local", "local features"):
+    import cv2
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

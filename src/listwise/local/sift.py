@@ -1,10 +1,13 @@
 """RootSIFT of affine regions, many patches at a time."""
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from listwise.local.hessian import Float32, Regions, sampled, square_grid
+from listwise.optional import requires
+
+with requires("local", "local features"):
+    import cv2
 
 PATCH = 33  # samples across a region's patch
 EXTENT = 6.5  # half its width, in scales of the region

@@ -12,6 +12,7 @@ from listwise.data.sheets import Mark, Tile, ranked_sheet
 from listwise.data.toy import TOY_LABELS, make_toy_landmarks
 from listwise.descriptors import Model
 from listwise.errors import InputError
+from listwise.optional import requires
 from listwise.results import BenchmarkDescriptors, describe_benchmark
 from listwise.search import open_index
 from listwise.search.engines import store_exists
@@ -42,6 +43,12 @@ class Demo:
     """
 
     def __init__(self, folder: str | Path, seed: int = 0) -> None:
+        with requires("all", "the demo"):  # not after minutes of training
+            import cv2  # noqa: F401
+            import tensorboard  # type: ignore[import-untyped]  # noqa: F401
+
+            import listwise.search.folder.store  # noqa: F401
+
         self.seed = seed
         self.photos, self.run, self.picture, self.index = (
             Path(folder) / name

@@ -8,7 +8,6 @@ import numpy as np
 from PIL import Image
 
 from listwise.files import write_text
-from listwise.optional import requires
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -21,8 +20,7 @@ class Record:
     """
 
     def __init__(self, run: Path, update: int = 0) -> None:
-        with requires("train", "a training run"):
-            from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter
 
         path = run / METRICS_FILE
         first = update + 1 if update else 0
