@@ -28,7 +28,7 @@ class ImageReport:
     single: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """What a person should be told, a sentence each; empty if all is well."""
+        """What is wrong, a sentence each; empty if all is well."""
         lines = []
         if self.broken:
             count = len(self.broken)

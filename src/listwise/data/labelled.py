@@ -1,6 +1,6 @@
 """Sets of images, with and without labels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -17,8 +17,8 @@ class Images:
     """N image files.
 
     `paths` are absolute, `ids` are the paths as the source writes them (relative to the folder
-    in case of a folder), `boxes` says which part of each image is meant, None for all of it.
-    `attributes` has what else a source says of each image, by column, as text.
+    in case of a folder), `boxes` are the parts of the images to use, None for all of one.
+    `attributes` are the other columns of a source for each image, as text.
     """
 
     paths: tuple[str, ...]
@@ -66,6 +66,21 @@ class LabelledImages(Images):
     class_names: tuple[str, ...]
     splits: tuple[str, ...] | None
 
+    @classmethod
+    def from_names(
+        cls, images: Images, labels: Sequence[str], splits: Sequence[str] | None
+    ) -> "LabelledImages":
+        """Images with the name of each one's class, and its split if there are any."""
+        names, numbers = np.unique(np.array(labels, dtype=str), return_inverse=True)
+        return cls(
+            images.paths,
+            images.ids,
+            images.boxes,
+            labels=numbers.reshape(-1).astype(np.int64),
+            class_names=tuple(names.tolist()),
+            splits=tuple(splits) if splits else None,
+        )
+
     def class_sizes(self) -> npt.NDArray[np.int64]:
         """Number of images of each class: int64 [K]."""
         return np.bincount(self.labels, minlength=len(self.class_names)).astype(np.int64)
@@ -85,7 +100,7 @@ class LabelledImages(Images):
         """The images of one split."""
         if self.splits is None:
             raise InputError(
-                f"split {name!r} asked for, but the images have no split column; "
+                f"the images have no split column, so no split {name!r}; "
                 "add one to the table or leave the split out"
             )
         chosen = [i for i, split in enumerate(self.splits) if split == name]

@@ -65,7 +65,7 @@ class Maker:
 
 
 class _DType:
-    """What the pickle says of a dtype."""
+    """A dtype as the pickle describes it."""
 
     __slots__ = ("real",)
 
@@ -79,7 +79,7 @@ class _DType:
 
 
 class Array:
-    """What the pickle says of an array; its parts come after it is made."""
+    """An array as the pickle describes it; its parts come after it is made."""
 
     __slots__ = ("parts",)
 

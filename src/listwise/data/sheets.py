@@ -1,4 +1,4 @@
-"""Ranked lists as one picture: photos in rows, each in a frame that says what it is."""
+"""Ranked lists as one picture: photos in rows, each in a frame of a colour for what it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def contact_sheet(
     columns: int = 6,
     side: int = 176,
 ) -> Image.Image:
-    """The photos found, best first, each above two lines; what was asked for stands above them."""
+    """The photos found, best first, each above two lines; the query stands above them."""
     font = ImageFont.load_default(size=13)
     line, gap = 18, 2 * GAP
     asked = [(photo, "query", "") for photo in queries]

@@ -28,8 +28,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from listwise.data.checks import first_names
 from listwise.data.images import IMAGE_SUFFIXES, Box, list_images
 from listwise.data.labelled import Images, LabelledImages
@@ -54,7 +52,7 @@ def read_labelled(
     `split` keeps the images of one.
 
     Raises:
-        InputError: the source does not have one of the layouts; the message says where.
+        InputError: the source does not have one of the layouts; the message names the place.
     """
     source = Path(source).expanduser()
     if source.is_dir():
@@ -72,7 +70,7 @@ def read_images(source: str | Path) -> Images:
     Boxes are kept; labels, splits and all other columns become attributes.
 
     Raises:
-        InputError: the source does not have one of the layouts; the message says where.
+        InputError: the source does not have one of the layouts; the message names the place.
     """
     source = Path(source).expanduser()
     if source.is_dir():
@@ -108,18 +106,9 @@ def _unlabelled(rows: list[_ListedImage]) -> Images:
 
 
 def _labelled(rows: list[_ListedImage]) -> LabelledImages:
-    names = sorted({str(row.label) for row in rows})
-    number = {name: label for label, name in enumerate(names)}
-    splits = tuple(row.split for row in rows if row.split is not None)
-    images = _unlabelled(rows)
-    return LabelledImages(
-        paths=images.paths,
-        ids=images.ids,
-        boxes=images.boxes,
-        labels=np.array([number[str(row.label)] for row in rows], dtype=np.int64),
-        class_names=tuple(names),
-        splits=splits or None,
-    )
+    splits = [row.split for row in rows if row.split is not None]
+    images = replace(_unlabelled(rows), attributes=None)
+    return LabelledImages.from_names(images, [str(row.label) for row in rows], splits)
 
 
 def _folder_rows(folder: Path) -> list[_ListedImage]:
@@ -289,8 +278,8 @@ def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping
     try:
         table = pq.ParquetFile(source).read()
     except (pa.ArrowException, OSError) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{source}: not readable as Parquet ({said})") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{source}: not readable as Parquet ({reason})") from None
 
     def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
         number = 0

@@ -22,7 +22,7 @@ class Evaluation:
     """The figures of one model on a benchmark, or of two.
 
     Args:
-        described: the benchmark's descriptors by the name of each model, the model asked for last.
+        described: the benchmark's descriptors by the name of each model, the evaluated model last.
         results: protocol -> result for each row of the table: the models, and with query expansion
             their names + αQE.
         distractors: number of descriptors that were added to the database.
@@ -39,7 +39,7 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, dict[str, float]]:
-        """Protocol -> metric -> value from 0 to 1, of the model asked for."""
+        """Protocol -> metric -> value from 0 to 1, of the evaluated model."""
         return self.rows[list(self.described)[-1]]
 
     @property

@@ -180,10 +180,10 @@ def _mark(
     each: Sequence[tuple[float, float]],
     ends: Sequence[tuple[float, float]],
 ) -> str:
-    """A point with its error bar and the values behind it; pointing at it tells the figures."""
+    """A point with its error bar and the values behind it; pointing at it shows the figures."""
     count = len(point.spread.values)
-    says = f"{point.name}: {point.spread.percent()}{f' ({count} seeds)' if count > 1 else ''}"
-    parts = [f"<g><title>{escape(says)}</title>"]
+    label = f"{point.name}: {point.spread.percent()}{f' ({count} seeds)' if count > 1 else ''}"
+    parts = [f"<g><title>{escape(label)}</title>"]
     if ends:
         (x, y), (to_x, to_y) = ends
         # Short strokes across both ends.

@@ -33,7 +33,7 @@ def run_study(
 
     Args:
         made: from `plan_study`.
-        view: is told what happens, and each time there is a new outcome.
+        view: follows the progress.
         benchmark: is searched with the network that was best in validation.
     """
     view = view or StudyView()

@@ -25,7 +25,7 @@ _QUERIES = ("*_query.txt", "*/*_query.txt")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in a folder; `entry` is what the catalogue says of it, None for one unknown."""
+    """A data set in a folder; `entry` is its entry in the catalogue, None if it has none."""
 
     name: str
     folder: Path
@@ -131,7 +131,7 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
     given: the folder of that name in it, or `root` itself.
 
     Raises:
-        InputError: there is no such data set; the message says how to get it.
+        InputError: there is no such data set; the message explains how to get it.
     """
     folder = Path(name_or_path).expanduser()
     known = find_entry(str(name_or_path))

@@ -1,7 +1,7 @@
 """Data sets from their public addresses: with resume, checksums and careful unpacking.
 
 Every finished file is noted in `downloads.json` beside the data, with its SHA-256: a second run
-goes on where the first one ended.
+resumes where the first one ended.
 """
 
 import hashlib
@@ -146,9 +146,9 @@ def fetch(
     progress: Progress = lambda what, done, total: None,
     patience: Patience = _USUAL,
 ) -> None:
-    """Download one file, going on with `TARGET.part` if an earlier try left one.
+    """Download one file, resuming `TARGET.part` if an earlier try left one.
 
-    A server that does not know how to go on starts again from the beginning, and so does one
+    A server that cannot resume starts again from the beginning, and so does one
     whose file has changed since. `room` is how many times the file must fit on the disk.
 
     Raises:
@@ -201,7 +201,7 @@ def _continue(address: str, part: Path, name: str, room: int, progress: Progress
     with urlopen(request, timeout=TIMEOUT) as answer:
         ranged = answer.headers.get("Content-Range", "")
         if answer.status == 206 and not ranged.startswith(f"bytes {offset}-"):
-            raise http.client.HTTPException("it answers with another part than asked for")
+            raise http.client.HTTPException("it answers with another part than requested")
         if answer.status != 206:
             offset = 0
         length = answer.headers.get("Content-Length")

@@ -1,6 +1,6 @@
 """The public data sets' own files, read into ours: labelled images with their splits.
 
-Each reader takes the folder and says in one line what it cannot read.
+What cannot be read is an error of one line.
 """
 
 import csv
@@ -30,15 +30,8 @@ def read_layout(layout: str, folder: Path) -> LabelledImages:
     if not table:
         raise InputError(f"{root}: no image of the data set is there")
     ids, labels, splits = (tuple(column) for column in zip(*table, strict=True))
-    class_names, numbers = np.unique(np.array(labels), return_inverse=True)
-    return LabelledImages(
-        paths=tuple(_absolute(root, name) for name in ids),
-        ids=ids,
-        boxes=None,
-        labels=numbers.reshape(-1).astype(np.int64),
-        class_names=tuple(str(name) for name in class_names),
-        splits=splits,
-    )
+    images = Images(tuple(_absolute(root, name) for name in ids), ids, None)
+    return LabelledImages.from_names(images, labels, splits)
 
 
 # A file or folder that the images' root has, and where that root may be.

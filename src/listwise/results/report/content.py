@@ -21,7 +21,7 @@ Match = tuple[float, float, float, float]
 class ListEntry:
     """A photo that a query found; `rank` counts from 1 without junk, which has none.
 
-    `inliers` says how many points of the query were found again in the photo, None if nobody
+    `inliers` is the number of points of the query that were found in the photo too, None if nobody
     looked; `matches` are some of these to draw, None if there is no photo to draw them on.
     """
 
@@ -38,7 +38,7 @@ class ListEntry:
 class RankedList:
     """The head of a query's list under one protocol.
 
-    `ap` is None where the protocol does not count the query, `found` says how many of the
+    `ap` is None where the protocol does not count the query, `found` is how many of the
     `positives` are among the `entries`, `hidden_junk` how many junk photos in between are left out.
     """
 
@@ -61,7 +61,7 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """All that a report says of one model; `note` says how the queries shown were chosen."""
+    """All that a report shows of one model; `note` explains how the queries shown were chosen."""
 
     name: str
     figures: Figures

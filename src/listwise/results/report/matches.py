@@ -13,7 +13,7 @@ PointsOf = Callable[[int, int], ArrayLike | None]
 """From the positions of a query and an image to the points [m, 4] that they share.
 
 A row holds x, y in the query photo and x, y in the image, in pixels of the upright whole photos, 0
-in the middle of the first pixel. None says that nobody looked.
+in the middle of the first pixel. None means that nobody looked.
 """
 
 MOST = 60  # drawn for a pair of photos; more are a tangle
@@ -22,7 +22,7 @@ Matched = tuple[int | None, tuple[Match, ...] | None]
 
 
 def matched(points: ArrayLike | None, query: str, image: str) -> Matched:
-    """What a list says of the points [m, 4] that the photos at two paths share."""
+    """What a list shows of the points [m, 4] that the photos at two paths share."""
     if points is None:
         return None, None
     table = np.asarray(points, np.float64)
