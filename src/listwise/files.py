@@ -1,5 +1,6 @@
 """Files that are always whole, and text that people write."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,6 +68,17 @@ def write_tensors(
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_json(path: Path, otherwise: str) -> dict[str, Any]:
+    """A JSON object; where the file holds none, an error that ends with the words `otherwise`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} {otherwise}")
+    return content
 
 
 def read_text(path: Path) -> str:

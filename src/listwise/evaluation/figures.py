@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from listwise.blocks import Database, as_queries
 from listwise.errors import InputError
-from listwise.evaluation.judged import LABELS, JudgedQueries
+from listwise.evaluation.judged import LABELS, JudgedQueries, join
 from listwise.evaluation.measures import ProtocolResult, Ranks
 from listwise.evaluation.ranks import rank_judged, rank_scores
 
@@ -87,20 +87,20 @@ def ranks_of_positives(
     """
     found: dict[str, list[Ranks]] = {name: [] for name in judged.protocols}
     for query, all_ranks in zip(queries, ranks, strict=True):
-        lengths = [len(grade[query]) for grade in judged.grades.values()]
-        if sum(lengths) != len(all_ranks):
+        by_grade: dict[str, Ranks] = {}
+        start = 0
+        for grade, images in judged.grades.items():
+            end = start + len(images[query])
+            by_grade[grade], start = all_ranks[start:end], end
+        if start != len(all_ranks):
             raise InputError("ranks should hold one rank for each of judged_images(judged)")
-        parts = np.split(all_ranks, np.cumsum(lengths)[:-1])
-        by_grade = dict(zip(judged.grades, parts, strict=True))
         for name, protocol in judged.protocols.items():
-            positive = _sorted([by_grade[grade] for grade in protocol.positive])
-            junk = _sorted([by_grade[grade] for grade in protocol.junk])
+            positive, junk = (
+                np.sort(join([by_grade[grade] for grade in grades]))
+                for grades in (protocol.positive, protocol.junk)
+            )
             found[name].append(positive - np.searchsorted(junk, positive))
     return found
-
-
-def _sorted(parts: list[Ranks]) -> Ranks:
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
 
 
 def evaluate_revisited(

@@ -172,7 +172,12 @@ class JudgedQueries:
         )
 
     def _images(self, grades: tuple[str, ...], query: int) -> Indices:
-        return np.concatenate([_NONE, *(self.grades[grade][query] for grade in grades)])
+        return join([self.grades[grade][query] for grade in grades])
+
+
+def join(parts: Sequence[Indices]) -> Indices:
+    """Positions or ranks one after the other; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts])
 
 
 class _Computed(Sequence[Indices]):

@@ -64,11 +64,12 @@ def label_figures(positives: Sequence[Ranks], ks: Sequence[int] | None = None) -
             precision = np.arange(1, len(places) + 1) / places
             row[0] = precision.mean()
             row[1] = precision[places <= len(places)].sum() / len(places)
-            row[2:] = [places[0] <= k for k in depths]
+            row[2:] = places[0]
     if np.isnan(rows[:, 0]).all():
         raise InputError(
             "no query has another image of its label to find; give at least two of one label"
         )
+    rows[:, 2:] = np.where(np.isnan(rows[:, 2:]), np.nan, rows[:, 2:] <= np.array(depths))
     return _means(rows, ["mAP", "mAP@R", *(f"Recall@{k}" for k in depths)])
 
 

@@ -11,7 +11,7 @@ from listwise.data.catalog import Benchmark, find_dataset
 from listwise.descriptors import Model, Whitening
 from listwise.files import write_text
 from listwise.results import describe_benchmark
-from listwise.studies.outcome import read_json
+from listwise.studies.outcome import read_study_json
 from listwise.studies.plan import StudyPlan
 
 JUDGED_FILE = "judged.json"
@@ -80,7 +80,7 @@ class StudyBenchmark:
             "dim": self.dim,
             "max_side": self.max_side,
         }
-        kept = read_json(path) if path.exists() else {}
+        kept = read_study_json(path) if path.exists() else {}
         if kept.get("how") == how:
             return dict(kept["mAP"])
         found = self.evaluate(model(), on_progress)

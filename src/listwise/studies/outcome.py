@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import read_json, write_text
 
 OUTCOME_FILE = "outcome.json"
 
@@ -79,18 +79,12 @@ def read_outcome(run: Path) -> Outcome | None:
     path = run / OUTCOME_FILE
     if not path.exists():
         return None
-    content = read_json(path)
+    content = read_study_json(path)
     if content.keys() != _OF_THE_RUN:
         raise InputError(f"{path} was not written by this version: give another `out`")
     return Outcome(**content)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_study_json(path: Path) -> dict[str, Any]:
     """An object that a study has written."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} was not written by a study: remove it")
-    return content
+    return read_json(path, "was not written by a study: remove it")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from listwise.errors import InputError
 from listwise.settings import TrainConfig, make_config, merge, read_settings
 from listwise.studies.known import SCHEDULE, Study, TrainingSet, Variant
-from listwise.studies.outcome import read_json
+from listwise.studies.outcome import read_study_json
 from listwise.training import TrainPlan, prepare
 from listwise.training.choices import PASSES
 from listwise.training.plan import within
@@ -179,7 +179,7 @@ def _check_study(made: StudyPlan) -> None:
         raise InputError(f"{made.out} is a file: give a folder as `out`")
     path = made.out / STUDY_FILE
     if path.exists():
-        name = read_json(path).get("study")
+        name = read_study_json(path).get("study")
         if name is None:
             raise InputError(f"{path} was not written by a study: remove it")
         if name != made.study.name:

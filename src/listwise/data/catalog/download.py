@@ -22,7 +22,7 @@ from listwise.data.catalog.archives import CHUNK, Progress, is_disk_error, unpac
 from listwise.data.catalog.dataset import Dataset, recognise
 from listwise.data.catalog.entries import DataSetEntry, RemoteFile
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import read_json, write_text
 
 LOCK_FILE: Final = "downloads.json"
 TIMEOUT: Final = 60.0
@@ -66,7 +66,9 @@ def download(
         raise InputError(f"{entry.name} cannot be downloaded: {entry.how}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _read_lock(folder / LOCK_FILE)
+    lock: dict[str, Any] = {}
+    if (folder / LOCK_FILE).exists():
+        lock = read_json(folder / LOCK_FILE, "is damaged: delete it and run again")
     if not lock:
         _need_space(folder, int(entry.gigabytes * 1e9), entry.name)
     for file in entry.files:
@@ -253,18 +255,6 @@ def _need_space(folder: Path, needed: int, name: str) -> None:
             f"{name} needs about {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free: "
             "free some space, or choose another folder (`to`)"
         )
-
-
-def _read_lock(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: delete it and run again")
-    return content
 
 
 def _checksums(path: Path, progress: Progress) -> dict[str, str]:

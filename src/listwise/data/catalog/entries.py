@@ -39,7 +39,7 @@ class DataSetEntry:
 
     `layout` names its reader, `marks` are files (glob patterns) that only this one has, `counts`
     are numbers of images by split (database and queries for a benchmark). Without `files` there
-    is no public address: `how` explains how to get it. `gigabytes` is about the size of a download, 0
+    is no public address: `how` explains how to get it. `gigabytes` is the size of a download, 0
     where that is not known. `broken` names photos that its makers say are damaged.
     """
 

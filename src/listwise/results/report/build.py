@@ -31,6 +31,7 @@ Indices = NDArray[np.int64]
 _MARKS: tuple[Mark, ...] = ("wrong", "right", "junk")
 _JUNK_SHOWN = 3  # in a list; under Hard, hundreds of easy photos may come first
 _DRAWN = 2000  # queries that curves are over, at most
+_SCORES = 1 << 22  # held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +112,11 @@ def _mean_ap(results: Mapping[str, ProtocolResult]) -> NDArray[np.float64]:
 
 
 def _curves(search: ModelSearch, judged: JudgedQueries, queries: Indices) -> dict[str, Curve]:
-    ranks = [
-        rank_scores(search.scores(query), [judged.images(int(query[0]))])[0]
-        for query in queries[:, None]
-    ]
+    ranks: list[Indices] = []
+    step = max(1, _SCORES // len(judged.names))
+    for start in range(0, len(queries), step):
+        part = queries[start : start + step]
+        ranks += rank_scores(search.scores(part), [judged.images(int(query)) for query in part])
     found = ranks_of_positives(ranks, judged, queries.tolist())
     return {protocol: precision_recall_curve(lists) for protocol, lists in found.items()}
 
