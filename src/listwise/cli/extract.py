@@ -8,14 +8,7 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.output import (
-    note,
-    open_console,
-    print_json,
-    say,
-    stoppable,
-    warn_of_unreadable,
-)
+from listwise.cli.output import note, open_console, print_json, say, stoppable, warn_of_unreadable
 
 if TYPE_CHECKING:
     from listwise.descriptors import DescriptorFile

@@ -40,8 +40,7 @@ IndexPlace = Annotated[
     ),
 ]
 IndexModel = Annotated[
-    Path | None,
-    typer.Option(help="The model folder of the index.", show_default="where it was"),
+    Path | None, typer.Option(help="The model folder of the index.", show_default="where it was")
 ]
 Data = Annotated[
     Path | None, typer.Option(help="Folder that holds the data sets.", show_default="data")
@@ -90,8 +89,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 # What a command prints and writes.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Report = Annotated[
-    Path | None,
-    typer.Option(callback=_in_a_folder, help="Write an HTML report to this file."),
+    Path | None, typer.Option(callback=_in_a_folder, help="Write an HTML report to this file.")
 ]
 
 

@@ -34,8 +34,7 @@ def serve(
     index: options.IndexPlace,
     model: options.IndexModel = None,
     host: Annotated[
-        str,
-        typer.Option(help="Address to listen on. All but this machine's own need a token."),
+        str, typer.Option(help="Address to listen on. All but this machine's own need a token.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
@@ -49,8 +48,7 @@ def serve(
         ),
     ] = None,
     uploads: Annotated[
-        Path | None,
-        typer.Option(help="Folder for added photos.", show_default="INDEX/uploads"),
+        Path | None, typer.Option(help="Folder for added photos.", show_default="INDEX/uploads")
     ] = None,
     device: options.Device = "auto",
     max_upload: Annotated[int, typer.Option(min=1, help="Maximum megabytes of a photo.")] = 20,

@@ -59,10 +59,7 @@ class Parts(Generic[F]):
         ]
 
     def start(
-        self,
-        strict: bool,
-        on_progress: Callable[[int], object],
-        on_note: Callable[[str], object],
+        self, strict: bool, on_progress: Callable[[int], object], on_note: Callable[[str], object]
     ) -> list[Part]:
         """The parts still to be made; with `strict` also those in which photos are missing."""
         self._make_folder(on_note)

@@ -60,12 +60,7 @@ class DescriptorWriter(TableWriter):
         self.dim = dim
         # Neither the list nor its values may be null: reading is twice as fast without the marks.
         values = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
-        types = {
-            "id": pa.string(),
-            "width": pa.int32(),
-            "height": pa.int32(),
-            "descriptor": values,
-        }
+        types = {"id": pa.string(), "width": pa.int32(), "height": pa.int32(), "descriptor": values}
         fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
         super().__init__(path, pa.schema(fields), KIND, header)
         self._waiting: list[Any] = []
@@ -74,18 +69,11 @@ class DescriptorWriter(TableWriter):
         from pyarrow.parquet import ParquetWriter
 
         return ParquetWriter(
-            file,
-            self._schema,
-            compression="none",
-            use_dictionary=False,
-            write_statistics=False,
+            file, self._schema, compression="none", use_dictionary=False, write_statistics=False
         )
 
     def write(
-        self,
-        ids: Sequence[str],
-        sizes: npt.ArrayLike,
-        descriptors: npt.NDArray[np.floating],
+        self, ids: Sequence[str], sizes: npt.ArrayLike, descriptors: npt.NDArray[np.floating]
     ) -> None:
         """Add rows: n ids, widths and heights [n, 2], descriptors [n, dim]."""
         import pyarrow as pa

@@ -62,8 +62,7 @@ def build(
         typer.Option(help="Sizes to describe photos at, such as 1,0.7071.", show_default="1"),
     ] = None,
     power: Annotated[
-        float | None,
-        typer.Option(help="Power of the mean over the scales.", show_default="3"),
+        float | None, typer.Option(help="Power of the mean over the scales.", show_default="3")
     ] = None,
     memory: intent.Memory = None,
     milliseconds: intent.Milliseconds = None,

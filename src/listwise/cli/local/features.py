@@ -81,8 +81,7 @@ def train(
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     backbone: Annotated[str, typer.Option(help="Any ResNet of timm.")] = "resnet50",
     weights: Annotated[
-        str,
-        typer.Option(help="A file, auto, pretrained, random, or a folder of listwise train."),
+        str, typer.Option(help="A file, auto, pretrained, random, or a folder of listwise train.")
     ] = "auto",
     fine_tune: Annotated[
         bool, typer.Option("--fine-tune/--no-fine-tune", help="First fine-tune the backbone.")
