@@ -33,8 +33,8 @@ def model(model_folder):
 def filled(model, model_folder, photos, tmp_path_factory):
     """The folder of an index of all photos; leave it as it is."""
     folder = tmp_path_factory.mktemp("filled") / "index"
-    with create_store(folder, header_of(model)) as index:
-        assert len(add_photos(index, model, read_images(photos), workers=0).added) == 48
+    with create_store(folder, header_of(model)) as store:
+        assert len(add_photos(store, model, read_images(photos), workers=0).added) == 48
     return folder
 
 
@@ -46,9 +46,9 @@ def folder(filled, tmp_path):
 
 
 @pytest.fixture
-def searcher(folder, model):
-    with open_store(folder) as index:
-        yield Index(index, model)
+def index(folder, model):
+    with open_store(folder) as store:
+        yield Index(store, model)
 
 
 def texture(seed, size=(240, 180)):

@@ -21,10 +21,10 @@ def unit(vector):
     return vector / np.sqrt((vector**2).sum())
 
 
-def everything(searcher):
+def everything(index):
     """Keys and descriptors of all entries, in float64."""
-    keys = [entry.key for entry in searcher.store]
-    return keys, searcher.store.vectors(np.array(keys)).astype(np.float64)
+    keys = [entry.key for entry in index.store]
+    return keys, index.store.vectors(np.array(keys)).astype(np.float64)
 
 
 def check(hits, expected, keys, rows, k, exclude=()):
@@ -38,153 +38,153 @@ def check(hits, expected, keys, rows, k, exclude=()):
         assert hit.entry.key not in exclude
 
 
-def test_photos_are_described_as_the_index_was(searcher, photos):
+def test_photos_are_described_as_the_index_was(index, photos):
     images = read_images(photos)
     loaded = [load_image(path) for path in images.paths]
-    found = searcher.describe(loaded)
-    expected = searcher.store.vectors(np.array([entry_key(name) for name in images.ids]))
+    found = index.describe(loaded)
+    expected = index.store.vectors(np.array([entry_key(name) for name in images.ids]))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
 def test_the_index_says_at_which_size_photos_are_seen(model, model_folder, photos, tmp_path):
     header = header_of(model, max_side=40, scales=(1.0, 0.5))
     path = str(photos / "class1" / "2.jpg")
-    with create_store(tmp_path / "small", header) as index:
-        searcher = Index(index, model)
+    with create_store(tmp_path / "small", header) as store:
+        index = Index(store, model)
         expected = model.describe(
             Images((path,), ("a",), None), max_side=40, scales=(1.0, 0.5), workers=0
         ).descriptors
-        found = searcher.describe([load_image(path)])
+        found = index.describe([load_image(path)])
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
         plain = model.describe(Images((path,), ("a",), None), workers=0).descriptors
         assert abs(found - plain).max() > 1e-3
 
 
-def test_a_box_is_cut_out_as_of_a_file(searcher, model, photos):
+def test_a_box_is_cut_out_as_of_a_file(index, model, photos):
     paths = [photos / "class0" / "0.jpg", photos / "class0" / "1.jpg"]
     boxes = [(3.4, 10.0, 50.0, 40.0), None]
     expected = model.describe(
         Images(tuple(map(str, paths)), ("a", "b"), tuple(boxes)), workers=0
     ).descriptors
-    found = searcher.describe([load_image(path) for path in paths], boxes)
+    found = index.describe([load_image(path) for path in paths], boxes)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
     with pytest.raises(InputError, match=r"photo 1: box .* outside the image of 64 × 64"):
-        searcher.describe([load_image(paths[0])], [(100.0, 0.0, 120.0, 10.0)])
+        index.describe([load_image(paths[0])], [(100.0, 0.0, 120.0, 10.0)])
 
 
-def test_a_search_finds_the_nearest(searcher, photos):
-    keys, rows = everything(searcher)
-    vectors = searcher.describe([load_image(photos / "class2" / "3.jpg")])
-    hits = searcher.search(vectors, 7)
+def test_a_search_finds_the_nearest(index, photos):
+    keys, rows = everything(index)
+    vectors = index.describe([load_image(photos / "class2" / "3.jpg")])
+    hits = index.search(vectors, 7)
     assert hits[0].entry.id == "class2/3.jpg"
     assert hits[0].score == pytest.approx(1, abs=1e-5)
     check(hits, vectors[0].astype(np.float64), keys, rows, 7)
-    assert len(searcher.search(vectors, 1000)) == 48
+    assert len(index.search(vectors, 1000)) == 48
 
 
-def test_several_examples_count_with_their_mean(searcher, photos):
-    keys, rows = everything(searcher)
+def test_several_examples_count_with_their_mean(index, photos):
+    keys, rows = everything(index)
     loaded = [load_image(photos / name) for name in ("class0/0.jpg", "class4/1.jpg")]
-    vectors = searcher.describe(loaded)
-    examples = entry_vectors(searcher.store, [keys[5]])
+    vectors = index.describe(loaded)
+    examples = entry_vectors(index.store, [keys[5]])
     together = np.concatenate([vectors, examples])
     expected = unit(together.astype(np.float64).mean(axis=0))
-    check(searcher.search(together, 9, exclude=[keys[5]]), expected, keys, rows, 9, {keys[5]})
+    check(index.search(together, 9, exclude=[keys[5]]), expected, keys, rows, 9, {keys[5]})
 
 
-def test_expansion_moves_the_query_towards_what_it_finds(searcher):
-    keys, rows = everything(searcher)
-    query = entry_vectors(searcher.store, [keys[0]])
+def test_expansion_moves_the_query_towards_what_it_finds(index):
+    keys, rows = everything(index)
+    query = entry_vectors(index.store, [keys[0]])
     scores = rows @ query[0].astype(np.float64)
     nearest = np.argsort(-scores)[:10]
     weights = np.clip(scores[nearest], 0, None) ** 2
     expected = unit(query[0] + (weights[:, None] * rows[nearest]).sum(axis=0))
-    hits = searcher.search(query, 12, expand=True, exclude=[keys[0]])
+    hits = index.search(query, 12, expand=True, exclude=[keys[0]])
     check(hits, expected, keys, rows, 12, {keys[0]})
-    plain = searcher.search(query, 12, exclude=[keys[0]])
+    plain = index.search(query, 12, exclude=[keys[0]])
     assert abs(plain[0].score - hits[0].score) > 1e-4
 
 
-def test_queries_together_find_what_each_finds_alone(searcher):
-    keys, _ = everything(searcher)
+def test_queries_together_find_what_each_finds_alone(index):
+    keys, _ = everything(index)
     queries = [
-        Query(entry_vectors(searcher.store, [keys[i], keys[i + 1]]), 3 + i, i % 2 == 0, {keys[i]})
+        Query(entry_vectors(index.store, [keys[i], keys[i + 1]]), 3 + i, i % 2 == 0, {keys[i]})
         for i in range(6)
     ]
-    together = find_hits(searcher.store, queries)
+    together = find_hits(index.store, queries)
     for query, hits in zip(queries, together, strict=True):
-        alone = searcher.search(query.vectors, query.k, expand=query.expand, exclude=query.exclude)
+        alone = index.search(query.vectors, query.k, expand=query.expand, exclude=query.exclude)
         assert [hit.entry for hit in hits] == [hit.entry for hit in alone]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in alone], abs=1e-6)
 
 
-def test_what_cannot_be_searched_for(searcher):
+def test_what_cannot_be_searched_for(index):
     with pytest.raises(NoEntryError, match="no entry 7 in the index"):
-        entry_vectors(searcher.store, [7])
+        entry_vectors(index.store, [7])
     with pytest.raises(InputError, match="nothing to search for"):
-        searcher.search(np.empty((0, searcher.model.dim), np.float32), 5)
+        index.search(np.empty((0, index.model.dim), np.float32), 5)
 
 
-def test_what_is_removed_while_a_query_is_expanded_is_left_out(searcher, monkeypatch):
-    index = searcher.store
-    keys, rows = everything(searcher)
+def test_what_is_removed_while_a_query_is_expanded_is_left_out(index, monkeypatch):
+    store = index.store
+    keys, rows = everything(index)
     gone = keys[7]
-    read = type(index).vectors
+    read = type(store).vectors
 
     def vectors(self, wanted):
         monkeypatch.undo()
         assert gone in np.asarray(wanted)
-        index.remove([gone])
+        store.remove([gone])
         return read(self, wanted)
 
-    monkeypatch.setattr(type(index), "vectors", vectors)
-    hits = searcher.search(rows[7:8].astype(np.float32), 5, expand=True)
+    monkeypatch.setattr(type(store), "vectors", vectors)
+    hits = index.search(rows[7:8].astype(np.float32), 5, expand=True)
     assert len(hits) == 5
     assert gone not in {hit.entry.key for hit in hits}
 
 
 def test_an_empty_index_finds_nothing(model, model_folder, tmp_path):
-    with create_store(tmp_path / "empty", header_of(model)) as index:
-        searcher = Index(index, model)
-        vectors = searcher.describe([texture(0)])
-        assert searcher.search(vectors, 5) == []
-        assert searcher.search(vectors, 5, expand=True) == []
+    with create_store(tmp_path / "empty", header_of(model)) as store:
+        index = Index(store, model)
+        vectors = index.describe([texture(0)])
+        assert index.search(vectors, 5) == []
+        assert index.search(vectors, 5, expand=True) == []
 
 
-def test_another_model_is_refused(searcher):
+def test_another_model_is_refused(index):
     torch.manual_seed(1)
     other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
     with pytest.raises(InputError, match="holds descriptors of the model"):
-        Index(searcher.store, other)
+        Index(index.store, other)
 
 
 @pytest.fixture(scope="module")
 def scenes(model, model_folder, tmp_path_factory):
-    """A searcher of five textures, the view of the fourth moved by 30, 20 pixels in the fifth."""
+    """A index of five textures, the view of the fourth moved by 30, 20 pixels in the fifth."""
     folder = tmp_path_factory.mktemp("scenes")
     scene = texture(3, (300, 230))
     pictures = [texture(seed) for seed in range(3)]
     pictures += [scene.crop((0, 0, 240, 180)), scene.crop((30, 20, 270, 200))]
     for number, picture in enumerate(pictures):
         picture.save(folder / f"{number}.png")
-    index = create_store(folder / "index", header_of(model))
-    add_photos(index, model, read_images(folder), workers=0)
-    yield Index(index, model), folder
-    index.close()
+    store = create_store(folder / "index", header_of(model))
+    add_photos(store, model, read_images(folder), workers=0)
+    yield Index(store, model), folder
+    store.close()
 
 
-def worst_first(searcher, folder, name):
+def worst_first(index, folder, name):
     """All entries but one, by their numbers."""
-    hits = searcher.search(like=name, k=9)
+    hits = index.search(like=name, k=9)
     return sorted(hits, key=lambda hit: hit.entry.id)
 
 
 @pytest.mark.parametrize("box", [None, (60.0, 40.0, 240.0, 180.0)])
 def test_what_shows_the_same_comes_first(scenes, box):
-    searcher, folder = scenes
-    hits = worst_first(searcher, folder, "3.png")
+    index, folder = scenes
+    hits = worst_first(index, folder, "3.png")
     other, query = texture(77), load_image(folder / "3.png")
-    found = searcher.rerank([other, query], hits, [None, box])
+    found = index.rerank([other, query], hits, [None, box])
     assert [hit.entry.id for hit in found] == ["4.png", "0.png", "1.png", "2.png"]
     best = found[0]
     assert best.inliers >= 10
@@ -199,22 +199,22 @@ def test_what_shows_the_same_comes_first(scenes, box):
 
 
 def test_without_time_the_order_stays(scenes):
-    searcher, folder = scenes
-    hits = worst_first(searcher, folder, "3.png")
+    index, folder = scenes
+    hits = worst_first(index, folder, "3.png")
     query = load_image(folder / "3.png")
-    late = searcher.rerank([query], hits, until=time.monotonic() - 1)
+    late = index.rerank([query], hits, until=time.monotonic() - 1)
     assert late == hits
-    in_time = searcher.rerank([query], hits, until=time.monotonic() + 60)
+    in_time = index.rerank([query], hits, until=time.monotonic() + 60)
     assert in_time[0].entry.id == "4.png"
 
 
 def test_an_entry_without_its_photo_keeps_its_place(scenes, tmp_path):
-    searcher, folder = scenes
-    hits = worst_first(searcher, folder, "3.png")
+    index, folder = scenes
+    hits = worst_first(index, folder, "3.png")
     kept = (folder / "0.png").read_bytes()
     (folder / "0.png").unlink()
     try:
-        found = searcher.rerank([load_image(folder / "3.png")], hits, until=time.monotonic() + 60)
+        found = index.rerank([load_image(folder / "3.png")], hits, until=time.monotonic() + 60)
     finally:
         (folder / "0.png").write_bytes(kept)
     assert [hit.entry.id for hit in found] == ["0.png", "4.png", "1.png", "2.png"]

@@ -10,11 +10,11 @@ from listwise.serving.settings import ServeSettings
 
 @pytest.fixture
 def serve():
-    """Start a server of a searcher; gives a client, with `.url` and `.address` on the server."""
+    """Start a server of a index; gives a client, with `.url` and `.address` on the server."""
     started = []
 
-    def start(searcher, **settings):
-        server = InThread(searcher, ServeSettings(**settings))
+    def start(index, **settings):
+        server = InThread(index, ServeSettings(**settings))
         client = httpx.Client(base_url=server.url, timeout=30)
         started.append((server, client))
         return client

@@ -20,8 +20,8 @@ TOKEN = "a token of this test"
 class InThread:
     """A real server in a thread, so that a test can reach into it."""
 
-    def __init__(self, searcher, settings):
-        config = uvicorn.Config(create_app(searcher, settings), log_config=None, lifespan="on")
+    def __init__(self, index, settings):
+        config = uvicorn.Config(create_app(index, settings), log_config=None, lifespan="on")
         self.server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.address = listening.getsockname()

@@ -68,8 +68,8 @@ def numbers(client):
 class Gated(Index):
     """Describes nothing while its gate is closed, and counts what it describes at once."""
 
-    def __init__(self, searcher):
-        super().__init__(searcher.store, searcher.model)
+    def __init__(self, index):
+        super().__init__(index.store, index.model)
         self.gate = threading.Event()
         self.calls = []
 
@@ -80,8 +80,8 @@ class Gated(Index):
 
 
 @pytest.fixture
-def gated(searcher):
-    found = Gated(searcher)
+def gated(index):
+    found = Gated(index)
     yield found
     found.gate.set()
 
@@ -95,11 +95,11 @@ def pool():
 # Searching
 
 
-def test_a_photo_finds_what_the_searcher_finds(searcher, serve, photos):
-    client = serve(searcher)
+def test_a_photo_finds_what_the_index_finds(index, serve, photos):
+    client = serve(index)
     path = photos / "class3" / "2.jpg"
     answer = client.post("/api/search", **upload(path, k="6"))
-    hits = searcher.search(searcher.describe([load_image(path)]), 6)
+    hits = index.search(index.describe([load_image(path)]), 6)
     assert found(answer) == expected(hits)
     body = answer.json()
     assert set(body) == {"milliseconds", "expanded", "reranked", "results"}
@@ -119,8 +119,8 @@ def test_a_photo_finds_what_the_searcher_finds(searcher, serve, photos):
     }
 
 
-def test_a_box_finds_what_the_part_alone_finds(searcher, serve, photos):
-    client = serve(searcher)
+def test_a_box_finds_what_the_part_alone_finds(index, serve, photos):
+    client = serve(index)
     photo = load_image(photos / "class5" / "1.jpg")
     boxed = client.post("/api/search", **upload(photo, boxes="[[10, 5, 52, 48]]", k="10"))
     cut = client.post("/api/search", **upload(photo.crop((10, 5, 52, 48)), k="10"))
@@ -129,8 +129,8 @@ def test_a_box_finds_what_the_part_alone_finds(searcher, serve, photos):
     assert found(boxed) != found(whole)
 
 
-def test_photos_are_turned_upright(searcher, serve, photos):
-    client = serve(searcher)
+def test_photos_are_turned_upright(index, serve, photos):
+    client = serve(index)
     photo = load_image(photos / "class5" / "1.jpg")
     turned = io.BytesIO()
     exif = Image.Exif()
@@ -144,27 +144,27 @@ def test_photos_are_turned_upright(searcher, serve, photos):
     assert found(answers[0]) == found(answers[1])
 
 
-def test_several_photos_and_entries_are_one_query(searcher, serve, photos):
-    client = serve(searcher)
+def test_several_photos_and_entries_are_one_query(index, serve, photos):
+    client = serve(index)
     loaded = [load_image(photos / "class1" / "0.jpg"), texture(5)]
     keys = [entry_key("class6/2.jpg"), entry_key("class0/1.jpg")]
     form = upload(
         *loaded, k="48", keys=json.dumps([str(key) for key in keys]), boxes="[null, [0,0,99,99]]"
     )
-    vectors = searcher.describe([loaded[0], loaded[1].crop((0, 0, 99, 99))])
-    together = np.concatenate([vectors, entry_vectors(searcher.store, keys)])
+    vectors = index.describe([loaded[0], loaded[1].crop((0, 0, 99, 99))])
+    together = np.concatenate([vectors, entry_vectors(index.store, keys)])
     answer = client.post("/api/search", **form)
-    assert found(answer) == expected(searcher.search(together, 48, exclude=keys))
+    assert found(answer) == expected(index.search(together, 48, exclude=keys))
     assert len(answer.json()["results"]) == 46
 
 
-def test_entries_alone_are_examples_too(searcher, serve):
-    client = serve(searcher)
+def test_entries_alone_are_examples_too(index, serve):
+    client = serve(index)
     key = entry_key("class6/2.jpg")
     searched = client.post("/api/search", **upload(keys=f'["{key}"]', expand="true"))
     similar = client.get(f"/api/entries/{key}/similar", params={"expand": True})
     plain = client.get(f"/api/entries/{key}/similar")
-    hits = searcher.search(entry_vectors(searcher.store, [key]), 60, expand=True, exclude=[key])
+    hits = index.search(entry_vectors(index.store, [key]), 60, expand=True, exclude=[key])
     assert found(searched) == found(similar) == expected(hits)
     assert len(hits) == 47
     assert found(plain) != found(similar)
@@ -172,8 +172,8 @@ def test_entries_alone_are_examples_too(searcher, serve):
     assert len(found(client.get(f"/api/entries/{key}/similar?k=3"))) == 3
 
 
-def test_geometry_shows_which_example_matched(searcher, serve, photos):
-    client = serve(searcher)
+def test_geometry_shows_which_example_matched(index, serve, photos):
+    client = serve(index)
     path = photos / "class3" / "2.jpg"
     key = entry_key("class6/2.jpg")
     form = upload(texture(5), path, keys=f'["{key}"]', rerank="true", k="3")
@@ -226,13 +226,13 @@ def test_a_bad_field_is_named(server, photos, fields, says):
 
 
 @pytest.fixture(scope="module")
-def module_searcher(filled, model):
-    with open_store(filled) as index:
-        yield Index(index, model)
+def module_index(filled, model):
+    with open_store(filled) as store:
+        yield Index(store, model)
 
 
 @pytest.fixture(scope="module")
-def server(module_searcher):
+def server(module_index):
     """A server that is only read from, with small limits."""
     import httpx
     from serving_examples import InThread
@@ -240,7 +240,7 @@ def server(module_searcher):
     from listwise.serving.settings import ServeSettings
 
     limits = Limits(upload_bytes=200_000, pixels=100_000, upload_seconds=1.0)
-    running = InThread(module_searcher, ServeSettings(limits=limits))
+    running = InThread(module_index, ServeSettings(limits=limits))
     with httpx.Client(base_url=running.url, timeout=30) as client:
         yield client
     running.stop()
@@ -400,8 +400,8 @@ def test_a_slow_upload_ends(server):
         assert wire.recv(10_000).startswith(b"HTTP/1.1 408")
 
 
-def test_uploads_together_have_a_limit(searcher, serve):
-    client = serve(searcher, limits=Limits(held_bytes=300_000))
+def test_uploads_together_have_a_limit(index, serve):
+    client = serve(index, limits=Limits(held_bytes=300_000))
     with connection(client) as wire:
         kind = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
         wire.sendall(request_head("/api/search", kind, "Content-Length: 900000"))
@@ -507,8 +507,8 @@ def test_a_client_that_leaves_frees_its_place(gated, serve, photos, pool):
     assert numbers(client)[left] == 1
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_upload(serve, searcher):
-    client = serve(searcher)
+def test_a_client_that_leaves_in_the_middle_of_its_upload(serve, index):
+    client = serve(index)
     with connection(client) as wire:
         kind = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
         wire.sendall(request_head("/api/search", kind, "Content-Length: 900000"))
@@ -518,8 +518,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_upload(serve, searcher):
     assert client.post("/api/search", **upload(texture(0))).status_code == 200
 
 
-def test_a_client_that_sends_slowly_holds_no_place(searcher, serve, photos):
-    client = serve(searcher, limits=Limits(waiting=0))
+def test_a_client_that_sends_slowly_holds_no_place(index, serve, photos):
+    client = serve(index, limits=Limits(waiting=0))
     with connection(client) as wire:
         kind = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
         wire.sendall(request_head("/api/search", kind, "Content-Length: 900000"))
@@ -573,20 +573,20 @@ def test_a_failure_is_one_requests_own(gated, serve, photos, pool, caplog):
     assert "cannot be described" in caplog.text
 
 
-def test_an_index_that_fails_is_the_servers_fault(searcher, serve, photos, monkeypatch):
-    client = serve(searcher)
+def test_an_index_that_fails_is_the_servers_fault(index, serve, photos, monkeypatch):
+    client = serve(index)
 
     def search(queries, k):
         raise InputError("the index /secret/place cannot be used")
 
-    monkeypatch.setattr(searcher.store, "search", search)
+    monkeypatch.setattr(index.store, "search", search)
     answer = client.post("/api/search", **upload(photos / "class0" / "0.jpg"))
     assert answer.status_code == 500
     assert "secret" not in answer.text
 
 
-def test_many_clients_each_get_their_own_answer(searcher, serve, photos, pool):
-    client = serve(searcher)
+def test_many_clients_each_get_their_own_answer(index, serve, photos, pool):
+    client = serve(index)
     paths = sorted(photos.rglob("*.jpg"))
     answers = [
         (path, pool.submit(client.post, "/api/search", **upload(path, k="1"))) for path in paths
@@ -627,12 +627,12 @@ def test_entries_are_listed_and_shown(server, photos):
         assert (again.status_code, again.content) == (304, b"")
 
 
-def test_large_photos_are_reduced_and_lost_ones_told(searcher, serve, tmp_path, model):
-    client = serve(searcher)
+def test_large_photos_are_reduced_and_lost_ones_told(index, serve, tmp_path, model):
+    client = serve(index)
     paths = (str(tmp_path / "large.jpg"), str(tmp_path / "lost.jpg"))
     texture(1, (2400, 800)).save(paths[0])
     texture(2, (90, 80)).save(paths[1])
-    add_photos(searcher.store, model, Images(paths, ("large", "lost"), None), workers=0)
+    add_photos(index.store, model, Images(paths, ("large", "lost"), None), workers=0)
     Path(paths[1]).unlink()
     answer = client.get(f"/api/entries/{entry_key('large')}/photo")
     assert Image.open(io.BytesIO(answer.content)).size == (1600, 533)
@@ -644,9 +644,9 @@ def test_large_photos_are_reduced_and_lost_ones_told(searcher, serve, tmp_path, 
     assert client.get(f"/api/entries/{entry_key('lost')}/thumbnail").status_code == 200
 
 
-def test_photos_are_added_found_and_removed(searcher, serve, photos, tmp_path):
+def test_photos_are_added_found_and_removed(index, serve, photos, tmp_path):
     store = tmp_path / "uploads"
-    client = serve(searcher, token=TOKEN, uploads=store)
+    client = serve(index, token=TOKEN, uploads=store)
     new, known = texture(1), photos / "class0" / "0.jpg"
     broken = known.read_bytes()[:-300]
     form = upload(
@@ -688,8 +688,8 @@ def test_photos_are_added_found_and_removed(searcher, serve, photos, tmp_path):
     assert known.exists(), "only what was uploaded is the server's"
 
 
-def test_the_same_photo_from_many_clients_is_one_entry(searcher, serve, tmp_path, pool):
-    client = serve(searcher, token=TOKEN, uploads=tmp_path / "uploads")
+def test_the_same_photo_from_many_clients_is_one_entry(index, serve, tmp_path, pool):
+    client = serve(index, token=TOKEN, uploads=tmp_path / "uploads")
     form = upload(texture(1), texture(1), names=["a.png", "b.png"])
     answers = [pool.submit(client.post, "/api/entries", headers=BEARER, **form) for _ in range(6)]
     bodies = [answer.result().json() for answer in answers]
@@ -699,8 +699,8 @@ def test_the_same_photo_from_many_clients_is_one_entry(searcher, serve, tmp_path
     assert len(list((tmp_path / "uploads").iterdir())) == 1
 
 
-def test_what_another_process_writes_is_found(searcher, serve, folder, model, tmp_path):
-    client = serve(searcher)
+def test_what_another_process_writes_is_found(index, serve, folder, model, tmp_path):
+    client = serve(index)
     texture(1).save(tmp_path / "new.png")
     assert client.post("/api/search", **upload(texture(1))).status_code == 200
     with open_store(folder) as other:
@@ -716,8 +716,8 @@ def test_what_another_process_writes_is_found(searcher, serve, folder, model, tm
     wait_for(lambda: first() != "new", 5)
 
 
-def test_without_a_folder_nothing_can_be_added(searcher, serve):
-    client = serve(searcher, token=TOKEN)
+def test_without_a_folder_nothing_can_be_added(index, serve):
+    client = serve(index, token=TOKEN)
     answer = client.post("/api/entries", headers=BEARER, **upload(texture(0)))
     assert (answer.status_code, answer.json()["error"]) == (
         400,
@@ -746,8 +746,8 @@ def test_without_a_token_nothing_can_be_written(server):
 @pytest.mark.parametrize(
     "given", [None, "Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x"]
 )
-def test_writing_needs_the_token(searcher, serve, tmp_path, given):
-    client = serve(searcher, token=TOKEN, uploads=tmp_path / "uploads")
+def test_writing_needs_the_token(index, serve, tmp_path, given):
+    client = serve(index, token=TOKEN, uploads=tmp_path / "uploads")
     headers = {} if given is None else {"Authorization": given}
     for answer in (
         client.post("/api/entries", headers=headers, **upload(texture(0))),
@@ -759,8 +759,8 @@ def test_writing_needs_the_token(searcher, serve, tmp_path, given):
     assert not (tmp_path / "uploads").exists()
 
 
-def test_from_elsewhere_everything_but_the_page_needs_the_token(searcher, serve):
-    client = serve(searcher, host="0.0.0.0", token=TOKEN)
+def test_from_elsewhere_everything_but_the_page_needs_the_token(index, serve):
+    client = serve(index, host="0.0.0.0", token=TOKEN)
     key = entry_key("class0/0.jpg")
     private = ["/api/info", "/api/entries", f"/api/entries/{key}/thumbnail", "/metrics"]
     for path in private:
@@ -889,8 +889,8 @@ def test_info_tells_the_limits(server, model):
     }
 
 
-def test_metrics_count_by_route(searcher, serve):
-    client = serve(searcher)
+def test_metrics_count_by_route(index, serve):
+    client = serve(index)
     keys = [entry_key(f"class0/{number}.jpg") for number in range(3)]
     for key in keys:
         client.get(f"/api/entries/{key}")

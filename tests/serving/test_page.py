@@ -47,8 +47,8 @@ def landmarks(tmp_path_factory):
 def servers(browser, landmarks, model, model_folder, tmp_path_factory):
     """Two processes: one for this machine, and one that asks everybody for its token."""
     base = tmp_path_factory.mktemp("served")
-    with create_store(base / "toy", header_of(model)) as index:
-        added = add_photos(index, model, read_images(landmarks[0].parent), workers=0)
+    with create_store(base / "toy", header_of(model)) as store:
+        added = add_photos(store, model, read_images(landmarks[0].parent), workers=0)
         assert len(added.added) == PHOTOS
     shutil.copytree(base / "toy", base / "other")
     limits = ("--max-upload", 1, "--max-pixels", 1, "--timeout", 60)

@@ -174,8 +174,8 @@ def test_for_others_and_with_little_room(server, folder, photos, start):
 )
 def test_an_index_in_milvus_is_served_the_same_way(model, model_folder, photos, tmp_path, start):
     place = str(tmp_path / "photos.db")
-    with create_store(place, header_of(model)) as index:
-        add_photos(index, model, read_images(photos), workers=0)
+    with create_store(place, header_of(model)) as store:
+        add_photos(store, model, read_images(photos), workers=0)
     server = start(place, "--uploads", tmp_path / "uploads", token=TOKEN)
     info = server.client.get("/api/info").json()
     assert (info["engine"], info["entries"], info["can_write"]) == ("milvus", 48, True)
