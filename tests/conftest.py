@@ -12,7 +12,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image, ImageDraw
+
+# On a busy machine an example may take any time.
+settings.register_profile("listwise", deadline=None)
+settings.load_profile("listwise")
 
 CLASSES = 8
 PHOTOS = 6
