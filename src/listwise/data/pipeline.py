@@ -153,8 +153,10 @@ def _unpack(packed: _Packed) -> Iterator[DecodedPhoto | ImageError]:
             continue
         shape, rest = each
         stop = start + shape.numel()
-        # A copy, so that shared memory, of which there may be little, is free again soon.
-        yield DecodedPhoto(packed.pixels[start:stop].view(shape).clone(), *rest)
+        # A copy, so that shared memory, of which there may be little, is free again soon. NumPy
+        # copies in one thread: those of PyTorch would wait for cores that the workers have.
+        copied = packed.pixels[start:stop].numpy().copy()
+        yield DecodedPhoto(torch.from_numpy(copied).view(shape), *rest)
         start = stop
 
 

@@ -1,7 +1,7 @@
 """Photos to descriptors: a network runs on batches of photos of one shape."""
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
 
@@ -153,7 +153,7 @@ def embed_decoded(
     batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
     # Once for all: autocast keeps its casts of the weights as long as it lasts.
     with (
-        shared_cores() if device.type == "cpu" else nullcontext(),
+        shared_cores(),
         torch.inference_mode(),
         torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
     ):
