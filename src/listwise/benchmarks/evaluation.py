@@ -213,14 +213,7 @@ def run(
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[EvaluationMeasurement]:
-    """Evaluate a database of each size by each method, one process at a time.
-
-    Args:
-        sizes: images in the database, the benchmark's own included.
-        dim: dimensions of a descriptor.
-        folder: where the descriptors are written for a while; the system's temporary one if None.
-        on_start: called with what begins.
-    """
+    """Evaluate a database of each size by each method, one process at a time."""
     if any(size < OWN for size in sizes):
         raise InputError(f"`sizes` must be {OWN} or more: {OWN} images are the benchmark's own")
     for size in sorted(sizes):

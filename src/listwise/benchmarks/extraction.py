@@ -55,16 +55,7 @@ def run(
     height: int = 768,
     workers: int | None = None,
 ) -> Iterator[ExtractionMeasurement]:
-    """Measure JPEG files to descriptors, one at a time in float32 and by `extract`.
-
-    Args:
-        device: cpu, cuda ...; auto takes a GPU if there is one.
-        photos: JPEG photos to make.
-        backbone: the network, with random weights, which take as long as any.
-        width: of the photos.
-        height: of the photos.
-        workers: processes that decode; from the cores by default.
-    """
+    """Measure JPEG files to descriptors, one at a time in float32 and by `extract`."""
     if photos < 1:
         raise InputError("there must be a photo to describe: give 1 or more")
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:

@@ -77,14 +77,10 @@ def run(
     folder: str | Path | None = None,
     device: str = "cpu",
 ) -> Iterator[InputMeasurement]:
-    """Measure the input side of training.
+    """Measure the input side of training, on photos that are made or those in a folder.
 
-    Args:
-        photos: JPEG photos to make, of a megapixel if crops are of 800.
-        size: side of the crops.
-        workers: numbers of processes to decode with; one, and one for each core by default.
-        folder: real photos to use instead.
-        device: a GPU that decodes and crops in their place, if it is one.
+    `workers` are numbers of processes: one, and one for each core by default. A `device` that is a
+    GPU is measured too.
     """
     if photos < 1:
         raise InputError("there must be a photo to decode: give 1 or more")

@@ -19,12 +19,9 @@ PASSES = 4
 class Limits:
     """What this machine reaches on plain work, and what an image costs, at the least.
 
-    Attributes:
-        flops: operations a second of a large bfloat16 matrix product.
-        bandwidth: bytes a second of a large copy, read and written.
-        image_flops: operations of a forward of one image.
-        image_bytes: bytes that its convolutions read and write, in bfloat16.
-        images: images a second of a step whose every convolution ran at one of the two limits.
+    `flops` are a second's operations of a large bfloat16 product, `bandwidth` a second's bytes of a
+    large copy; `image_flops` and `image_bytes` those of the convolutions in a forward of one image;
+    `images` are a second's of a step whose every convolution ran at one of the two limits.
     """
 
     flops: float

@@ -222,15 +222,7 @@ def run(
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[LocalMeasurement]:
-    """Measure each step in both ways, one after the other.
-
-    Args:
-        photos: in the index.
-        features: of a photo.
-        words: in the codebook.
-        folder: where the index is written for a while; the system's temporary one if None.
-        on_start: called with what begins.
-    """
+    """Measure each step in both ways, one after the other."""
     if photos < SAMPLE or features < 1:
         raise InputError(f"the benchmark needs {SAMPLE} photos of one feature at least")
     on_start("extracting features")

@@ -134,12 +134,6 @@ def run(
 
     On the CPU each runs in a process of its own. On a GPU times are medians between two events,
     and memory is what PyTorch held at most beyond the descriptors and labels.
-
-    Args:
-        sizes: batch sizes B.
-        dim: dimensions C of a descriptor.
-        methods: some of `methods_on(device)`; all by default.
-        device: "cpu" or "cuda".
     """
     known = methods_on(device)
     if methods is not None and not set(methods) <= set(known):

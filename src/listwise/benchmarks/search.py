@@ -218,11 +218,7 @@ def run(
 ) -> Iterator[SearchMeasurement]:
     """Search descriptors made by code, in databases of each size, by each method.
 
-    Args:
-        sizes: descriptors in the database; from 200,000 up only exact and compressed search.
-        dim: dimensions of a descriptor.
-        folder: where they lie for a while (16 kB each at 2048 dimensions).
-        on_start: called with what begins.
+    Larger databases than 200,000 descriptors are searched by exact and compressed search alone.
     """
     if min(sizes) < 1000:
         raise InputError("`sizes` must be 1000 descriptors or more")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from listwise.benchmarks.limits import PASSES, Limits, measure_limits, synchronized_time
+from listwise.benchmarks.limits import Limits, measure_limits, synchronized_time
 from listwise.benchmarks.table import Column
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
@@ -38,21 +38,10 @@ METHODS = (SINGLE, AUTOCAST, FOLDED, COMPILED)
 class StepMeasurement:
     """One way to do the step, or why it was skipped; rates are images a second.
 
-    Attributes:
-        method: one of `METHODS`.
-        measured: images of the step that was timed.
-        forward: rate of the forward alone.
-        both: rate of forward and backward.
-        step: rate of the whole step, with loss and Adam's update.
-        ratio: that rate over the first row's.
-        minutes: 200 steps of the whole batch at that rate.
-        peak_bytes: most memory held on the GPU.
-        tflops: operations a second that the step came to, in 10^12.
-        gigabytes: bytes a second that it moved at the least, in 10^9.
-        of_limit: share of `Limits.images`.
-        gradient_error: relative distance to the gradient of plain float32 backpropagation.
-        first_seconds: seconds until the first forward and backward were done.
-        skipped: why there is none of these.
+    `forward` is the rate of the forward alone, `both` with backward, `step` with loss and Adam's
+    update, timed on `measured` images; `ratio` is to the first row, `minutes` those of 200 steps of
+    the whole batch, `of_limit` the share of `Limits.images`, `gradient_error` the relative distance
+    to the gradient of plain float32 backpropagation. The first pass took `first_seconds`.
     """
 
     method: str
@@ -63,8 +52,6 @@ class StepMeasurement:
     ratio: float | None = None
     minutes: float | None = None
     peak_bytes: int | None = None
-    tflops: float | None = None
-    gigabytes: float | None = None
     of_limit: float | None = None
     gradient_error: float | None = None
     first_seconds: float | None = None
@@ -92,15 +79,9 @@ def run(
     micro_batch: int = 128,
     updates: int = 1,
 ) -> Iterator[StepMeasurement]:
-    """Measure the step in each way; crops come from memory.
+    """Measure the step in each way; crops come from memory, weights are random.
 
-    Args:
-        device: "auto" takes a GPU if there is one.
-        backbone: a timm model; its weights are random, brought to the scale of trained ones.
-        size: side of the crops.
-        batch: images of a step; the slower ways are timed on a part of it.
-        micro_batch: images whose graph is held at once.
-        updates: steps to time, after those that warm up.
+    The slower ways are timed on a part of the batch.
     """
     if batch < 2 * CHECKED or batch % CLASS_SIZE:
         raise InputError(f"`batch` must be a multiple of {CLASS_SIZE}, and {2 * CHECKED} or more")
@@ -164,8 +145,6 @@ def measure_step(
         both=both,
         step=rate,
         peak_bytes=torch.cuda.max_memory_allocated(device) if gpu else 0,
-        tflops=PASSES * limits.image_flops * rate / 1e12,
-        gigabytes=PASSES * limits.image_bytes * rate / 1e9,
         of_limit=rate / limits.images,
         gradient_error=error,
         first_seconds=first,

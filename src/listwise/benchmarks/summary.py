@@ -46,12 +46,7 @@ COLUMNS = (
 def run(
     device: str = "auto", settings: dict[str, dict[str, Any]] | None = None
 ) -> Iterator[SummaryLine]:
-    """Measure all four, one after the other.
-
-    Args:
-        device: "cpu", "cuda", or "auto", which takes a GPU if there is one.
-        settings: arguments of each benchmark; those that suit the device by default.
-    """
+    """Measure all four, one after the other."""
     device = Machine.detect(device).device
     settings = settings or (GPU_SETTINGS if device.startswith("cuda") else CPU_SETTINGS)
     for row in loss.run(device=device, **settings["loss"]):
