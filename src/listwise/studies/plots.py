@@ -7,26 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 
 from listwise.studies.tables import Spread
 
-_STYLE = """
-svg { --ground: #ffffff; --ink: #1f2328; --faint: #59636e; --grid: #dfe4e9; --mark: #0b62c4 }
-@media (prefers-color-scheme: dark) {
-  svg { --ground: #0d1117; --ink: #e6edf3; --faint: #9aa4af; --grid: #2d333b; --mark: #58a6ff }
-}
-.ground { fill: var(--ground) }
-text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: var(--faint) }
-.title { font-size: 16px; font-weight: 600; fill: var(--ink) }
-.head { font-size: 13px; font-weight: 600; fill: var(--ink) }
-.name { fill: var(--ink) }
-.grid { stroke: var(--grid); fill: none }
-.reference { stroke: var(--faint); stroke-dasharray: 4 4; fill: none }
-.line { stroke: var(--mark); stroke-width: 1.5; opacity: .55; fill: none }
-.error { stroke: var(--mark); stroke-width: 1.5; fill: none }
-.mean { fill: var(--mark) }
-.each { fill: none; stroke: var(--mark); opacity: .55 }
-"""
 _EDGE, _GAP = 20, 28
 _WIDTH = 400  # of a panel with its labels
 _HEAD = 34  # above the panels, and above each plot in its panel
@@ -55,7 +39,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A plot's edges in the drawing, and the range of figures in percent from edge to edge."""
+    """A plot's edges in the drawing, and the range of figures in percent from edge to edge.
+
+    Figures go `up`, or else to the right.
+    """
 
     left: float
     right: float
@@ -63,16 +50,37 @@ class _Frame:
     bottom: float
     low: float
     high: float
+    up: bool
 
-    def across(self, percent: float) -> float:
-        """A figure's place from left to right."""
-        return self.left + (percent - self.low) / (self.high - self.low) * (self.right - self.left)
+    def at(self, percent: float, place: float) -> tuple[float, float]:
+        """Where a figure is, of something that has its place on the other axis."""
+        part = (percent - self.low) / (self.high - self.low)
+        if self.up:
+            return place, self.bottom - part * (self.bottom - self.top)
+        return self.left + part * (self.right - self.left), place
 
-    def up(self, percent: float) -> float:
-        """A figure's place from bottom to top."""
-        return self.bottom - (percent - self.low) / (self.high - self.low) * (
-            self.bottom - self.top
-        )
+    def line(self, kind: str, percent: float, before: float = 0.0) -> str:
+        """A line across the whole plot at a figure, and a little beyond its beginning."""
+        start, end = (self.left, self.right) if self.up else (self.top - before, self.bottom)
+        (x, y), (to_x, to_y) = self.at(percent, start), self.at(percent, end)
+        return f'<path class="{kind}" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"/>'
+
+    def mark(self, point: Point, place: float) -> str:
+        """A point with its error bar and the values behind it; pointing at it shows the figures."""
+        spread = point.spread
+        count = len(spread.values)
+        label = f"{point.name}: {spread.percent()}{f' ({count} seeds)' if count > 1 else ''}"
+        parts = [f"<g><title>{escape(label)}</title>"]
+        if ends := _ends(spread):
+            (x, y), (to_x, to_y) = (self.at(end, place) for end in ends)
+            cap = "m-4 0h8m-4 0" if self.up else "m0 -4v8m0 -4"  # a short stroke across
+            path = f"M{x:.1f} {y:.1f}{cap}L{to_x:.1f} {to_y:.1f}{cap}"
+            parts.append(f'<path class="error" d="{path}"/>')
+            for value in spread.values:
+                x, y = self.at(100 * value, place)
+                parts.append(f'<circle class="each" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
+        x, y = self.at(100 * spread.mean, place)
+        return "".join([*parts, f'<circle class="mean" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/></g>'])
 
 
 def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
@@ -83,6 +91,7 @@ def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
         panels: what is in them.
         axis: what the points' numbers are, on a logarithmic axis; None puts names in rows.
     """
+    style = files("listwise.studies").joinpath("plots.css").read_text("utf-8")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     count = max((len(panel.points) for panel in panels), default=0)
@@ -93,7 +102,7 @@ def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" '
         f'height="{total}" role="img" aria-label="{escape(title)}">',
-        f"<style>{_STYLE}</style>",
+        f"<style>{style}</style>",
         f'<rect class="ground" width="{width}" height="{total}" rx="8"/>',
         f'<text class="title" x="{_EDGE}" y="{_EDGE + 16}">{escape(title)}</text>',
     ]
@@ -106,44 +115,33 @@ def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def _text(x: float, y: float, content: str, anchor: str = "start", kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+
+
 def _draw_numbers(panel: Panel, left: float, top: float, axis: str) -> list[str]:
     """Points joined by a line; figures go upwards."""
     low, high, ticks = _scale(panel)
-    frame = _Frame(left + 40, left + _WIDTH - 10, top, top + _PLOT_HEIGHT, low, high)
+    frame = _Frame(left + 40, left + _WIDTH - 10, top, top + _PLOT_HEIGHT, low, high, up=True)
     parts = []
     for tick in ticks:
-        y = frame.up(tick)
-        parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}H{frame.right}"/>')
-        parts.append(
-            f'<text x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
-        )
+        parts.append(frame.line("grid", tick))
+        parts.append(_text(frame.left - 8, frame.at(tick, 0)[1] + 4, f"{tick:g}", "end"))
     points = sorted(panel.points, key=lambda point: point.value or 0)
     places = _log_places([point.value or 1 for point in points], frame.left + 16, frame.right - 16)
     for point, x in zip(points, places, strict=True):
-        parts.append(
-            f'<text x="{x:.1f}" y="{frame.bottom + 18}" text-anchor="middle">{point.value:g}</text>'
-        )
-    parts.append(
-        f'<text x="{(frame.left + frame.right) / 2:.1f}" y="{frame.bottom + 37}" '
-        f'text-anchor="middle">{escape(axis)}</text>'
-    )
+        parts.append(_text(x, frame.bottom + 18, f"{point.value:g}", "middle"))
+    parts.append(_text((frame.left + frame.right) / 2, frame.bottom + 37, axis, "middle"))
     if panel.reference is not None:
-        y = frame.up(100 * panel.reference)
-        parts.append(f'<path class="reference" d="M{frame.left} {y:.1f}H{frame.right}"/>')
-        parts.append(
-            f'<text x="{frame.right}" y="{y - 5:.1f}" text-anchor="end">untrained '
-            f"{100 * panel.reference:.1f}</text>"
-        )
-    path = " ".join(
-        f"{x:.1f},{frame.up(100 * point.spread.mean):.1f}"
-        for point, x in zip(points, places, strict=True)
-    )
+        value = 100 * panel.reference
+        parts.append(frame.line("reference", value))
+        y = frame.at(value, 0)[1]
+        parts.append(_text(frame.right, y - 5, f"untrained {value:.1f}", "end"))
+    means = [frame.at(100 * point.spread.mean, x) for point, x in zip(points, places, strict=True)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in means)
     parts.append(f'<polyline class="line" points="{path}"/>')
-    for point, x in zip(points, places, strict=True):
-        marks = [(x, frame.up(100 * value)) for value in point.spread.values]
-        ends = [(x, frame.up(end)) for end in _ends(point.spread)]
-        parts.append(_mark(point, (x, frame.up(100 * point.spread.mean)), marks, ends))
-    return parts
+    return parts + [frame.mark(point, x) for point, x in zip(points, places, strict=True)]
 
 
 def _draw_names(panel: Panel, left: float, top: float, axis: str) -> list[str]:
@@ -151,51 +149,22 @@ def _draw_names(panel: Panel, left: float, top: float, axis: str) -> list[str]:
     low, high, ticks = _scale(panel)
     names = max((len(point.name) for point in panel.points), default=0)
     bottom = top + _ROW * len(panel.points)
-    frame = _Frame(left + 14 + _LETTER * names, left + _WIDTH - 10, top, bottom, low, high)
+    right = left + _WIDTH - 10
+    frame = _Frame(left + 14 + _LETTER * names, right, top, bottom, low, high, up=False)
     parts = []
     for tick in ticks:
-        x = frame.across(tick)
-        parts.append(f'<path class="grid" d="M{x:.1f} {top}V{bottom}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>')
+        parts.append(frame.line("grid", tick))
+        parts.append(_text(frame.at(tick, 0)[0], bottom + 18, f"{tick:g}", "middle"))
     if panel.reference is not None:
-        x = frame.across(100 * panel.reference)
+        value = 100 * panel.reference
+        parts.append(frame.line("reference", value, before=4))
+        x = frame.at(value, 0)[0]
         anchor = "start" if x < (frame.left + frame.right) / 2 else "end"
-        parts.append(f'<path class="reference" d="M{x:.1f} {top - 4}V{bottom}"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{top - 7}" text-anchor="{anchor}">untrained '
-            f"{100 * panel.reference:.1f}</text>"
-        )
+        parts.append(_text(x, top - 7, f"untrained {value:.1f}", anchor))
     for row, point in enumerate(panel.points):
         y = top + _ROW * (row + 0.5)
-        parts.append(f'<text class="name" x="{left}" y="{y + 4:.1f}">{escape(point.name)}</text>')
-        marks = [(frame.across(100 * value), y) for value in point.spread.values]
-        ends = [(frame.across(end), y) for end in _ends(point.spread)]
-        parts.append(_mark(point, (frame.across(100 * point.spread.mean), y), marks, ends))
+        parts += [_text(left, y + 4, point.name, kind="name"), frame.mark(point, y)]
     return parts
-
-
-def _mark(
-    point: Point,
-    mean: tuple[float, float],
-    each: Sequence[tuple[float, float]],
-    ends: Sequence[tuple[float, float]],
-) -> str:
-    """A point with its error bar and the values behind it; pointing at it shows the figures."""
-    count = len(point.spread.values)
-    label = f"{point.name}: {point.spread.percent()}{f' ({count} seeds)' if count > 1 else ''}"
-    parts = [f"<g><title>{escape(label)}</title>"]
-    if ends:
-        (x, y), (to_x, to_y) = ends
-        # Short strokes across both ends.
-        across = "v8m0 -4" if y == to_y else "h8m-4 0"
-        before = "m0 -4" if y == to_y else "m-4 0"
-        parts.append(
-            f'<path class="error" d="M{x:.1f} {y:.1f}{before}{across}L{to_x:.1f} {to_y:.1f}'
-            f'{before}{across}"/>'
-        )
-        parts += [f'<circle class="each" cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in each]
-    parts.append(f'<circle class="mean" cx="{mean[0]:.1f}" cy="{mean[1]:.1f}" r="4.5"/></g>')
-    return "".join(parts)
 
 
 def _ends(spread: Spread) -> list[float]:
