@@ -313,7 +313,7 @@ def test_a_folder_from_before_the_option_still_loads(tmp_path: Path) -> None:
         (lambda: cirtorch_content(pooling="rmac"), "'rmac' is not known"),
         (lambda: cirtorch_content(mean=[1.0]), "preprocessing"),
         (lambda: cirtorch_content(Lw={"a": 3}), "learned whitening"),
-        (lambda: naver_content() | {"pca": {"a": {"b": 1}}}, "no PCA"),
+        (lambda: naver_content() | {"pca": {"a": {"b": 1}}}, "not a PCA"),
         (lambda: naver_content() | {"pca": random_pca(7)}, "for 7 dimensions"),
         (lambda: {"weights": 1}, "no state_dict"),
         (lambda: {"state_dict": {"a": torch.ones(1)}}, "neither 'model_options'"),

@@ -103,7 +103,7 @@ def test_a_gpu_s_memory_is_not_filled_for_nothing(monkeypatch):
     forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**12)
     monkeypatch.setattr(forward, "device", torch.device("cuda"))
-    monkeypatch.setattr(forward, "near", lambda images: images)
+    monkeypatch.setattr(forward, "ready", lambda images: images)
     monkeypatch.setattr(forward, "_generators", list)
     fit = images_that_fit(forward, images)
     assert fit.images > 10**4

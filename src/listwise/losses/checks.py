@@ -1,4 +1,4 @@
-"""What the losses ask of their input, with a sentence for each thing that is wrong."""
+"""What the losses require of their input, with a sentence for each thing that is wrong."""
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ def check_shapes(descriptors: Tensor, labels: Tensor) -> None:
             "move the labels there"
         )
     if len(descriptors) < 2:
-        raise InputError("a batch needs at least two images: one asks, the others are ranked")
+        raise InputError("a batch needs at least two images: a query and one to rank")
 
 
 def refuse_lengths(worst: float) -> None:

@@ -37,7 +37,7 @@ def label_histograms(
         labels: [B] integers; images of equal label are relevant to each other.
         bins: number M of bins.
         include_self: whether an image counts in its own list.
-        queries: rows (start, stop) that ask; all of them by default.
+        queries: rows (start, stop) that are queries; all of them by default.
 
     Returns:
         [2, Q, M]: the histogram of the relevant images, and that of all images.

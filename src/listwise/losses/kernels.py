@@ -125,10 +125,10 @@ def prepare_kernel(
     tl.store(found + 2 * programs + program, tl.sum(counted, axis=0))
 
     query = row - start
-    asks = (query >= 0) & (query < queries)
+    is_query = (query >= 0) & (query < queries)
     number = tl.arange(0, SLOTS)[None, :]
     place = table + query.to(tl.int64)[:, None] * (2 * BINS) + number
-    tl.store(place, tl.zeros((ROWS, SLOTS), tl.int64), mask=asks[:, None] & (number < 2 * BINS))
+    tl.store(place, tl.zeros((ROWS, SLOTS), tl.int64), mask=is_query[:, None] & (number < 2 * BINS))
     if program == 0:
         sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
         tl.store(sums, 0)

@@ -33,9 +33,9 @@ class SmoothAPLoss(PrecisionLoss):
         same = labels[start:stop, None] == labels
         rows = descriptors.to(dtype)
         scores = rows[start:stop] @ rows.T
-        asking, image = torch.nonzero(same, as_tuple=True)
-        blocks = torch.arange(len(asking), device=labels.device).chunk(
-            -(-len(asking) * len(labels) // _ENTRIES)
+        query, image = torch.nonzero(same, as_tuple=True)
+        blocks = torch.arange(len(query), device=labels.device).chunk(
+            -(-len(query) * len(labels) // _ENTRIES)
         )
         precisions = [
             # Kept for all blocks, the comparisons would be as many as images cubed.
@@ -43,7 +43,7 @@ class SmoothAPLoss(PrecisionLoss):
                 self._precisions,
                 scores,
                 same,
-                asking[block],
+                query[block],
                 image[block],
                 use_reentrant=False,
                 preserve_rng_state=False,
@@ -51,7 +51,7 @@ class SmoothAPLoss(PrecisionLoss):
             for block in blocks
         ]
         sums = torch.zeros(stop - start, dtype=dtype, device=labels.device)
-        sums = sums.index_put((asking,), torch.cat(precisions), accumulate=True)
+        sums = sums.index_put((query,), torch.cat(precisions), accumulate=True)
         return sums / same.sum(1)
 
     def _precisions(self, scores: Tensor, same: Tensor, query: Tensor, image: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class TupleLoss(nn.Module):
             weights: [B] weights of the queries; equal ones by default.
             queries: rows (start, stop): give only the share of the tuples whose query is one.
             tuples: [T, 2 + N] rows of the batch: a query, an image of its class, N of other
-                classes. By default every image that has a positive asks once, with the farthest
-                of its class and the N nearest of other classes.
+                classes. By default every image that has a positive is one query, with the
+                farthest of its class and the N nearest of other classes.
 
         Returns:
             A scalar: Σ w ℓ / Σ w over the tuples.
@@ -49,15 +49,15 @@ class TupleLoss(nn.Module):
         weights, start, stop = checked(descriptors, labels, weights, queries)
         rows = descriptors.to(weights.dtype)
         if tuples is None:
-            asking = torch.nonzero(class_sizes(labels) > 1)[:, 0]
+            query_rows = torch.nonzero(class_sizes(labels) > 1)[:, 0]
         else:
             tuples = _check_tuples(tuples, labels, self.negatives)
-            asking = tuples[:, 0]
-        total = weights[asking].sum()
+            query_rows = tuples[:, 0]
+        total = weights[query_rows].sum()
         refuse_no_positives(total.item())
-        share = (asking >= start) & (asking < stop)
+        share = (query_rows >= start) & (query_rows < stop)
         if tuples is None:
-            tuples = hardest_in_batch(rows.detach(), labels, asking[share], self.negatives)
+            tuples = hardest_in_batch(rows.detach(), labels, query_rows[share], self.negatives)
         else:
             tuples = tuples[share]
         query = rows[tuples[:, 0]]

@@ -171,7 +171,7 @@ def _naver_whitenings(pca: Any, power: float, path: Path) -> Whitenings:
                     variance = np.asarray(record["explained_variance_"], np.float64)
                     projection = projection / variance[:, None] ** power
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{path}: the whitening {name!r} is no PCA ({error!r})") from None
+            raise InputError(f"{path}: the whitening {name!r} is not a PCA ({error!r})") from None
         mean = np.zeros(projection.shape[1]) if mean is None else np.asarray(mean)
         found[str(name)] = mean.astype(np.float32), projection.astype(np.float32)
     return found

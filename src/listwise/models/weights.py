@@ -167,7 +167,7 @@ def _pretrained(name: str) -> nn.Module:
         )
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
-    # Without a cached file the hub's client retries for most of a minute before it gives up.
+    # Without a cached file the hub's client retries for most of a minute before it fails.
     if (
         hub
         and not _is_cached(hub, released.hf_hub_filename)

@@ -27,9 +27,9 @@ class Forward:
             there is one size only.
 
     Attributes:
-        net: the network whose gradients are asked for.
+        net: the network that gets the gradients.
         compile: whether the next forward is compiled.
-        fallback: why it is not, if it was asked for and could not be done.
+        fallback: why it is not although `compile` was set.
     """
 
     def __init__(self, net: nn.Module, autocast: torch.dtype | None, compile: bool = False) -> None:
@@ -60,7 +60,7 @@ class Forward:
         size = self._sizes[images.shape[1:]] = max(count, self._sizes.get(images.shape[1:], 0))
         if size > count:
             images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
-        images = self.near(images)
+        images = self.ready(images)
         if self._compiled is None:
             self._compiled = torch.compile(self.module, dynamic=False, options=COMPILER_OPTIONS)
         with self._best_kernels():
@@ -68,11 +68,11 @@ class Forward:
 
     def uncompiled(self, images: Tensor) -> Tensor:
         """Descriptors as by a call, but never compiled: [b, 3, H, W] -> [b, C]."""
-        images = self.near(images)  # before the module is asked for: it may be made here
+        images = self.ready(images)  # first: it may make the module
         return self._run(self.module, images)
 
-    def near(self, images: Tensor) -> Tensor:
-        """Images where and as the network takes them, which is made ready to compute."""
+    def ready(self, images: Tensor) -> Tensor:
+        """Images where and as the network takes them; the network is made ready to compute."""
         images = images.to(self.device, non_blocking=True)
         if self.autocast is None:
             return images
@@ -132,8 +132,8 @@ class Forward:
         """Fill up no batch to the sizes so far: they were too large."""
         self._sizes.clear()
 
-    def gives_up_compiling(self, error: Exception) -> bool:
-        """Whether an error is the compiler's; if so, go on without it."""
+    def stop_compiling(self, error: Exception) -> bool:
+        """Whether an error is the compiler's; if so, the network runs without it from now on."""
         if not self.compile:
             return False
         from torch._dynamo.exc import TorchDynamoException  # slow to import
@@ -145,7 +145,7 @@ class Forward:
         self.compile, self._compiled = False, None
         return True
 
-    def again(self, images: Tensor, random_state: list[Tensor]) -> Tensor:
+    def recompute(self, images: Tensor, random_state: list[Tensor]) -> Tensor:
         """Descriptors of the same images, drawn with the random state of the first time."""
         with torch.random.fork_rng(self._generators()):
             self.set_random_state(random_state)

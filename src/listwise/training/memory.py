@@ -89,7 +89,7 @@ def saved(forward: Forward, images: Tensor) -> Saved:
 
     # A view would count the storage of the whole batch; and what the first forward makes of the
     # weights has a graph of its own.
-    images = forward.near(images.clone())
+    images = forward.ready(images.clone())
     # The graph must live until the count is done, or an address could be used twice.
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         descriptors = forward.uncompiled(images)

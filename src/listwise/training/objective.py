@@ -87,6 +87,12 @@ def accepted_arguments(loss: Loss) -> frozenset[str]:
     return frozenset({"weights", "queries"} & named.difference(bound))
 
 
+def loss_module(loss: Loss) -> nn.Module:
+    """The module that a loss is, with its parameters; an empty one for any other callable."""
+    found = loss.func if isinstance(loss, partial) else loss
+    return found if isinstance(found, nn.Module) else nn.Identity()
+
+
 def check_processes(loss: Loss, processes: int) -> None:
     """Refuse a loss that several processes cannot share."""
     if processes > 1 and "queries" not in accepted_arguments(loss):

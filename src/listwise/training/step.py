@@ -33,7 +33,12 @@ from listwise.training.distributed import (
 )
 from listwise.training.forward import Forward
 from listwise.training.memory import Fit, images_that_fit
-from listwise.training.objective import Loss, accepted_arguments, check_processes
+from listwise.training.objective import (
+    Loss,
+    accepted_arguments,
+    check_processes,
+    loss_module,
+)
 from listwise.training.upload import arriving
 
 
@@ -68,7 +73,7 @@ class MultistageStep:
             convolutions before it, once a step; gradients are those of the network as it is.
         compile: compile the network, which takes a minute or two at the first call and whenever
             there are more images in a micro-batch, or larger ones, than before. Where the
-            compiler fails the step goes on without it.
+            compiler fails the step runs without it.
 
     Attributes:
         micro_batch: the number in use; "auto" becomes a number at the first call.
@@ -140,7 +145,7 @@ class MultistageStep:
             while True:
                 random_state = forward.random_state()
                 try:
-                    with _added_to_what_was_there(parameters):
+                    with _accumulated_gradients(parameters):
                         forward.refresh()
                         value = self._backpropagate(forward, images, labels, parts, micro_batch)
                         forward.give_gradients()
@@ -150,7 +155,7 @@ class MultistageStep:
                     micro_batch = self._choose_smaller(micro_batch, error)
                     forward.forget_sizes()
                 except Exception as error:
-                    if not forward.gives_up_compiling(error):
+                    if not forward.stop_compiling(error):
                         raise
                 # Not in the handler, where the error still holds the tensors of the attempt.
                 torch.cuda.empty_cache()
@@ -163,7 +168,7 @@ class MultistageStep:
 
     @property
     def fallback(self) -> str:
-        """Why the network is not compiled though asked for; empty if it is, or was not."""
+        """Why the network is not compiled although `compile` is set; empty otherwise."""
         return "" if self._forward is None else self._forward.fallback
 
     def forward(self) -> Forward:
@@ -219,7 +224,7 @@ class MultistageStep:
             for crop, piece, state, gradient in zip(
                 arriving(crops, device), pieces, random_states, gradients, strict=True
             ):
-                again = forward.again(crop, state)
+                again = forward.recompute(crop, state)
                 forward.backward(again, gradient)
                 drifts.append(forward.drift(piece, again))
             _check_drift(drifts)
@@ -275,8 +280,7 @@ def _trainable(net: nn.Module, loss: Loss) -> list[nn.Parameter]:
     parameters = [p for p in net.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the network has no trainable parameter; set requires_grad on some")
-    if isinstance(loss, nn.Module):
-        parameters += [p for p in loss.parameters() if p.requires_grad]
+    parameters += [p for p in loss_module(loss).parameters() if p.requires_grad]
     return parameters
 
 
@@ -307,7 +311,7 @@ def _check_drift(drifts: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def _added_to_what_was_there(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def _accumulated_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Start from empty gradients; add the earlier ones at the end, or put them back on failure."""
     earlier = [p.grad for p in parameters]
     for parameter in parameters:

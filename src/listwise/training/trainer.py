@@ -30,7 +30,7 @@ from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
 from listwise.training.mining.pool import mine_tuples
-from listwise.training.objective import Loss, check_processes, make_loss
+from listwise.training.objective import Loss, check_processes, loss_module, make_loss
 from listwise.training.plan import TrainPlan, prepare
 from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.run.folder import (
@@ -75,7 +75,7 @@ class Trainer:
     Args:
         plan: images and settings, from `prepare`.
         run: the run's folder.
-        view: is told what happens.
+        view: receives what happens, to show it.
         resume: continue the run in the folder, to the bit, instead of starting one.
 
     Example:
@@ -115,8 +115,7 @@ class Trainer:
         )
         self.net.to(self.device)
         parameters = list(self.net.parameters())
-        if isinstance(self.loss, nn.Module):
-            parameters += self.loss.to(self.device).parameters()
+        parameters += loss_module(self.loss).to(self.device).parameters()
         self.optimizer = torch.optim.Adam(
             parameters,
             lr=config.learning_rate,
@@ -126,7 +125,7 @@ class Trainer:
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
             self.progress = load_checkpoint(
-                self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.loss
+                self.run / CHECKPOINT_FILE, self.net, self.optimizer, loss_module(self.loss)
             )
         self.miner = make_miner(config, plan.train.labels)
         self._tuples: Indices = np.array(self.progress.tuples, dtype=np.int64)
@@ -277,7 +276,7 @@ class Trainer:
             workers=self.workers,
             autocast=self._autocast,
             on_progress=lambda done, total: self.view.working("mining", done, total),
-            on_errors=lambda errors: self._report_unreadable(errors, "mining goes on without it"),
+            on_errors=lambda errors: self._report_unreadable(errors, "mining leaves it out"),
         )
         self._tuples = mined.tuples
         self.step.counts.forwards += mined.forwards
@@ -294,7 +293,7 @@ class Trainer:
     def _update(self, batch: CropBatch) -> float:
         self.net.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.step(self._near(batch.images), batch.labels).item()
+        loss = self.step(self._upload(batch.images), batch.labels).item()
         if self.step.fallback:
             self._say_once(self.step.fallback, self.step.fallback)
         if self.progress.micro_batch is None:
@@ -312,7 +311,7 @@ class Trainer:
         self.optimizer.step()
         return loss
 
-    def _near(self, images: Tensor) -> Tensor:
+    def _upload(self, images: Tensor) -> Tensor:
         """Crops on the GPU if they leave enough room there, else where they are."""
         if self.device.type == "cuda" and images.nbytes < free_bytes(self.device) // 4:
             return images.to(self.device, non_blocking=True)
@@ -349,7 +348,7 @@ class Trainer:
                 autocast=self._autocast,
                 on_progress=count,
             )
-            self._report_unreadable(found.errors, "validation goes on without it")
+            self._report_unreadable(found.errors, "validation leaves it out")
             seen = images.subset(found.kept)
             descriptors = found.descriptors.float().numpy()
             value = mean_average_precision(descriptors, seen.labels)
@@ -394,7 +393,11 @@ class Trainer:
             self.progress.counts = asdict(self.step.counts)
             self.progress.tuples = self._tuples.tolist()
             save_checkpoint(
-                self.run / CHECKPOINT_FILE, self.net, self.optimizer, self.progress, self.loss
+                self.run / CHECKPOINT_FILE,
+                self.net,
+                self.optimizer,
+                self.progress,
+                loss_module(self.loss),
             )
 
     def _finished(self) -> bool:
@@ -416,7 +419,7 @@ class Trainer:
 
 
 def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
-    """Whether to compile the network: if asked, or if that will have been quicker at the end."""
+    """Whether to compile the network: if set, or if that makes the whole run shorter."""
     if config.compile != "auto":
         return config.compile == "yes"
     pixels = config.updates * config.images_per_update * config.crops.size**2
@@ -445,7 +448,7 @@ def resume(
 
     Args:
         run: the run's folder.
-        view: is told what happens.
+        view: receives what happens, to show it.
         loss: the loss, if the run was started with one of your own.
         backbone: likewise.
         pooling: likewise.

@@ -81,7 +81,7 @@ class TripletMiner:
         with_loss = possible
         if self.settings.form == "margin":
             with_loss = possible & (gaps > -self.settings.margin / 2)
-        # Where no triplet of any query has a loss, there is nothing to learn, but to go on.
+        # Where no triplet of any query has a loss, there is nothing to learn; training continues.
         counts = (with_loss if with_loss.any() else possible).sum(1).cpu().numpy()
         queries = np.flatnonzero(counts)
         if len(queries) == 0:
@@ -98,7 +98,7 @@ class TripletMiner:
 class ContrastiveMiner:
     """Tuples as Radenović et al. choose them (TPAMI 2018).
 
-    Every photo has one positive for the whole run. Random photos ask; the negatives are the
+    Every photo has one positive for the whole run. Random photos are queries; the negatives are the
     nearest of a random pool, each of another class than the query and the other negatives.
 
     Args:
@@ -131,7 +131,7 @@ class ContrastiveMiner:
             self.settings.negatives,
         )
         tuples = np.column_stack([queries, self.positives[queries], photos[found.cpu().numpy()]])
-        # An update may hold more tuples than there are photos: they ask again.
+        # An update may hold more tuples than there are photos: they are queries again.
         return tuples[np.arange(self.period * self.per_update) % len(tuples)]
 
     def _draw(self, update: int) -> tuple[Indices, Indices]:

@@ -34,7 +34,7 @@ def mine_tuples(
     on_progress: Callable[[int, int], object],
     on_errors: Callable[[Sequence[str]], object],
 ) -> Mined:
-    """Embed the photos a miner asks for, a share in each process, and let it choose.
+    """Embed the photos that a miner needs, a share in each process, and let it choose.
 
     Photos are embedded whole, at the size of the training crops, as the papers do it.
 

@@ -36,14 +36,14 @@ def save_checkpoint(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    loss: object = None,
+    loss: nn.Module | None = None,
 ) -> None:
     """Write the state; a kill at any moment leaves the old file or the new one.
 
-    A `loss` that is a module may have parameters too.
+    A `loss` may have parameters too.
     """
     tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
-    if isinstance(loss, nn.Module):
+    if loss is not None:
         tensors.update({f"loss.{k}": v for k, v in loss.state_dict().items()})
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer.{index}.{key}": value for key, value in state.items()})
@@ -54,7 +54,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loss: object = None
+    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
 ) -> Progress:
     """Put a saved state back, to the bit."""
     try:
@@ -68,7 +68,7 @@ def load_checkpoint(
         ) from error
     try:
         net.load_state_dict(_part(tensors, "net."))
-        if isinstance(loss, nn.Module):
+        if loss is not None:
             loss.load_state_dict(_part(tensors, "loss."))
     except RuntimeError as error:
         raise InputError(f"{path} is of another network or loss than the config names") from error

@@ -1,4 +1,4 @@
-"""What a run leaves to read: `metrics.jsonl`, one line an update, and TensorBoard."""
+"""What a run leaves to read: `metrics.jsonl`, one line per update, and TensorBoard."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,9 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Record:
-    """Appends to a run's metrics; going on after `update`, it forgets what came later.
+    """Appends to a run's metrics; resumed after `update`, it removes what came later.
 
-    At 0 the run starts anew, and everything is forgotten.
+    At 0 the run starts, and everything is removed.
     """
 
     def __init__(self, run: Path, update: int = 0) -> None:
@@ -41,7 +41,7 @@ class Record:
         self._board.add_image(name, np.asarray(image), update, dataformats="HWC")
 
     def flush(self) -> None:
-        """Leave nothing in memory: a checkpoint does not go on before what it comes after."""
+        """Write what is in memory: a checkpoint must not be ahead of its metrics."""
         self._board.flush()
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Record:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """The figures of a run, one entry an update."""
+    """The figures of a run, one entry per update."""
     return [json.loads(line) for line in _whole_lines(run / METRICS_FILE)]
 
 

@@ -28,16 +28,16 @@ class ValidationReport:
 
 
 class TrainView:
-    """Is told what happens; this one shows nothing."""
+    """Receives what happens in a run; this one shows nothing."""
 
     def say(self, line: str) -> None:
         """A sentence."""
 
     def start(self, update: int, updates: int) -> None:
-        """Training starts, or goes on after an update."""
+        """Training starts, or is resumed after an update."""
 
     def working(self, what: str, done: int, total: int) -> None:
-        """So many photos of some work beside the updates are done."""
+        """Some photos of other work than updates, such as validation, are done."""
 
     def update(self, report: UpdateReport) -> None:
         """An update is done."""
@@ -52,7 +52,7 @@ class TrainView:
 class LiveTrainView(TrainView):
     """A progress bar with loss, validation mAP, images a second and the time left.
 
-    Where the output is no terminal, one line a validation.
+    Where the output is not a terminal, one line per validation.
     """
 
     def __init__(self, console: Console | None = None) -> None:
