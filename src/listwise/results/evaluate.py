@@ -1,6 +1,7 @@
 """Evaluate a model on a benchmark, alone or compared with another model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -11,6 +12,7 @@ from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
 from listwise.evaluation import Results
+from listwise.progress import counting
 from listwise.results.described import BenchmarkDescriptors, describe_benchmark, refuse_labels
 from listwise.results.table import figures_of, format_table
 
@@ -121,7 +123,7 @@ def evaluate(
     precision: Precision | None = None,
     workers: int | None = None,
     device: str = "auto",
-    on_progress: Callable[[int], object] = lambda count: None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Evaluate a model on a benchmark: mAP and the other figures of its protocols.
 
@@ -141,7 +143,8 @@ def evaluate(
         workers: processes that decode photos; from the cores by default.
         device: where models given as folders run: cpu, cuda, cuda:1 ...; auto uses a GPU if
             present.
-        on_progress: called with the number of photos just described.
+        on_progress: called with the number of photos just described; by default a terminal shows
+            a progress bar.
     """
     opened = open_benchmark(benchmark, data, split)
     refuse_labels(opened, expand, distractors)
@@ -150,15 +153,16 @@ def evaluate(
     if isinstance(distractors, str | Path):
         distractors = DescriptorFile.open(distractors)
     settings = {"max_side": max_side, "scales": scales, "power": power, "precision": precision}
+    photos = len(opened.database)
+    photos += 0 if opened.queries is opened.database else len(opened.queries)
     described: dict[str, BenchmarkDescriptors] = {}
     results: dict[str, Results] = {}
     for name, source in _named(model, against).items():
         network = source if isinstance(source, Model) else load_model(source, device)
         if distractors is not None:
             distractors.require(network.fingerprint)
-        described[name] = describe_benchmark(
-            network, opened, on_progress, workers=workers, **settings
-        )
+        with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
+            described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
         results[name] = described[name].evaluate(distractors=distractors)
         if expand:
             again = described[name].evaluate(expand=True, distractors=distractors)
