@@ -120,7 +120,8 @@ print(*[name for name in sys.modules if name.startswith("listwise") or name in {
         ("listwise", {"torch", "numpy", "PIL", "timm"}),
         ("listwise.losses", {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"}),
         ("listwise.evaluation", {"torch", "timm", "PIL", "pydantic"}),
-        ("listwise.descriptors", {"cv2", "faiss", "lancedb", "pyarrow", "yaml"}),
+        # timm itself loads yaml, through huggingface_hub.
+        ("listwise.descriptors", {"cv2", "faiss", "lancedb", "pyarrow"}),
         ("listwise.search", {"fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb"}),
         ("listwise.cli.main", {"torch", "numpy", "fastapi", "faiss", "lancedb"}),
     ],
