@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -101,7 +102,8 @@ def _assemble(
                     shape = (size, *chunk.images.shape[1:])
                     images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
                 stop = done + len(chunk.images)
-                images[done:stop] = chunk.images
+                # NumPy copies in one thread: PyTorch's would wait for the workers' cores.
+                np.copyto(images[done:stop].numpy(), chunk.images.numpy())
                 labels[done:stop] = chunk.labels
                 errors += chunk.errors
                 done = stop
