@@ -30,17 +30,14 @@ class ImageReport:
     def lines(self) -> list[str]:
         """What is wrong, a sentence each; empty if all is well."""
         lines = []
-        if self.broken:
-            count = len(self.broken)
+        if count := len(self.broken):
             what = "1 image is" if count == 1 else f"{count} images are"
             named = first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
             lines.append(f"{what} unusable and left out: {named}")
-        if self.single:
-            count = len(self.single)
+        if count := len(self.single):
             what = "1 class has" if count == 1 else f"{count} classes have"
-            lines.append(
-                f"{what} only one image, with nothing to be found: {first_names(self.single, ', ')}"
-            )
+            named = first_names(self.single, ", ")
+            lines.append(f"{what} only one image, with nothing to be found: {named}")
         return lines
 
 

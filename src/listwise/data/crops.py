@@ -101,7 +101,7 @@ def random_crop(
     crop = _resample(image, plan.bounds, across, down, settings.size)
     if plan.flip:
         crop = crop[:, ::-1].copy()
-    return _to_tensor(_jitter(crop, *plan.colours))
+    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, plan.colours).transpose(2, 0, 1)))
 
 
 class Crop(NamedTuple):
@@ -174,9 +174,8 @@ class CropDataset(Dataset[Crop]):
 
     def _same_class_from(self, index: int, label: int) -> list[int]:
         """The images of a class in their order, from `index` on and round to before it."""
-        end = self._class_end[label]
         start = self._class_end[label - 1] if label > 0 else 0
-        members = self._by_class[start:end]
+        members = self._by_class[start : self._class_end[label]]
         return [int(i) for i in np.roll(members, -int(np.searchsorted(members, index)))]
 
 
@@ -199,22 +198,17 @@ def _resample(
     """The rectangle in the middle of `bounds` with edges `across` and `down`, size × size."""
     left, top, right, bottom = bounds
     if across[1] == 0.0 and across[0] > 0.0:
-        box = (left, top, right, bottom)
-        return np.asarray(
-            image.resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=3.0)
-        )
+        made = image.resize((size, size), Image.Resampling.BICUBIC, bounds, reducing_gap=3.0)
+        return np.asarray(made)
     # An affine transform does not average over the pixels it skips: reduce before, not after.
     reduction = math.sqrt(float(np.linalg.norm(across) * np.linalg.norm(down))) / size
     if reduction > 1.0:
-        box = (left, top, right, bottom)
-        reduced = (
-            max(1, round((right - left) / reduction)),
-            max(1, round((bottom - top) / reduction)),
-        )
-        image = image.resize(reduced, Image.Resampling.BICUBIC, box, reducing_gap=3.0)
-        shrink = np.array([reduced[0] / (right - left), reduced[1] / (bottom - top)])
+        extent = np.array([right - left, bottom - top])
+        width, height = (max(1, round(length / reduction)) for length in extent.tolist())
+        image = image.resize((width, height), Image.Resampling.BICUBIC, bounds, reducing_gap=3.0)
+        shrink = np.array([width, height]) / extent
         across, down = across * shrink, down * shrink
-        left, top, right, bottom = 0.0, 0.0, float(reduced[0]), float(reduced[1])
+        left, top, right, bottom = 0.0, 0.0, float(width), float(height)
     # With the neighbours of the outermost samples; OpenCV takes no photo of 32768 pixels or more.
     x, y = max(0, math.floor(left) - 2), max(0, math.floor(top) - 2)
     ends = min(image.width, math.ceil(right) + 2), min(image.height, math.ceil(bottom) + 2)
@@ -255,11 +249,8 @@ def _warp(
     return turned
 
 
-def _jitter(
-    crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
-) -> Pixels:
+def _jitter(crop: Pixels, colours: Colours) -> Pixels:
     """Change the colours, all at once: each change is affine, so their chain is one matrix."""
-    colours = Colours(brightness, contrast, saturation, hue)
     if colours == (1.0, 1.0, 1.0, 0.0):
         return crop
     with requires("train", "a random crop"):
@@ -278,7 +269,3 @@ def colour_change(colours: Colours) -> tuple[npt.NDArray[np.float64], float]:
     matrix = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
     # Contrast spreads values around the mean grey, which turning and fading colours keep.
     return matrix * (contrast * brightness), (1.0 - contrast) * brightness
-
-
-def _to_tensor(pixels: Pixels) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))

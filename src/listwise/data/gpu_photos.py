@@ -79,11 +79,8 @@ def decode_on_gpu(
     They are ready on the stream that is the current one when they are asked for; memory that this
     stream does not use any more is written to. Files are read ahead.
 
-    Args:
-        files: the photos.
-        how: what is wanted of them; `min_side` is for photos that the CPU decodes.
-        device: decodes the JPEG files whose colours and layout are the usual ones.
-        threads: read files, and decode all others.
+    The device decodes the JPEG files whose colours and layout are the usual ones; threads read
+    files, and decode all others, for which alone `how.min_side` is.
     """
     pool = ThreadPoolExecutor(threads, "photos")
     try:
@@ -107,7 +104,7 @@ def _read_ahead(pool: ThreadPoolExecutor, files: Iterator[PhotoFile]) -> Iterato
     reading: deque[Future[list[_ReadFile]]] = deque()
     while True:
         while len(reading) < GROUPS_AHEAD and (group := list(islice(files, GROUP))):
-            reading.append(pool.submit(_read, group))
+            reading.append(pool.submit(lambda some: list(map(_read_file, some)), group))
         if not reading:
             return
         yield from reading.popleft().result()
@@ -126,10 +123,6 @@ def _chunks(files: Iterator[_ReadFile]) -> Iterator[list[_ReadFile]]:
         yield chunk
 
 
-def _read(group: list[PhotoFile]) -> list[_ReadFile]:
-    return [_read_file(file) for file in group]
-
-
 def _read_file(file: PhotoFile) -> _ReadFile:
     """A file's content, `usual` if a GPU's decoder surely makes of it what the CPU's would."""
     try:
@@ -138,7 +131,9 @@ def _read_file(file: PhotoFile) -> _ReadFile:
         with opened(io.BytesIO(content)) as image:
             width, height = image.size
             found = _ReadFile(file, width * height, (width, height))
-            if found.pixels > CHUNK_PIXELS or not _is_usual(image) or not _is_whole(content):
+            # A GPU's decoder says nothing of what is missing at the end of a file.
+            whole = content.endswith(b"\xff\xd9")
+            if found.pixels > CHUNK_PIXELS or not _is_usual(image) or not whole:
                 return found
             return found._replace(orientation=exif_orientation(image), usual=True)
     except ImageError:
@@ -155,11 +150,6 @@ def _is_usual(image: Image.Image) -> bool:
         return samplings == ((1, 1),)
     as_rgb = image.info.get("adobe_transform") == 0 or bytes(numbers) == b"RGB"
     return samplings in _SAMPLINGS and not as_rgb
-
-
-def _is_whole(content: bytes) -> bool:
-    """Whether a JPEG file ends as it must: a GPU's decoder says nothing of what is missing."""
-    return content.endswith(b"\xff\xd9")
 
 
 def _decode_on_cpu(file: PhotoFile, how: Decoding) -> Result:

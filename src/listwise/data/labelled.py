@@ -126,10 +126,7 @@ def hold_out_classes(
             "to hold out classes for validation, at least 4 classes of two or more images are "
             f"needed; there are {len(several)}"
         )
-    wanted = round(fraction * len(images.class_names))
-    count = min(max(wanted, 2), len(several) - 2)
+    count = min(max(round(fraction * len(images.class_names)), 2), len(several) - 2)
     held_out = np.random.default_rng(seed).choice(several, size=count, replace=False)
-    in_validation = np.isin(images.labels, held_out)
-    return images.subset(np.flatnonzero(~in_validation)), images.subset(
-        np.flatnonzero(in_validation)
-    )
+    val = np.isin(images.labels, held_out)
+    return images.subset(np.flatnonzero(~val)), images.subset(np.flatnonzero(val))

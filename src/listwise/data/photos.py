@@ -125,12 +125,11 @@ def reduced_size(width: int, height: int, max_side: int | None) -> tuple[int, in
 def thumbnail(photo: Image.Image) -> bytes:
     """A small JPEG file of an RGB photo, its long side reduced to `THUMBNAIL_SIDE`."""
     size = reduced_size(*photo.size, THUMBNAIL_SIDE)
-    small = photo
     if size != photo.size:
-        small = photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+        photo = photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
     for quality in (82, 65, 45, 25):
         file = io.BytesIO()
-        small.save(file, "JPEG", quality=quality)
+        photo.save(file, "JPEG", quality=quality)
         if file.tell() <= THUMBNAIL_BYTES:
             return file.getvalue()
     return b""

@@ -61,7 +61,7 @@ def _decode_by_workers(
     sample = list(islice(stream, SAMPLE)) if workers else []
     loader = DataLoader(
         _Decoder(how),
-        batch_sampler=_Chunks(chain(sample, stream)),
+        batch_sampler=_chunks(chain(sample, stream)),
         num_workers=min(workers, _worthwhile_workers(sample, expected)),
         collate_fn=_pack,
         worker_init_fn=start_worker,
@@ -103,15 +103,10 @@ def _file_bytes(file: PhotoFile) -> int:
         return 0
 
 
-class _Chunks:
-    """Batch sampler: the files themselves, some at a time."""
-
-    def __init__(self, files: Iterator[PhotoFile]) -> None:
-        self.files = files
-
-    def __iter__(self) -> Iterator[list[PhotoFile]]:
-        while chunk := list(islice(self.files, CHUNK)):
-            yield chunk
+def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
+    """A batch sampler: the files themselves, some at a time."""
+    while chunk := list(islice(files, CHUNK)):
+        yield chunk
 
 
 class _Decoder(Dataset[DecodedPhoto | ImageError]):
@@ -127,27 +122,22 @@ class _Decoder(Dataset[DecodedPhoto | ImageError]):
             return error
 
 
-class _Packed(NamedTuple):
-    """Photos on their way from a worker: all pixels in one piece of shared memory."""
-
-    pixels: Tensor
-    photos: list[tuple[torch.Size, tuple[Any, ...]] | ImageError]
+_Packed = tuple[Tensor, list[tuple[torch.Size, tuple[Any, ...]] | ImageError]]
+"""Photos on their way from a worker: all pixels in one piece of shared memory."""
 
 
 def _pack(photos: list[DecodedPhoto | ImageError]) -> _Packed:
     pixels = [photo.pixels.flatten() for photo in photos if isinstance(photo, DecodedPhoto)]
-    return _Packed(
-        torch.cat(pixels) if pixels else torch.empty(0),
-        [
-            (photo.pixels.shape, photo[1:]) if isinstance(photo, DecodedPhoto) else photo
-            for photo in photos
-        ],
-    )
+    return torch.cat(pixels) if pixels else torch.empty(0), [
+        (photo.pixels.shape, photo[1:]) if isinstance(photo, DecodedPhoto) else photo
+        for photo in photos
+    ]
 
 
 def _unpack(packed: _Packed) -> Iterator[DecodedPhoto | ImageError]:
+    pixels, photos = packed
     start = 0
-    for each in packed.photos:
+    for each in photos:
         if isinstance(each, ImageError):
             yield each
             continue
@@ -155,7 +145,7 @@ def _unpack(packed: _Packed) -> Iterator[DecodedPhoto | ImageError]:
         stop = start + shape.numel()
         # A copy, so that shared memory, of which there may be little, is free again soon. NumPy
         # copies in one thread: those of PyTorch would wait for cores that the workers have.
-        copied = packed.pixels[start:stop].numpy().copy()
+        copied = pixels[start:stop].numpy().copy()
         yield DecodedPhoto(torch.from_numpy(copied).view(shape), *rest)
         start = stop
 
@@ -215,9 +205,7 @@ def batch_by_shape(
     Which photos are together depends on these photos alone. When too many wait for others of
     their shape, those of the shape with the most pixels go first.
 
-    Args:
-        photos: from `decode_photos`.
-        batch_size: number of photos in a batch, from width and height.
+    `batch_size` is the number of photos in a batch, from width and height.
     """
     groups: dict[torch.Size, list[tuple[int, DecodedPhoto]]] = {}
     waiting = 0

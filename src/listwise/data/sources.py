@@ -25,8 +25,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from listwise.data.checks import first_names
 from listwise.data.images import IMAGE_SUFFIXES, Box, list_images
@@ -153,10 +154,6 @@ def _is_table(source: Path) -> bool:
     return suffix != ".txt"
 
 
-def _absolute(source: Path, written: str) -> str:
-    return os.path.abspath(source.parent / written)
-
-
 def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
     rows = []
     for number, line in enumerate(read_text(source).split("\n"), start=1):
@@ -169,11 +166,8 @@ def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
                 "write path<TAB>label"
             )
         attributes = {"label": label} if label and not need_label else {}
-        rows.append(
-            _ListedImage(
-                _absolute(source, written), written, label=label or None, attributes=attributes
-            )
-        )
+        path = os.path.abspath(source.parent / written)
+        rows.append(_ListedImage(path, written, label=label or None, attributes=attributes))
     if not rows:
         raise InputError(f"{source}: the list is empty")
     return rows
@@ -195,18 +189,16 @@ def _split_line(line: str) -> tuple[str, str]:
 def _table_rows(source: Path, split_column: str | None, need_label: bool) -> list[_ListedImage]:
     read = _csv_cells if source.suffix.lower() == ".csv" else _parquet_cells
     columns, cells = read(source)
-    missing = [
-        name for name in ("path", *(("label",) if need_label else ())) if name not in columns
-    ]
+    required = ["path", "label"] if need_label else ["path"]
+    missing = [name for name in required if name not in columns]
     if missing:
         hint = ""
         if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
             hint = "; separate the columns by commas"
         raise InputError(
             f"{source}: no column {' and no column '.join(missing)}; the columns are: "
-            f"{', '.join(columns)}; needed are path"
-            f"{' and label' if need_label else ''}, with split and box (or x0,y0,x1,y1) optional"
-            f"{hint}"
+            f"{', '.join(columns)}; needed are {' and '.join(required)}, with split and box "
+            f"(or x0,y0,x1,y1) optional{hint}"
         )
     if split_column not in columns:
         if split_column not in (None, "split"):
@@ -214,7 +206,7 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
                 f"{source}: no split column {split_column!r}; the columns are: {', '.join(columns)}"
             )
         split_column = None
-    required = ("path", *(("label",) if need_label else ()), *filter(None, (split_column,)))
+    required += [split_column] if split_column else []
     read_box = _box_reader(source, columns)
     others = [] if need_label else [c for c in columns if c not in ("path", "box", *_BOX_COLUMNS)]
     rows = []
@@ -225,7 +217,7 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
         written = _cell_text(row["path"])
         rows.append(
             _ListedImage(
-                path=_absolute(source, written),
+                path=os.path.abspath(source.parent / written),
                 id=written,
                 box=read_box(place, row),
                 label=_cell_text(row["label"]) if need_label else None,
@@ -281,14 +273,9 @@ def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{source}: not readable as Parquet ({reason})") from None
 
-    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        number = 0
-        for batch in table.to_batches(max_chunksize=65536):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"row {number}", row
-
-    return list(table.column_names), rows()
+    batches = table.to_batches(max_chunksize=65536)
+    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+    return list(table.column_names), ((f"row {i}", row) for i, row in enumerate(rows, 1))
 
 
 def _box_reader(
@@ -314,16 +301,13 @@ def _box_reader(
             cells = _cell_text(written).replace(",", " ").split()
         if not any(cells):
             return None
+        where = f"{source}, {place}: the box {','.join(cells)!r}"
         try:
             x0, y0, x1, y1 = map(float, cells)
         except ValueError:
-            _bad_box(source, place, cells, "is not four numbers x0,y0,x1,y1")
+            raise InputError(f"{where} is not four numbers x0,y0,x1,y1") from None
         if not all(map(math.isfinite, (x0, y0, x1, y1))) or x0 >= x1 or y0 >= y1:
-            _bad_box(source, place, cells, "is empty; it must have x0 < x1 and y0 < y1")
+            raise InputError(f"{where} is empty; it must have x0 < x1 and y0 < y1")
         return x0, y0, x1, y1
 
     return read
-
-
-def _bad_box(source: Path, place: str, cells: Sequence[str], fault: str) -> NoReturn:
-    raise InputError(f"{source}, {place}: the box {','.join(cells)!r} {fault}")

@@ -18,10 +18,7 @@ _BLOCK = 1 << 22  # scores held at a time
 
 
 def evaluate_descriptors(
-    queries: ArrayLike,
-    database: Database,
-    judged: JudgedQueries,
-    ks: Sequence[int] | None = None,
+    queries: ArrayLike, database: Database, judged: JudgedQueries, ks: Sequence[int] | None = None
 ) -> Results:
     """The figures of queries searched by dot product; equal scores rank in database order.
 

@@ -1,6 +1,5 @@
 """Losses of pytorch-metric-learning, called like all others (`pip install listwise[compare]`)."""
 
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -12,16 +11,12 @@ from listwise.optional import requires
 
 
 class _AdaptedLoss(BatchLoss):
-    """The weighted mean of what a loss of pytorch-metric-learning gives for each image.
-
-    Args:
-        name: of the loss in `pytorch_metric_learning.losses`.
-        settings: of that loss.
-    """
+    """The weighted mean of what a loss of pytorch-metric-learning gives for each image."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__()
-        losses, reducers = _library()
+        with requires("compare", "this loss"):
+            from pytorch_metric_learning import losses, reducers
         self._each = getattr(losses, name)(**settings, reducer=reducers.DoNothingReducer())
 
     def share(
@@ -64,9 +59,3 @@ class MultiSimilarityLoss(_AdaptedLoss):
 
     def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
         super().__init__("MultiSimilarityLoss", alpha=alpha, beta=beta, base=base)
-
-
-def _library() -> tuple[ModuleType, ModuleType]:
-    with requires("compare", "this loss"):
-        from pytorch_metric_learning import losses, reducers
-    return losses, reducers

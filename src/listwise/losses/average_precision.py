@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 
 from listwise.errors import InputError
+from listwise.losses import checks
 from listwise.losses.base import PrecisionLoss
-from listwise.losses.checks import (
-    check_bins,
-    check_queries,
-    check_scores,
-    check_shapes,
-    check_weight_shape,
-)
 from listwise.losses.histogram import label_histograms, on_gpu, score_histograms
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
@@ -36,8 +30,8 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
     Returns:
         [Q], differentiable with respect to the scores; float32 for half-precision scores.
     """
-    check_bins(bins)
-    relevant = check_scores(scores, relevance)
+    checks.check_bins(bins)
+    relevant = checks.check_scores(scores, relevance)
     histograms = score_histograms(scores, relevant, bins)
     positives = relevant.sum(1)
     precision = quantized_precision(histograms[0], histograms[1], positives.clamp(min=1))
@@ -49,7 +43,7 @@ class _HistogramLoss(PrecisionLoss):
 
     def __init__(self, formula: Formula, bins: int, include_self: bool) -> None:
         super().__init__()
-        self.bins = check_bins(bins)
+        self.bins = checks.check_bins(bins)
         self.include_self = include_self
         self._formula = formula
 
@@ -93,7 +87,7 @@ class QuantizedAPLoss(_HistogramLoss):
         *,
         queries: tuple[int, int] | None = None,
     ) -> Tensor:
-        check_shapes(descriptors, labels)
+        checks.check_shapes(descriptors, labels)
         # A compiler sees the operator below, which runs the same kernels; and a gradient by the
         # weights is nothing that the fused loss has.
         learned = weights is not None and weights.requires_grad
@@ -101,9 +95,9 @@ class QuantizedAPLoss(_HistogramLoss):
             return super().forward(descriptors, labels, weights, queries=queries)
         from listwise.losses import gpu
 
-        start, stop = check_queries(queries, len(labels))
+        start, stop = checks.check_queries(queries, len(labels))
         if weights is not None:
-            check_weight_shape(weights, len(labels))
+            checks.check_weight_shape(weights, len(labels))
         return gpu.quantized_loss(
             descriptors, labels, weights, self.bins, self.include_self, start, stop
         )

@@ -3,12 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from listwise.losses.checks import (
-    check_batch,
-    check_queries,
-    query_weights,
-    refuse_no_positives,
-)
+from listwise.losses.checks import check_batch, check_queries, query_weights, refuse_no_positives
 from listwise.losses.histogram import accumulation_dtype
 
 
@@ -69,12 +64,7 @@ class PrecisionLoss(BatchLoss):
     ) -> Tensor:
         """Average precision of queries start to stop, anything where there is no positive: [Q].
 
-        Args:
-            descriptors: [B, C] unit rows.
-            labels: [B].
-            positives: [B], how many each query has.
-            start: first query.
-            stop: end of the queries.
+        Shapes: descriptors [B, C] unit rows, labels [B], numbers of positives [B].
         """
         raise NotImplementedError
 

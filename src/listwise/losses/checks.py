@@ -93,12 +93,6 @@ def check_scores(scores: Tensor, relevance: Tensor) -> Tensor:
     return relevant
 
 
-def check_weights(weights: Tensor, size: int) -> None:
-    """[B] finite numbers, none below zero."""
-    check_weight_shape(weights, size)
-    refuse_weights(bool((weights.isfinite() & (weights >= 0)).all()))
-
-
 def check_weight_shape(weights: Tensor, size: int) -> None:
     """One weight an image, without a look at the numbers: [B]."""
     if not isinstance(weights, Tensor) or weights.shape != (size,):
@@ -134,7 +128,8 @@ def query_weights(
     """The weights given, checked, or ones: [B]."""
     if weights is None:
         return torch.ones(size, dtype=dtype, device=device)
-    check_weights(weights, size)
+    check_weight_shape(weights, size)
+    refuse_weights(bool((weights.isfinite() & (weights >= 0)).all()))
     return weights.to(device, dtype)
 
 

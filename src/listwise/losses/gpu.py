@@ -24,7 +24,7 @@ and its scaling backward. What they need beside tensors is worked out once for a
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -78,14 +78,8 @@ class Tiling:
 
 
 # By whether scores are made of split descriptors.
-HISTOGRAM_TILING = {
-    True: Tiling(128, 128, 64, 8, 8, 3),
-    False: Tiling(64, 128, 64, 8, 4, 3),
-}
-WEIGHT_TILING = {
-    True: Tiling(128, 64, 64, 8, 4, 2),
-    False: Tiling(128, 64, 64, 8, 4, 3),
-}
+HISTOGRAM_TILING = {True: Tiling(128, 128, 64, 8, 8, 3), False: Tiling(64, 128, 64, 8, 4, 3)}
+WEIGHT_TILING = {True: Tiling(128, 64, 64, 8, 4, 2), False: Tiling(128, 64, 64, 8, 4, 3)}
 # Descriptors are filled up with zeros to a multiple of this, which every depth divides.
 ALIGNMENT = 64
 
@@ -104,17 +98,7 @@ def quantized_loss(
     start: int,
     stop: int,
 ) -> Tensor:
-    """The queries' share of 1 − mAP_Q of a batch whose shapes were checked: a scalar, float32.
-
-    Args:
-        descriptors: [B, C] unit rows.
-        labels: [B] integers.
-        weights: [B] weights of the queries; equal ones by default.
-        bins: number M of bins.
-        include_self: whether an image counts in its own list.
-        start: first query.
-        stop: end of the queries.
-    """
+    """The queries' share of 1 − mAP_Q of a batch whose shapes were checked: a scalar, float32."""
     if weights is not None:
         weights = weights.to(descriptors.device, torch.float32)
     kernels = _kernels_for(
@@ -171,23 +155,9 @@ def label_histograms(
 
 
 def label_histograms_backward(
-    slopes: Tensor,
-    descriptors: Tensor,
-    labels: Tensor,
-    include_self: bool,
-    start: int,
-    stop: int,
+    slopes: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
 ) -> Tensor:
-    """Gradient by the descriptors [B, C].
-
-    Args:
-        slopes: [Q, 2, M + 1] of each query, as `histogram.gap_slopes` makes them.
-        descriptors: [B, C].
-        labels: [B].
-        include_self: whether an image counts in its own list.
-        start: first query.
-        stop: end of the queries.
-    """
+    """Gradient by the descriptors [B, C], from the slopes [Q, 2, M + 1] of `gap_slopes`."""
     bins = slopes.shape[-1] - 1
     kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
@@ -197,8 +167,7 @@ def label_histograms_backward(
         return kernels.gradient(room.parts, room.kinds, room.slopes, slopes.new_ones(()))
 
 
-@dataclass(frozen=True)
-class _Room:
+class _Room(NamedTuple):
     """What kernels hand on to each other, laid out as `kernels.py` says."""
 
     parts: Tensor
@@ -288,53 +257,24 @@ class _Kernels:
             slopes.zero_()
         if found is None:
             found = self._empty(torch.float32, 3 * self.prepare_programs)
-        self._prepare(
-            self.prepare_programs,
-            _aligned(descriptors) if self.exact else parts,
-            _aligned(labels),
-            weights,
-            parts,
-            kinds,
-            table,
-            slopes,
-            found,
-            size,
-            dim,
-            self.padded,
-            self.start,
-            queries,
-        )
-        return _Room(parts, kinds, table, slopes)
+        room = _Room(parts, kinds, table, slopes)
+        given = (_aligned(descriptors) if self.exact else parts, _aligned(labels), weights)
+        numbers = (size, dim, self.padded, self.start, queries)
+        self._prepare(self.prepare_programs, *given, *room, found, *numbers)
+        return room
 
     def histograms(self, room: _Room) -> None:
         """Fill the table."""
-        self._histogram(
-            self.histogram_programs,
-            room.parts,
-            room.kinds,
-            room.table,
-            self.size,
-            self.padded,
-            self.start,
-            self.stop,
-        )
+        numbers = (self.size, self.padded, self.start, self.stop)
+        self._histogram(self.histogram_programs, room.parts, room.kinds, room.table, *numbers)
 
     def precision(self, room: _Room, weights: Tensor | None, total: float) -> Tensor:
         """The loss, a scalar, and the slopes, from the table and the weight of all queries."""
         loss = self._empty(torch.float32)
         queries = self.stop - self.start
-        self._precision(
-            triton.cdiv(queries, PRECISION_ROWS),
-            room.table,
-            room.kinds,
-            weights,
-            room.slopes,
-            loss,
-            self.size,
-            self.start,
-            queries,
-            total,
-        )
+        tensors = (room.table, room.kinds, weights, room.slopes, loss)
+        programs = triton.cdiv(queries, PRECISION_ROWS)
+        self._precision(programs, *tensors, self.size, self.start, queries, total)
         return loss
 
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
@@ -342,6 +282,7 @@ class _Kernels:
         size, dim, tile = self.size, self.dim, self.tile
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
+        given = (parts, kinds, slopes, gradient, strip, size, self.padded, self.strip_columns)
         restore = slopes[-1]
         result: Tensor | None = None
         with _no_autocast():
@@ -352,21 +293,8 @@ class _Kernels:
                         continue
                     row_tiles = triton.cdiv(rows.stop - rows.start, tile.rows)
                     column_tiles = triton.cdiv(columns.stop - columns.start, tile.columns)
-                    self._weight(
-                        row_tiles * column_tiles,
-                        parts,
-                        kinds,
-                        slopes,
-                        gradient,
-                        strip,
-                        size,
-                        self.padded,
-                        self.strip_columns,
-                        rows.start // tile.rows,
-                        columns.start // tile.columns,
-                        row_tiles,
-                        column_tiles,
-                    )
+                    corner = (rows.start // tile.rows, columns.start // tile.columns)
+                    self._weight(row_tiles * column_tiles, *given, *corner, row_tiles, column_tiles)
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
                 if total is not None and total.shape == (size, dim) and self.exact:
@@ -399,19 +327,8 @@ def _kernels_for(
     start: int,
     stop: int,
 ) -> _Kernels:
-    size, dim = descriptors.shape
-    return _cached_kernels(
-        descriptors.device,
-        descriptors.dtype,
-        labels.dtype,
-        weighted,
-        size,
-        dim,
-        bins,
-        include_self,
-        start,
-        stop,
-    )
+    kinds = (descriptors.device, descriptors.dtype, labels.dtype)
+    return _cached_kernels(*kinds, weighted, *descriptors.shape, bins, include_self, start, stop)
 
 
 def _aligned(tensor: Tensor) -> Tensor:

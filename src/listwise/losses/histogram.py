@@ -11,6 +11,7 @@ a table row of i and of j, so each pair of images is scored once, not twice, in 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -30,17 +31,10 @@ def label_histograms(
     include_self: bool = False,
     queries: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Soft histograms of every query against the whole batch.
+    """Soft histograms of every query against the whole batch: of the relevant images, and of all.
 
-    Args:
-        descriptors: [B, C] unit rows.
-        labels: [B] integers; images of equal label are relevant to each other.
-        bins: number M of bins.
-        include_self: whether an image counts in its own list.
-        queries: rows (start, stop) that are queries; all of them by default.
-
-    Returns:
-        [2, Q, M]: the histogram of the relevant images, and that of all images.
+    `queries` are the rows (start, stop) that are queries, all of them by default.
+    Shapes: descriptors [B, C] unit rows, labels [B] -> [2, Q, M].
     """
     start, stop = queries or (0, len(descriptors))
     result: Tensor = _label_histograms(descriptors, labels, bins, include_self, start, stop)
@@ -283,14 +277,9 @@ def gap_slopes(gradient: Tensor) -> Tensor:
     """Derivative of the loss by a score, for each gap between two bin centers it may lie in.
 
     In a gap a rising score moves mass from the lower bin to the higher one. Bins beyond the ends
-    count nothing.
-
-    Args:
-        gradient: [2, Q, M], by the histograms of the relevant and of all images.
-
-    Returns:
-        [Q, 2, M + 1]: gaps for the irrelevant images, then for the relevant ones, from the one
-        before the first bin to the one behind the last.
+    count nothing. Shapes: the gradient by the histograms of the relevant and of all images
+    [2, Q, M] -> [Q, 2, M + 1], gaps for the irrelevant images, then for the relevant ones, from
+    the one before the first bin to the one behind the last.
     """
     bins = gradient.shape[-1]
     relevant, every = gradient
@@ -301,13 +290,8 @@ def gap_slopes(gradient: Tensor) -> Tensor:
 def _slopes(gradient: Tensor) -> Tensor:
     """Derivative of the loss by a score, for each slot the score may lie in.
 
-    On a center Eq. 8 adds up the slopes of both gaps beside it.
-
-    Args:
-        gradient: [2, Q, M], by the histograms of the relevant and of all images.
-
-    Returns:
-        [Q, 2(2M − 1)]: slots for the irrelevant images, then for the relevant ones.
+    On a center Eq. 8 adds up the slopes of both gaps beside it. Shapes: as for `gap_slopes`, to
+    [Q, 2(2M − 1)].
     """
     gaps = gap_slopes(gradient)
     slots = gaps.new_empty(len(gaps), 2, 2 * gradient.shape[-1] - 1)
@@ -322,9 +306,7 @@ def blocks(start: int, stop: int, size: int) -> list[slice]:
 
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    for row_block in blocks(0, rows, TILE):
-        for column_block in blocks(0, columns, TILE):
-            yield row_block, column_block
+    return product(blocks(0, rows, TILE), blocks(0, columns, TILE))
 
 
 def _tile_pairs(size: int, start: int, stop: int) -> Iterator[tuple[slice, slice]]:

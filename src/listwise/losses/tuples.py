@@ -11,11 +11,7 @@ _BLOCK = 1024  # queries compared with the batch at a time
 
 
 class TupleLoss(nn.Module):
-    """The weighted mean, over tuples of a query, a positive and negatives, of a local loss.
-
-    Args:
-        negatives: number N of negatives in a tuple.
-    """
+    """The weighted mean, over tuples of a query, a positive and N negatives, of a local loss."""
 
     def __init__(self, negatives: int) -> None:
         super().__init__()
@@ -73,16 +69,9 @@ class TupleLoss(nn.Module):
 def hardest_in_batch(
     descriptors: Tensor, labels: Tensor, queries: Tensor, negatives: int
 ) -> Tensor:
-    """The farthest image of its class and the nearest of other classes for each query.
+    """Each query, the farthest image of its class and the N nearest of other classes: [Q, 2 + N].
 
-    Args:
-        descriptors: [B, C] unit rows.
-        labels: [B].
-        queries: [Q] rows, each with another image of its class.
-        negatives: number N of negatives.
-
-    Returns:
-        [Q, 2 + N] rows: query, positive, negatives.
+    Shapes: descriptors [B, C] unit rows, labels [B], rows [Q] of queries, which have a positive.
     """
     sizes = torch.unique(labels, return_counts=True)[1]
     if len(labels) - int(sizes.max()) < negatives:

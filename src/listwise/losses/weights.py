@@ -7,13 +7,10 @@ from listwise.losses.checks import check_labels
 
 
 def class_balanced_weights(labels: Tensor) -> Tensor:
-    """Weights under which every class counts the same (section 4.2): [B], mean 1.
+    """Weights under which every class counts the same (section 4.2): [B] integers -> [B], mean 1.
 
     The weight of an image is inversely proportional to the size of its class. The losses scale
     weights once more, so that their mean over the queries that have a positive is 1.
-
-    Args:
-        labels: [B] integers.
     """
     check_labels(labels)
     _, position, sizes = torch.unique(labels, return_inverse=True, return_counts=True)

@@ -98,13 +98,7 @@ def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
 
 
 def pooled_length(backbone: nn.Module, pooling: nn.Module, side: int) -> int:
-    """Length of the vector that a pooling makes of a backbone's feature map, found by a trial.
-
-    Args:
-        backbone: [B, 3, side, side] -> [B, C, H, W].
-        pooling: [B, C, H, W] -> [B, length].
-        side: of the images to try it with.
-    """
+    """Length of the vectors that a pooling makes of images [B, 3, side, side], found by a trial."""
     example = next(backbone.parameters(), torch.empty(0))
     images = torch.zeros(2, 3, side, side, dtype=example.dtype, device=example.device)
     with torch.no_grad(), torch.random.fork_rng():

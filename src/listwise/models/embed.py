@@ -99,18 +99,11 @@ def embed_parts(
 ) -> Generator[Embedded, None, None]:
     """`embed_photos` part by part, in one go: the next part is decoded while one is computed.
 
-    A part's descriptors depend on its own photos alone, to the last bit.
-
-    Args:
-        net: the network; in evaluation mode until the last part is taken.
-        files: the photos.
-        sizes: numbers of photos in the parts; it ends with the photos, if not before.
-            `Embedded.kept` has positions in the part.
-        how: how photos are decoded.
-        describe: makes descriptors [B, C] of photos uint8 [B, 3, H, W]; the network by default.
-        workers: as for `embed_photos`, like all that follow.
-        autocast: dtype in which the network runs.
-        on_progress: called with the number of photos just done.
+    A part's descriptors depend on its own photos alone, to the last bit. The network is in
+    evaluation mode until the last part is taken. `sizes` are the numbers of photos in the parts,
+    and end with the photos, if not before; `Embedded.kept` has positions in the part. `describe`
+    makes descriptors [B, C] of photos uint8 [B, 3, H, W], the network by default. Other arguments
+    are those of `embed_photos`.
     """
     device = next(net.parameters()).device
     training = net.training
@@ -138,13 +131,7 @@ def embed_decoded(
 ) -> Embedded:
     """Descriptors [n, dim] of photos that are decoded, in their order, made as `embed_parts` does.
 
-    Args:
-        photos: the photos.
-        describe: makes descriptors [B, dim] of photos uint8 [B, 3, H, W].
-        dim: dimensions of a descriptor.
-        device: where `describe` works.
-        autocast: dtype in which it works.
-        on_progress: called with the number of photos just done.
+    `describe` makes descriptors [B, dim] of photos uint8 [B, 3, H, W] on `device`.
     """
     found: dict[int, tuple[Tensor, DecodedPhoto]] = {}
     errors: dict[int, str] = {}

@@ -3,8 +3,7 @@
 All of them work in float32 or wider whatever the map's type, so that they are safe under autocast.
 """
 
-from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -18,30 +17,68 @@ def _wide(features: Tensor) -> Tensor:
     return features if features.dtype == torch.float64 else features.float()
 
 
-def gem(features: Tensor, p: Tensor, eps: float = 1e-6) -> Tensor:
-    """Generalised mean (Radenović et al. 2018): the p-th power mean of each channel.
+class GeM(nn.Module):
+    """Generalised mean (Radenović et al. 2018): the p-th power mean of each channel, p learned.
 
     Values below `eps`, negative ones among them, count as `eps`.
-
-    Shapes: features [B, C, H, W], p [1] -> [B, C].
     """
-    x = _wide(features).flatten(2).clamp(min=eps)
-    # The power mean does not depend on this scale, so it carries no gradient. It keeps every base
-    # within (0, 1] and one of them at 1: no power can overflow and no mean of powers can vanish.
-    scale = x.detach().amax(dim=2, keepdim=True)
-    exponent = p.to(x.dtype)
-    mean = (x / scale).pow(exponent).mean(dim=2)
-    return scale.squeeze(2) * mean.pow(1 / exponent)
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([p]))
+        self.eps = eps
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        x = _wide(features).flatten(2).clamp(min=self.eps)
+        # The power mean does not depend on this scale, so it carries no gradient. It keeps every
+        # base within (0, 1] and one of them at 1: no power can overflow, no mean can vanish.
+        scale = x.detach().amax(dim=2, keepdim=True)
+        exponent = self.p.to(x.dtype)
+        mean = (x / scale).pow(exponent).mean(dim=2)
+        return scale.squeeze(2) * mean.pow(1 / exponent)
 
 
-def mac(features: Tensor) -> Tensor:
-    """Maximum of each channel. Shapes: [B, C, H, W] -> [B, C]."""
-    return _wide(features).amax(dim=(2, 3))
+class MAC(nn.Module):
+    """Maximum of each channel."""
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        return _wide(features).amax(dim=(2, 3))
 
 
-def spoc(features: Tensor) -> Tensor:
-    """Mean of each channel. Shapes: [B, C, H, W] -> [B, C]."""
-    return _wide(features).mean(dim=(2, 3))
+class SPoC(nn.Module):
+    """Mean of each channel."""
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        return _wide(features).mean(dim=(2, 3))
+
+
+class RMAC(nn.Module):
+    """Sum of the L2-normalised maxima of regions over three scales (Tolias et al. 2016)."""
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        x = _wide(features)
+        total = x.new_zeros(x.shape[:2])
+        for top, left, side in rmac_regions(x.shape[2], x.shape[3]):
+            region = x[:, :, top : top + side, left : left + side]
+            total = total + F.normalize(region.amax(dim=(2, 3)), dim=1)
+        return total
+
+
+class CroW(nn.Module):
+    """Sum weighted over space and channels (Kalantidis et al. 2016, a = b = 2).
+
+    A cell weighs the square root of its share of the activation, a channel the logarithm of its
+    inverse frequency. The definition is for activations >= 0: negative ones count as 0.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        x = _wide(features).flatten(2).clamp(min=0)
+        # An empty cell adds nothing whatever its weight, but the root has no gradient at 0.
+        spatial = F.normalize(x.sum(dim=1), dim=1).clamp(min=1e-12).sqrt()
+        active = (x > 0).to(x.dtype).mean(dim=2)
+        total = active.sum(dim=1, keepdim=True)
+        channel = ((x.shape[1] * 1e-6 + total) / (1e-6 + active)).log()
+        return channel * (x * spatial.unsqueeze(1)).sum(dim=2)
 
 
 def rmac_regions(height: int, width: int, scales: int = 3) -> list[tuple[int, int, int]]:
@@ -78,83 +115,6 @@ def rmac_regions(height: int, width: int, scales: int = 3) -> list[tuple[int, in
             for left in starts(width, side, columns)
         ]
     return regions
-
-
-def rmac(features: Tensor, scales: int = 3) -> Tensor:
-    """Sum of the L2-normalised maxima of regions over three scales (Tolias et al. 2016).
-
-    Shapes: [B, C, H, W] -> [B, C].
-    """
-    x = _wide(features)
-    total = x.new_zeros(x.shape[:2])
-    for top, left, side in rmac_regions(x.shape[2], x.shape[3], scales):
-        region = x[:, :, top : top + side, left : left + side]
-        total = total + F.normalize(region.amax(dim=(2, 3)), dim=1)
-    return total
-
-
-def crow(features: Tensor, eps: float = 1e-6) -> Tensor:
-    """Sum weighted over space and channels (Kalantidis et al. 2016, a = b = 2).
-
-    A cell weighs the square root of its share of the activation, a channel the logarithm of its
-    inverse frequency. The definition is for activations >= 0: negative ones count as 0.
-
-    Shapes: [B, C, H, W] -> [B, C].
-    """
-    x = _wide(features).flatten(2).clamp(min=0)
-    # An empty cell adds nothing whatever its weight, but the root has no gradient at 0.
-    spatial = F.normalize(x.sum(dim=1), dim=1).clamp(min=1e-12).sqrt()
-    active = (x > 0).to(x.dtype).mean(dim=2)
-    total = active.sum(dim=1, keepdim=True)
-    channel = ((x.shape[1] * eps + total) / (eps + active)).log()
-    return channel * (x * spatial.unsqueeze(1)).sum(dim=2)
-
-
-class GeM(nn.Module):
-    """Generalised-mean pooling with a learned power. Shapes: [B, C, H, W] -> [B, C]."""
-
-    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.p = nn.Parameter(torch.tensor([p]))
-        self.eps = eps
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Pool a feature map, [B, C, H, W] -> [B, C]."""
-        return gem(features, self.p, self.eps)
-
-
-class _Fixed(nn.Module):
-    """A pooling without parameters. Shapes: [B, C, H, W] -> [B, C]."""
-
-    function: ClassVar[Callable[..., Tensor]]
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Pool a feature map, [B, C, H, W] -> [B, C]."""
-        return self.function(features)
-
-
-class MAC(_Fixed):
-    """Maximum of each channel. Shapes: [B, C, H, W] -> [B, C]."""
-
-    function = staticmethod(mac)
-
-
-class SPoC(_Fixed):
-    """Mean of each channel. Shapes: [B, C, H, W] -> [B, C]."""
-
-    function = staticmethod(spoc)
-
-
-class RMAC(_Fixed):
-    """Regional maxima over three scales. Shapes: [B, C, H, W] -> [B, C]."""
-
-    function = staticmethod(rmac)
-
-
-class CroW(_Fixed):
-    """Cross-dimensional weighting. Shapes: [B, C, H, W] -> [B, C]."""
-
-    function = staticmethod(crow)
 
 
 POOLINGS: Final[dict[str, type[nn.Module]]] = {

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.files import publish, write_tensors
+from listwise.files import write_tensors, write_text
 
 FORMAT_VERSION: Final = 1
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -46,16 +45,9 @@ class NetConfig(BaseModel):
 def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> None:
     """Write both files, each of them atomically; the config is last, so its presence means done."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(
-            f"{folder} is a file, and a network is saved as a folder: give another name"
-        )
+        raise InputError(f"{folder} is a file, and a network is a folder: give another name")
     write_tensors(folder / WEIGHTS_FILE, state)
-    partial = folder / f"{CONFIG_FILE}.{os.getpid()}.tmp"
-    try:
-        partial.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        publish(partial, folder / CONFIG_FILE)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(folder / CONFIG_FILE, config.model_dump_json(indent=2) + "\n")
 
 
 def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:

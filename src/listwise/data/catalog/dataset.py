@@ -90,11 +90,7 @@ class Dataset:
     def _parts(self) -> dict[str, Sequence[str]]:
         if self.layout in LABELLED:
             images = self.labelled()
-            splits = images.splits or ()
-            found: dict[str, list[str]] = {}
-            for path, split in zip(images.paths, splits, strict=True):
-                found.setdefault(split, []).append(path)
-            return dict(found)
+            return {name: images.of_split(name).paths for name in set(images.splits or ())}
         if self.layout == "distractors":
             return {"database": self.images().paths}
         benchmark = self.benchmark()

@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.error import HTTPError, URLError
@@ -30,8 +29,7 @@ TIMEOUT: Final = 60.0
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-@dataclass(frozen=True)
-class Patience:
+class Patience(NamedTuple):
     """How often a download that makes no progress is tried again, after how many seconds."""
 
     retries: int = 5
@@ -53,14 +51,7 @@ def download(
     An archive or file of the right name that lies in `folder` already, downloaded by hand, is
     taken as it is.
 
-    Args:
-        entry: what to fetch.
-        folder: where it goes; made if there is none.
-        progress: see `Progress`.
-        patience: see `Patience`.
-
-    Returns:
-        Names of the files without a published checksum, whose SHA-256 was only noted.
+    Returns the names of the files without a published checksum, whose SHA-256 was only noted.
     """
     if not entry.files:
         raise InputError(f"{entry.name} cannot be downloaded: {entry.how}")
@@ -87,9 +78,7 @@ class DownloadResult(NamedTuple):
 
 
 def get_dataset(
-    entry: DataSetEntry,
-    folder: str | Path,
-    progress: Progress = lambda what, done, total: None,
+    entry: DataSetEntry, folder: str | Path, progress: Progress = lambda what, done, total: None
 ) -> DownloadResult:
     """The data set in `folder`, downloaded if it is not there or not complete."""
     found = recognise(Path(folder))
@@ -166,7 +155,7 @@ def fetch(
             reason = "the connection broke off"
         except HTTPError as error:
             if error.code == 416:  # nothing beyond what is here: it is complete, or not the same
-                if _length(error.headers.get("Content-Range")) == before > 0:
+                if before and error.headers.get("Content-Range", "").endswith(f"/{before}"):
                     break
                 part.unlink(missing_ok=True)
             elif error.code not in _PASSING:
@@ -225,11 +214,6 @@ def _continue(address: str, part: Path, name: str, room: int, progress: Progress
 def _tag(part: Path) -> Path:
     """Where the server's name for this version of the file is kept until it is complete."""
     return part.with_name(f"{part.name}.tag")
-
-
-def _length(content_range: str | None) -> int:
-    total = (content_range or "").rpartition("/")[2]
-    return int(total) if total.isdigit() else -1
 
 
 def _text(address: str, folder: Path, patience: Patience) -> str:

@@ -36,7 +36,7 @@ def read_ground_truth(path: str | Path) -> JudgedQueries:
     grades: dict[str, list[Indices]] = {"easy": [], "hard": [], "junk": []}
     for query, judgement in zip(queries, judgements, strict=True):
         where = f"{path}, query {query}"
-        boxes.append(_box(_field(judgement, "bbx", where), where))
+        boxes.append(_box(_field(judgement, "bbx", where), f"{where}: 'bbx'"))
         for key, lists in grades.items():
             lists.append(_indices(_field(judgement, key, where), key, len(names), where))
         everything = np.concatenate([lists[-1] for lists in grades.values()])
@@ -48,10 +48,8 @@ def read_ground_truth(path: str | Path) -> JudgedQueries:
 def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> JudgedQueries:
     """Read the `gt_files`: NAME_query.txt, NAME_good.txt, NAME_ok.txt and NAME_junk.txt a query.
 
-    Args:
-        folder: where the files are.
-        names: the database images (no folder, no extension), which the files do not list. Junk
-            that is not among them is left out, as it would have no effect.
+    `names` are the database images (no folder, no extension), which the files do not list. Junk
+    that is not among them is left out, as it would have no effect.
     """
     folder = Path(folder)
     files = sorted(folder.glob(f"*{_QUERY}"))
@@ -83,14 +81,8 @@ def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> Judged
 
 
 def _query(file: Path) -> tuple[str, Box]:
-    words = read_text(file).split()
-    try:
-        name, (left, top, right, bottom) = words[0], (float(word) for word in words[1:])
-    except (IndexError, ValueError):
-        raise InputError(f"{file}: expected a name and four numbers, the box") from None
-    if not (left < right and top < bottom):
-        raise InputError(f"{file}: the box should be left, top, right, bottom in that order")
-    return name.removeprefix(_PREFIX), (left, top, right, bottom)
+    name, *numbers = read_text(file).split() or [""]
+    return name.removeprefix(_PREFIX), _box(numbers, f"{file}, after the name: the box")
 
 
 def _field(content: Any, key: str, where: str) -> Any:
@@ -108,10 +100,10 @@ def _box(value: Any, where: str) -> Box:
     try:
         left, top, right, bottom = (float(number) for number in value)
     except (TypeError, ValueError):
-        raise InputError(f"{where}: 'bbx' should be four numbers") from None
+        raise InputError(f"{where} should be four numbers") from None
     if not (left < right and top < bottom):
         raise InputError(
-            f"{where}: 'bbx' should be left, top, right, bottom in that order, "
+            f"{where} should be left, top, right, bottom in that order, "
             f"found {left:g}, {top:g}, {right:g}, {bottom:g}"
         )
     return left, top, right, bottom

@@ -8,10 +8,4 @@ from listwise.data.toy.dataset import (
     make_toy_landmarks,
 )
 
-__all__ = [
-    "TOY_GROUND_TRUTH",
-    "TOY_LABELS",
-    "TOY_PARAMETERS",
-    "TOY_PHOTOS",
-    "make_toy_landmarks",
-]
+__all__ = ["TOY_GROUND_TRUTH", "TOY_LABELS", "TOY_PARAMETERS", "TOY_PHOTOS", "make_toy_landmarks"]

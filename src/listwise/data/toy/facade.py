@@ -9,12 +9,7 @@ from PIL import Image
 from listwise.data.toy.canvas import Canvas, Grain, shade
 from listwise.data.toy.openings import draw_door, draw_window, outline
 from listwise.data.toy.plans import Building, BuildingPlan, Colour, Details
-from listwise.data.toy.roofs import (
-    draw_ornament,
-    draw_roof,
-    draw_towers,
-    total_height,
-)
+from listwise.data.toy.roofs import draw_ornament, draw_roof, draw_towers, total_height
 
 _BEAM: Colour = (86, 58, 42)
 _PIXELS = 340  # of the longer side of a finished front
