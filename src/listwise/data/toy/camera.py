@@ -79,21 +79,14 @@ def paste_quad(
         return
     width = max(math.dist(corners[0], corners[1]), math.dist(corners[3], corners[2]))
     height = max(math.dist(corners[0], corners[3]), math.dist(corners[1], corners[2]))
-    level = 0
-    while (
-        level + 1 < len(pyramid)
-        and pyramid[level + 1].width > 0.8 * width
-        and pyramid[level + 1].height > 0.8 * height
-    ):
-        level += 1
-    source = pyramid[level]
+    source = pyramid[0]
+    for smaller in pyramid[1:]:
+        if smaller.width <= 0.8 * width or smaller.height <= 0.8 * height:
+            break
+        source = smaller
     coefficients = _homography(corners - (left, top), source.size)
-    seen = source.transform(
-        (right - left, bottom - top),
-        Image.Transform.PERSPECTIVE,
-        coefficients,
-        Image.Resampling.BILINEAR,
-    )
+    size, kind = (right - left, bottom - top), Image.Transform.PERSPECTIVE
+    seen = source.transform(size, kind, coefficients, Image.Resampling.BILINEAR)
     scene.paste(seen, (left, top), light, subject=subject)
 
 

@@ -48,6 +48,13 @@ class Canvas:
         """Fill an upright rectangle."""
         self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour, grain)
 
+    def taper(
+        self, x: float, bottom: Point, top: Point, colour: Colour, grain: Grain | None = None
+    ) -> None:
+        """Fill what is symmetric about x, with half a width and a height at its bottom and top."""
+        (low, y0), (high, y1) = bottom, top
+        self.polygon([(x - low, y0), (x + low, y0), (x + high, y1), (x - high, y1)], colour, grain)
+
     def disc(self, x: float, y: float, radius: float, colour: Colour) -> None:
         """Fill a circle."""
         (cx, cy), r = self._pixels([(x, y)])[0], radius * self.scale
@@ -67,14 +74,12 @@ class Canvas:
         noise = soft_noise(rng, height, width, 24)
         if material in ("plaster", "timber"):
             return 1 + 0.06 * noise
-        block, course = {"brick": (0.75, 0.28), "ashlar": (1.5, 0.62), "tiles": (0.5, 0.4)}[
-            material
-        ]
+        sizes = {"brick": (0.75, 0.28), "ashlar": (1.5, 0.62), "tiles": (0.5, 0.4)}
+        block, course = sizes[material]
         rows = np.arange(height, dtype=np.float32) / np.float32(course * self.scale)
         row = rows.astype(np.int64)
-        columns = np.arange(width, dtype=np.float32)[None] / np.float32(
-            block * self.scale
-        ) + 0.5 * (row[:, None] % 2).astype(np.float32)
+        columns = np.arange(width, dtype=np.float32)[None] / np.float32(block * self.scale)
+        columns = columns + 0.5 * (row[:, None] % 2).astype(np.float32)
         column = columns.astype(np.int64)
         tone = rng.uniform(-1, 1, (int(row.max()) + 1, int(column.max()) + 1)).astype(np.float32)
         joint = (rows % 1 < 0.14)[:, None] | (columns % 1 < 0.14 * course / block)

@@ -120,10 +120,8 @@ def _tasks(buildings: int, views: int, seed: int) -> Iterator[_Task]:
     plain = ["easy" if view % 2 else "hard" for view in range(views)]
     judged = ["query"] * _QUERIES + ["junk"] * _JUNK + plain[: views - _QUERIES - _JUNK]
     for family in range(families):
-        part = "train"
-        if family < benchmark:
-            part = "benchmark"
-        elif family < benchmark + val:
+        part = "benchmark" if family < benchmark else "train"
+        if benchmark <= family < benchmark + val:
             part = "val"
         members = draw_family(np.random.default_rng([seed, 0, family]), FAMILY + 1)
         for member in range(min(FAMILY, buildings - family * FAMILY)):
@@ -132,10 +130,8 @@ def _tasks(buildings: int, views: int, seed: int) -> Iterator[_Task]:
             label = f"building{number:03d}"
             yield _task(part, label, members[member], kinds, [seed, 1, number])
         if part == "benchmark":
-            kinds = plain[: views // 2]
-            yield _task(
-                "distractor", f"lookalike{family:03d}", members[-1], kinds, [seed, 2, family]
-            )
+            label, kinds = f"lookalike{family:03d}", plain[: views // 2]
+            yield _task("distractor", label, members[-1], kinds, [seed, 2, family])
     for block in range(benchmark):
         kinds = ["easy"] * (views // 2)
         yield _task("distractor", f"street{block:03d}", None, kinds, [seed, 3, block])
@@ -169,8 +165,7 @@ def _take_photos(
         collect(map(_run, folders, tasks))
     else:
         # A forked worker needs no `if __name__ == "__main__"` in the caller's script.
-        method = "fork" if sys.platform == "linux" else "spawn"
-        context = multiprocessing.get_context(method)
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         with ProcessPoolExecutor(count, mp_context=context) as pool:
             collect(pool.map(_run, folders, tasks))
     return boxes

@@ -128,15 +128,8 @@ def _draw_ground_floor(canvas: Canvas, plan: BuildingPlan, details: Details, lef
             canvas.rectangle(x - width * 0.44, 0, x + width * 0.44, height, details.door_colour)
             canvas.rectangle(x - width * 0.38, 0.6, x + width * 0.38, height * 0.8, (120, 132, 138))
             canvas.rectangle(x - width * 0.38, 0.6, x + width * 0.1, height * 0.5, (92, 104, 114))
-            canvas.polygon(
-                [
-                    (x - width * 0.46, height * 0.95),
-                    (x + width * 0.46, height * 0.95),
-                    (x + width * 0.5, height * 0.72),
-                    (x - width * 0.5, height * 0.72),
-                ],
-                shade(details.door_colour, 1.5),
-            )
+            awning = (width * 0.46, height * 0.95), (width * 0.5, height * 0.72)
+            canvas.taper(x, *awning, shade(details.door_colour, 1.5))
         else:
             draw_window(canvas, details, x, 1.3, width * 0.4, height * 0.66)
     x = left + 0.6 + (middle + 0.5) * plan.bay_width

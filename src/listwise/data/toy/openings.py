@@ -53,23 +53,14 @@ def draw_window(
 def _light(
     canvas: Canvas, details: Details, kind: str, x: float, y: float, width: float, height: float
 ) -> None:
-    trim, border = details.trim, 0.16
-    if details.hood == "frame":
-        border = 0.3
-    canvas.polygon(
-        outline(kind, x, y - border, width + 2 * border, height + 2 * border), shade(trim, 0.97)
-    )
+    trim, border = details.trim, 0.3 if details.hood == "frame" else 0.16
+    frame = outline(kind, x, y - border, width + 2 * border, height + 2 * border)
+    canvas.polygon(frame, shade(trim, 0.97))
     canvas.polygon(outline(kind, x, y, width, height), shade(_GLASS, 0.75))
     canvas.polygon(outline(kind, x, y, width, height * 0.86), _GLASS)
-    canvas.polygon(  # a reflection of the sky
-        [
-            (x - width * 0.4, y + height * 0.1),
-            (x - width * 0.1, y + height * 0.1),
-            (x + width * 0.3, y + height * 0.55),
-            (x, y + height * 0.55),
-        ],
-        shade(_GLASS, 1.35),
-    )
+    low, high = y + height * 0.1, y + height * 0.55
+    sky = [(x - width * 0.4, low), (x - width * 0.1, low), (x + width * 0.3, high), (x, high)]
+    canvas.polygon(sky, shade(_GLASS, 1.35))
     if details.glazing != "plain":
         canvas.line([(x, y), (x, y + height)], trim, 0.1)
         levels = (0.55,) if details.glazing == "cross" else (0.25, 0.5)
@@ -99,25 +90,18 @@ def draw_door(canvas: Canvas, details: Details, x: float, width: float, height: 
             canvas.rectangle(post + 0.08, 0.3, post + 0.2, height * 0.95, shade(trim, 0.8))
             canvas.rectangle(post - 0.3, 0, post + 0.3, 0.3, trim)
         canvas.rectangle(x - width * 1.05, height, x + width * 1.05, height + 0.35, trim)
-        gable = [
-            (x - width * 1.1, height + 0.35),
-            (x + width * 1.1, height + 0.35),
-            (x, height + 1.1),
-        ]
+        base = height + 0.35
+        gable = [(x - width * 1.1, base), (x + width * 1.1, base), (x, height + 1.1)]
         canvas.polygon(gable, shade(trim, 1.05))
-        canvas.polygon(
-            [(px * 0.6 + x * 0.4, py * 0.6 + (height + 0.55) * 0.4) for px, py in gable],
-            shade(trim, 0.8),
-        )
+        inner = [(px * 0.6 + x * 0.4, py * 0.6 + (height + 0.55) * 0.4) for px, py in gable]
+        canvas.polygon(inner, shade(trim, 0.8))
     else:
         canvas.polygon(outline(kind, x, 0, width + 0.7, height + 0.4), trim)
         canvas.polygon(outline(kind, x, 0, width + 0.25, height + 0.15), shade(trim, 0.7))
     canvas.polygon(outline(kind, x, 0, width, height - 0.1), shade(colour, 0.9))
     canvas.line([(x, 0), (x, height - 0.2)], shade(colour, 0.5), 0.08)
-    for side in (-1, 1):
+    panel = shade(colour, 1.25)
+    for left, right in ((x - width * 0.4, x - width * 0.1), (x + width * 0.1, x + width * 0.4)):
         for low, high in ((0.08, 0.36), (0.42, 0.66)):
-            near, far = x + side * width * 0.1, x + side * width * 0.4
-            canvas.rectangle(
-                min(near, far), height * low, max(near, far), height * high, shade(colour, 1.25)
-            )
+            canvas.rectangle(left, height * low, right, height * high, panel)
     canvas.rectangle(x - width * 0.9, 0, x + width * 0.9, 0.16, shade(trim, 0.85))

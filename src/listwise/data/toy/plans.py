@@ -123,9 +123,8 @@ def draw_family(rng: np.random.Generator, size: int = FAMILY) -> list[Building]:
 def draw_house(rng: np.random.Generator) -> Building:
     """A nameless house of the neighbourhood: smaller, and without tower."""
     building = draw_family(rng, size=1)[0]
-    plan = replace(
-        building.plan, bays=int(rng.integers(2, 4)), floors=int(rng.integers(2, 4)), tower="none"
-    )
+    bays, floors = int(rng.integers(2, 4)), int(rng.integers(2, 4))
+    plan = replace(building.plan, bays=bays, floors=floors, tower="none")
     return Building(plan, replace(building.details, ornament="none"))
 
 

@@ -61,11 +61,8 @@ def draw_roof(canvas: Canvas, building: Building, left: float, stone: Grain, til
     elif plan.roof == "pediment":
         base = [(left - 0.5, eaves), (right + 0.5, eaves), (middle, eaves + rise)]
         canvas.polygon(base, shade(details.trim, 1.04))
-        inner = [
-            (left + 1.2, eaves + 0.3),
-            (right - 1.2, eaves + 0.3),
-            (middle, eaves + rise - 0.5),
-        ]
+        low = eaves + 0.3
+        inner = [(left + 1.2, low), (right - 1.2, low), (middle, eaves + rise - 0.5)]
         canvas.polygon(inner, shade(plan.wall_colour, 0.85), stone)
     else:
         canvas.rectangle(left, eaves, right, eaves + 0.25, details.trim)
@@ -82,32 +79,22 @@ def _steps(left: float, right: float, eaves: float, rise: float, inset: float) -
     half = (right - left) / 2
     for step in range(count):
         x = left + half * 0.92 * step / count + inset
-        side += [
-            (x, eaves + rise * step / count - inset),
-            (x, eaves + rise * (step + 1) / count - inset),
-        ]
+        side += [(x, eaves + rise * part / count - inset) for part in (step, step + 1)]
     side[0] = (side[0][0], eaves)
-    mirrored = [(left + right - x, y) for x, y in reversed(side)]
-    return side + mirrored
+    return side + [(left + right - x, y) for x, y in reversed(side)]
 
 
 def _draw_dormer(
     canvas: Canvas, plan: BuildingPlan, details: Details, x: float, y: float, height: float
 ) -> None:
     width = height * 0.8
-    canvas.rectangle(
-        x - width / 2, y, x + width / 2, y + height * 0.66, shade(plan.wall_colour, 0.95)
-    )
+    wall = shade(plan.wall_colour, 0.95)
+    canvas.rectangle(x - width / 2, y, x + width / 2, y + height * 0.66, wall)
     canvas.rectangle(x - width * 0.3, y + height * 0.1, x + width * 0.3, y + height * 0.6, _DARK)
     canvas.line([(x, y + height * 0.1), (x, y + height * 0.6)], details.trim, 0.1)
-    canvas.polygon(
-        [
-            (x - width * 0.68, y + height * 0.62),
-            (x + width * 0.68, y + height * 0.62),
-            (x, y + height),
-        ],
-        details.trim,
-    )
+    low = y + height * 0.62
+    gable = [(x - width * 0.68, low), (x + width * 0.68, low), (x, y + height)]
+    canvas.polygon(gable, details.trim)
 
 
 def _shaft_width(plan: BuildingPlan) -> float:
@@ -209,20 +196,14 @@ def _draw_dome(
         window = outline("round", place, base + radius * 0.05, radius * 0.2, radius * 0.42)
         canvas.polygon(window, _DARK)
     canvas.rectangle(x - radius * 1.08, drum - 0.2, x + radius * 1.08, drum + 0.15, details.trim)
-    curve = [
-        (x + radius * math.cos(t * math.pi / 24), drum + radius * 1.15 * math.sin(t * math.pi / 24))
-        for t in range(25)
-    ]
-    canvas.polygon(curve, _COPPER)
+
+    def arc(reach: float, step: float, count: int) -> list[Point]:
+        turns = [t * math.pi / step for t in range(count)]
+        return [(x + reach * math.cos(t), drum + radius * 1.15 * math.sin(t)) for t in turns]
+
+    canvas.polygon(arc(radius, 24, 25), _COPPER)
     for lean in (-0.7, -0.35, 0.0, 0.35, 0.7):
-        rib = [
-            (
-                x + radius * lean * math.cos(t * math.pi / 16),
-                drum + radius * 1.15 * math.sin(t * math.pi / 16),
-            )
-            for t in range(9)
-        ]
-        canvas.line(rib, shade(_COPPER, 0.8), 0.12)
+        canvas.line(arc(radius * lean, 16, 9), shade(_COPPER, 0.8), 0.12)
     lantern = drum + radius * 1.1
     canvas.rectangle(x - 0.4, lantern, x + 0.4, lantern + radius * 0.3, details.trim)
     canvas.disc(x, lantern + radius * 0.38, 0.35, (214, 176, 74))
@@ -251,31 +232,20 @@ def draw_ornament(canvas: Canvas, building: Building, left: float) -> None:
             angle = petal * math.pi / 4
             colour = ((150, 52, 60), (62, 84, 150))[petal % 2]
             reach = radius * 0.56
-            canvas.disc(
-                x + reach * math.cos(angle), y + reach * math.sin(angle), radius * 0.22, colour
-            )
+            left, up = x + reach * math.cos(angle), y + reach * math.sin(angle)
+            canvas.disc(left, up, radius * 0.22, colour)
         canvas.disc(x, y, radius * 0.26, (220, 180, 80))
     elif details.ornament == "shield":
         shape = [(-0.8, 0.9), (0.8, 0.9), (0.8, -0.1), (0.0, -1.0), (-0.8, -0.1)]
         canvas.polygon([(x + a * radius, y + b * radius) for a, b in shape], trim)
-        canvas.polygon(
-            [(x + a * radius * 0.78, y + b * radius * 0.78) for a, b in shape], details.door_colour
-        )
-        canvas.line(
-            [(x - radius * 0.5, y + radius * 0.1), (x + radius * 0.5, y + radius * 0.1)],
-            (224, 190, 90),
-            0.25,
-        )
+        inner = [(x + a * radius * 0.78, y + b * radius * 0.78) for a, b in shape]
+        canvas.polygon(inner, details.door_colour)
+        level = y + radius * 0.1
+        canvas.line([(x - radius * 0.5, level), (x + radius * 0.5, level)], (224, 190, 90), 0.25)
     elif details.ornament == "niche":
         canvas.polygon(outline("round", x, y - radius, radius * 1.5, radius * 2.1), trim)
-        canvas.polygon(
-            outline("round", x, y - radius * 0.9, radius * 1.05, radius * 1.8), shade(trim, 0.45)
-        )
-        canvas.rectangle(
-            x - radius * 0.22,
-            y - radius * 0.9,
-            x + radius * 0.22,
-            y + radius * 0.25,
-            shade(trim, 1.0),
-        )
+        hollow = outline("round", x, y - radius * 0.9, radius * 1.05, radius * 1.8)
+        canvas.polygon(hollow, shade(trim, 0.45))
+        low, high = (radius * 0.22, y - radius * 0.9), (radius * 0.22, y + radius * 0.25)
+        canvas.taper(x, low, high, shade(trim, 1.0))
         canvas.disc(x, y + radius * 0.42, radius * 0.2, shade(trim, 1.0))

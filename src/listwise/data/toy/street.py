@@ -20,15 +20,14 @@ def sprite(kind: str, variant: int) -> Image.Image:
     """One of a few pictures of a thing; its height is that of HEIGHTS."""
     rng = np.random.default_rng([len(kind), ord(kind[0]), variant])
     height = HEIGHTS[kind]
-    draw = {
-        "tree": _draw_tree,
-        "bush": _draw_bush,
-        "car": _draw_car,
-        "bus": _draw_bus,
-        "person": _draw_person,
-        "lamp": _draw_lamp,
+    draw, shape = {
+        "tree": (_draw_tree, 0.8),
+        "bush": (_draw_bush, 1.6),
+        "car": (_draw_car, 2.5),
+        "bus": (_draw_bus, 2.8),
+        "person": (_draw_person, 0.42),
+        "lamp": (_draw_lamp, 0.25),
     }[kind]
-    shape = {"tree": 0.8, "bush": 1.6, "car": 2.5, "bus": 2.8, "person": 0.42, "lamp": 0.25}[kind]
     canvas = Canvas(height * shape, height, 150 / (height * max(shape, 1)))
     draw(canvas, height * shape, height, rng)
     return canvas.finish()
@@ -113,19 +112,9 @@ _GROUNDS: tuple[Colour, ...] = ((128, 126, 124), (168, 158, 142), (112, 138, 84)
 
 def _draw_tree(canvas: Canvas, width: float, height: float, rng: np.random.Generator) -> None:
     middle = width / 2
-    trunk = (84, 64, 48)
-    canvas.polygon(
-        [
-            (middle - 0.28, 0),
-            (middle + 0.28, 0),
-            (middle + 0.12, height * 0.6),
-            (middle - 0.12, height * 0.6),
-        ],
-        trunk,
-    )
-    leaf: Colour = ((74, 112, 52), (96, 128, 60), (60, 94, 62), (168, 120, 52))[
-        int(rng.integers(4))
-    ]
+    canvas.taper(middle, (0.28, 0), (0.12, height * 0.6), (84, 64, 48))
+    leaves: tuple[Colour, ...] = ((74, 112, 52), (96, 128, 60), (60, 94, 62), (168, 120, 52))
+    leaf = leaves[int(rng.integers(4))]
     _blobs(canvas, (middle, height * 0.64), (width * 0.36, height * 0.27), leaf, 90, rng)
 
 
@@ -145,9 +134,8 @@ def _blobs(
         angle, reach = rng.uniform(0, 2 * math.pi), math.sqrt(rng.random())
         x = centre[0] + spread[0] * reach * math.cos(angle)
         y = centre[1] + spread[1] * reach * math.sin(angle)
-        bright = (
-            0.7 + 0.3 * index / count + 0.2 * math.sin(angle) * reach + rng.uniform(-0.08, 0.08)
-        )
+        bright = 0.7 + 0.3 * index / count + 0.2 * math.sin(angle) * reach
+        bright += rng.uniform(-0.08, 0.08)
         canvas.disc(x, y, spread[0] * rng.uniform(0.16, 0.34), shade(colour, bright))
 
 
@@ -163,14 +151,10 @@ def _wheel(canvas: Canvas, x: float, radius: float) -> None:
 
 def _draw_car(canvas: Canvas, width: float, height: float, rng: np.random.Generator) -> None:
     paint = _paint(rng)
-    roof = [
-        (width * f, height * g) for f, g in ((0.2, 0.55), (0.8, 0.55), (0.68, 0.98), (0.34, 0.98))
-    ]
-    canvas.polygon(roof, shade(paint, 0.9))
-    glass = [
-        (width * f, height * g) for f, g in ((0.26, 0.58), (0.74, 0.58), (0.65, 0.9), (0.37, 0.9))
-    ]
-    canvas.polygon(glass, (70, 86, 100))
+    roof = ((0.2, 0.55), (0.8, 0.55), (0.68, 0.98), (0.34, 0.98))
+    glass = ((0.26, 0.58), (0.74, 0.58), (0.65, 0.9), (0.37, 0.9))
+    for shape, colour in ((roof, shade(paint, 0.9)), (glass, (70, 86, 100))):
+        canvas.polygon([(width * f, height * g) for f, g in shape], colour)
     canvas.line([(width / 2, height * 0.55), (width / 2, height * 0.95)], shade(paint, 0.8), 0.12)
     canvas.rectangle(width * 0.02, height * 0.2, width * 0.98, height * 0.6, paint)
     canvas.rectangle(width * 0.02, height * 0.2, width * 0.98, height * 0.3, shade(paint, 0.7))
@@ -195,13 +179,9 @@ def _draw_person(canvas: Canvas, width: float, height: float, rng: np.random.Gen
     coat, legs, middle = _paint(rng), shade(_paint(rng), 0.5), width / 2
     for side in (-1, 1):
         canvas.line([(middle + side * 0.06, 0.75), (middle + side * 0.12, 0)], legs, 0.16)
-        canvas.line(
-            [(middle + side * 0.2, 1.35), (middle + side * 0.26, 0.8)], shade(coat, 0.85), 0.1
-        )
-    canvas.polygon(
-        [(middle - 0.24, 1.45), (middle + 0.24, 1.45), (middle + 0.2, 0.7), (middle - 0.2, 0.7)],
-        coat,
-    )
+        arm = [(middle + side * 0.2, 1.35), (middle + side * 0.26, 0.8)]
+        canvas.line(arm, shade(coat, 0.85), 0.1)
+    canvas.taper(middle, (0.24, 1.45), (0.2, 0.7), coat)
     canvas.disc(middle, 1.6, 0.13, (214, 168, 136))
     canvas.disc(middle, 1.65, 0.12, shade(_paint(rng), 0.4))
 
@@ -210,13 +190,5 @@ def _draw_lamp(canvas: Canvas, width: float, height: float, rng: np.random.Gener
     middle, iron = width / 2, (48, 52, 54)
     canvas.rectangle(middle - 0.18, 0, middle + 0.18, 0.5, iron)
     canvas.rectangle(middle - 0.08, 0, middle + 0.08, height * 0.86, iron)
-    canvas.polygon(
-        [
-            (middle - 0.18, height * 0.84),
-            (middle + 0.18, height * 0.84),
-            (middle + 0.32, height * 0.96),
-            (middle - 0.32, height * 0.96),
-        ],
-        (250, 236, 190),
-    )
+    canvas.taper(middle, (0.18, height * 0.84), (0.32, height * 0.96), (250, 236, 190))
     canvas.rectangle(middle - 0.36, height * 0.96, middle + 0.36, height, iron)
