@@ -6,7 +6,7 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.losses.base import BatchLoss
-from listwise.losses.histogram import accumulation_dtype
+from listwise.losses.tiles import accumulation_dtype
 from listwise.optional import requires
 
 

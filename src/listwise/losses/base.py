@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from listwise.losses.checks import check_batch, check_queries, query_weights, refuse_no_positives
-from listwise.losses.histogram import accumulation_dtype
+from listwise.losses.tiles import accumulation_dtype
 
 
 class BatchLoss(nn.Module):

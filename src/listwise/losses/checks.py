@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.losses.histogram import accumulation_dtype
+from listwise.losses.tiles import accumulation_dtype
 
 # Rows rounded to bfloat16 are off unit length by up to 2⁻⁸; forgotten normalisation by far more.
 UNIT_TOLERANCE = 0.01

@@ -31,7 +31,6 @@ import triton
 from torch import Tensor
 
 from listwise.losses.checks import refuse_lengths, refuse_no_positives, refuse_weights
-from listwise.losses.histogram import blocks
 from listwise.losses.kernels import (
     SHARE_UNIT,
     histogram_kernel,
@@ -40,6 +39,7 @@ from listwise.losses.kernels import (
     weight_kernel,
 )
 from listwise.losses.launches import Launch, mailbox
+from listwise.losses.tiles import blocks
 
 # Weights in memory at a time, and the longest row of them.
 STRIP_ROWS, STRIP_COLUMNS = 2048, 8192

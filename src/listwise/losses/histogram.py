@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from listwise.losses.tiles import accumulation_dtype, blocks
 from listwise.optional import has_triton
 
 # Scores in flight at a time. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
@@ -45,11 +46,6 @@ def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     """Soft histograms of a score matrix [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
     result: Tensor = _score_histograms(scores, relevance, bins)
     return result
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of products, histograms and sums: float32 at least."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 # Each operator is opaque to torch.compile: it sees real tensors and picks its own blocks and
@@ -298,11 +294,6 @@ def _slopes(gradient: Tensor) -> Tensor:
     slots[..., 0::2] = gaps[..., :-1] + gaps[..., 1:]
     slots[..., 1::2] = gaps[..., 1:-1]
     return slots.flatten(1)
-
-
-def blocks(start: int, stop: int, size: int) -> list[slice]:
-    """The range from start to stop, cut into pieces of a size; the last may be smaller."""
-    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
 
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:

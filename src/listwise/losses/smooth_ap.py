@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
-from listwise.losses.histogram import accumulation_dtype
+from listwise.losses.tiles import accumulation_dtype
 
 _ENTRIES = 2**24  # comparisons of scores held at a time
 
