@@ -307,6 +307,7 @@ def test_without_a_model_one_is_chosen_and_named(photos: Path, tmp_path: Path) -
     assert f"the model is {OFF_THE_SHELF}" in notes[0]
     with listwise.open_index(tmp_path / "shop", device="cpu") as index:
         assert index.info()["model_name"] == OFF_THE_SHELF
+        assert repr(index).endswith(f"shop', 7 photos, model='{OFF_THE_SHELF}')")
         assert len(index) == 7
         assert index.search(photos / "class1" / "0.jpg", k=1)[0].id == "0.jpg"
 

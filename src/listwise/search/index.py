@@ -81,7 +81,8 @@ class Index:
         return iter(self.store)
 
     def __repr__(self) -> str:
-        return f"Index({self.uri!r}, {len(self)} photos)"
+        model = self.header.model_folder or self.header.model_name or self.header.model[:12]
+        return f"Index({self.uri!r}, {len(self)} photos, model={model!r})"
 
     def __enter__(self) -> Self:
         return self
