@@ -94,7 +94,7 @@ def serving(index: Path) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not _answers(address):
             if time.monotonic() > end or server.poll() is not None:
                 raise InputError("the server did not start: listwise serve shows why")
