@@ -23,6 +23,7 @@ from listwise.cli import (
     train,
     whiten,
 )
+from listwise.cli.app import app
 from listwise.cli.output import with_flags
 from listwise.errors import InputError
 from listwise.machine import set_thread_environment
@@ -30,14 +31,6 @@ from listwise.machine import set_thread_environment
 # click's, or that of the copy of click which newer versions of typer carry.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
-app = typer.Typer(
-    name="listwise",
-    help="Image retrieval trained on the metric it is judged by.",
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=extract.EXAMPLES)(extract.extract)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from listwise.cli.app import app
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -40,8 +42,6 @@ def with_flags(message: str) -> str:
     """
     if "`" not in message:
         return message
-    from listwise.cli.main import app
-
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
