@@ -20,12 +20,7 @@ Photos = Photo | Images | Sequence[Photo]
 
 
 def open_photo(photo: Photo) -> Image.Image:
-    """One photo as upright RGB.
-
-    Raises:
-        ImageError: the file cannot be read.
-        InputError: it is no photo.
-    """
+    """One photo as upright RGB."""
     if isinstance(photo, str | Path):
         return load_image(photo)
     if isinstance(photo, np.ndarray):

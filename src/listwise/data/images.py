@@ -90,11 +90,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
-    """The part of an upright photo that a box says, clipped to the photo.
-
-    Raises:
-        ImageError: the box is empty or outside; `path` names the photo.
-    """
+    """The part of an upright photo that a box says, clipped to the photo."""
     left, top, right, bottom = clip_box(path, box, photo.size)
     # `crop` would warn of large boxes, which MAX_PIXELS has already allowed.
     return photo.transform(
@@ -131,11 +127,7 @@ def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
 
 
 def list_images(folder: str | Path) -> list[Path]:
-    """All image files below a folder by their suffix, sorted, hidden files and folders left out.
-
-    Raises:
-        InputError: there is no such folder, or it cannot be read.
-    """
+    """All image files below a folder by their suffix, sorted, hidden files and folders left out."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -222,11 +214,7 @@ def _plugin(path: Source, prefix: bytes) -> Callable[..., ImageFile.ImageFile]:
 
 
 def read_image_file(path: str | Path) -> bytes:
-    """The whole content of an image file; a file of another kind is not read beyond its beginning.
-
-    Raises:
-        ImageError: the file is missing, may not be read, or is not an image.
-    """
+    """The whole content of an image file; of any other file only the beginning is read."""
     with reading_errors(path), open(path, "rb") as file:
         prefix = file.read(16)
         _plugin(path, prefix)

@@ -51,9 +51,6 @@ def read_labelled(
 
     Files are not opened: `check_images` does that. A table's split column ends up in `.splits`;
     `split` keeps the images of one.
-
-    Raises:
-        InputError: the source does not have one of the layouts; the message names the place.
     """
     source = Path(source).expanduser()
     if source.is_dir():
@@ -69,9 +66,6 @@ def read_images(source: str | Path) -> Images:
     """Read images without labels: any folder, a table with a path column, a list, or one image.
 
     Boxes are kept; labels, splits and all other columns become attributes.
-
-    Raises:
-        InputError: the source does not have one of the layouts; the message names the place.
     """
     source = Path(source).expanduser()
     if source.is_dir():

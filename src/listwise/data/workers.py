@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from listwise.errors import InputError
@@ -22,9 +23,10 @@ def explain_lost_workers() -> Iterator[None]:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:
         # It may go while a batch is fetched from it, and the connection with it.
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+        lost = isinstance(error, BrokenProcessPool) or "DataLoader worker" in str(error)
+        if isinstance(error, RuntimeError) and not lost:
             raise
         raise InputError(
-            "a process that decodes photos was ended by the system, mostly for lack of memory or "
-            "of shared memory (docker run --shm-size): use fewer `workers`"
+            "a worker process was ended by the system, mostly for lack of memory or of "
+            "shared memory (docker run --shm-size): use fewer `workers`"
         ) from error

@@ -112,15 +112,12 @@ def evaluate_revisited(
     Shapes: scores [Q, N]; `easy`, `hard` and `junk` have positions in the database per query.
     """
     count = np.shape(scores)[1] if np.ndim(scores) == 2 else 0
-    parts = [[np.asarray(places, np.int64) for places in part] for part in (easy, hard, junk)]
-    judged = JudgedQueries.revisited(
-        [""] * count,
-        [""] * len(easy),
-        [None] * len(easy),
-        easy=parts[0],
-        hard=parts[1],
-        junk=parts[2],
-    )
+    grades = {
+        name: [np.asarray(places, np.int64) for places in part]
+        for name, part in (("easy", easy), ("hard", hard), ("junk", junk))
+    }
+    blank = [""] * len(easy)
+    judged = JudgedQueries.revisited([""] * count, blank, [None] * len(easy), **grades)
     return evaluate_scores(scores, judged, ks)
 
 

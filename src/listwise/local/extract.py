@@ -4,7 +4,6 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +85,9 @@ DEFAULT = HessianAffine()
 def open_extractor(
     delf: str | Path | None = None, count: int | None = None, device: str = "auto"
 ) -> Extractor:
-    """Hessian-affine regions with RootSIFT, or the deep features of a folder.
+    """Hessian-affine regions with RootSIFT, or the deep features of a folder of `train_delf`.
 
-    Args:
-        delf: what `listwise local train` made.
-        count: features of a photo at most; 2000, or 1000 deep ones by default.
-        device: of the network.
+    A photo has at most `count` features: 2000, or 1000 deep ones by default.
     """
     if delf is None:
         return DEFAULT if count is None else HessianAffine(count)
@@ -184,11 +180,6 @@ def _results(
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
-    except BrokenProcessPool as error:
-        raise InputError(
-            "a process that extracts features was ended by the system, mostly for lack of memory: "
-            "use fewer `workers`"
-        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -73,11 +73,7 @@ def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
 
 
 def photo_features(path: str | Path, box: Box | None = None, count: int = COUNT) -> Features:
-    """`hessian_affine` of a photo on disk or of its box, placed in the upright whole photo.
-
-    Raises:
-        ImageError: the file cannot be read.
-    """
+    """`hessian_affine` of a photo on disk or of its box, placed in the upright whole photo."""
     return file_features(PhotoFile(str(path), box), count)
 
 

@@ -80,9 +80,7 @@ def hessian_regions(grey: Float32, count: int, blur: float = CAMERA_BLUR) -> Reg
         return Regions(*(np.zeros(shape, np.float32) for shape in ((0, 2), (0,), (0, 2, 2))))
     order = np.argsort(-np.concatenate(strengths), kind="stable")[:count]
     return Regions(
-        np.concatenate(points)[order],
-        np.concatenate(scales)[order],
-        np.concatenate(shapes)[order],
+        np.concatenate(points)[order], np.concatenate(scales)[order], np.concatenate(shapes)[order]
     )
 
 
@@ -162,27 +160,17 @@ def _refined(
         return values
 
     value = response[centre].astype(np.float64)
-    gradient = (
-        np.stack(
-            [
-                at(0, 0, 1) - at(0, 0, -1),
-                at(0, 1, 0) - at(0, -1, 0),
-                at(1, 0, 0) - at(-1, 0, 0),
-            ],
-            axis=1,
-        )
-        / 2
-    )
+    gradient = np.empty((len(rows), 3))
     hessian = np.empty((len(rows), 3, 3))
-    hessian[:, 0, 0] = at(0, 0, 1) - 2 * value + at(0, 0, -1)
-    hessian[:, 1, 1] = at(0, 1, 0) - 2 * value + at(0, -1, 0)
-    hessian[:, 2, 2] = at(1, 0, 0) - 2 * value + at(-1, 0, 0)
+    for axis, (scale, row, column) in enumerate(((0, 0, 1), (0, 1, 0), (1, 0, 0))):
+        after, before = at(scale, row, column), at(-scale, -row, -column)
+        gradient[:, axis] = (after - before) / 2
+        hessian[:, axis, axis] = after - 2 * value + before
     xy = (at(0, 1, 1) - at(0, 1, -1) - at(0, -1, 1) + at(0, -1, -1)) / 4
     xs = (at(1, 0, 1) - at(1, 0, -1) - at(-1, 0, 1) + at(-1, 0, -1)) / 4
     ys = (at(1, 1, 0) - at(1, -1, 0) - at(-1, 1, 0) + at(-1, -1, 0)) / 4
-    hessian[:, 0, 1] = hessian[:, 1, 0] = xy
-    hessian[:, 0, 2] = hessian[:, 2, 0] = xs
-    hessian[:, 1, 2] = hessian[:, 2, 1] = ys
+    for (i, j), mixed in (((0, 1), xy), ((0, 2), xs), ((1, 2), ys)):
+        hessian[:, i, j] = hessian[:, j, i] = mixed
     solvable = np.abs(np.linalg.det(hessian)) > 1e-30
     hessian[~solvable] = np.eye(3)
     offset = -np.linalg.solve(hessian, gradient[..., None])[..., 0]

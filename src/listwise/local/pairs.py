@@ -7,13 +7,12 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from listwise.errors import InputError
+from listwise.data.workers import explain_lost_workers
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verified, comparison
 
@@ -23,6 +22,7 @@ Pair = tuple[int, int]
 _PAIRS = 32  # verified by a worker at a time
 
 
+@explain_lost_workers()
 def verify_pairs(
     queries: FeatureFile,
     database: FeatureFile,
@@ -32,12 +32,8 @@ def verify_pairs(
 ) -> dict[Pair, Verified]:
     """What queries and images share, each pair looked at once, on all cores.
 
-    Args:
-        queries: features of the queries.
-        database: features of the images, by the same extractor.
-        pairs: of a query and an image, some of them perhaps twice.
-        workers: processes; 0 works in this one.
-        on_pair: called with the number of pairs just done.
+    Both files have features of the same extractor. With 0 workers this process does the work.
+    `on_pair` is called with the number of pairs just done.
     """
     database.require(queries.header.extractor)
     wanted = sorted(set(pairs))
@@ -64,11 +60,6 @@ def verify_pairs(
         try:
             for part, task in zip(parts, tasks, strict=True):
                 keep(part, task.result())
-        except BrokenProcessPool as error:
-            raise InputError(
-                "a process that verifies was ended by the system, mostly for lack of memory: "
-                "use fewer `workers`"
-            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
     return found

@@ -65,16 +65,11 @@ def rerank_by_inliers(
 class Reranker:
     """Re-ranks lists of entries; the features of photos seen before are kept in memory.
 
-    One may be used by several threads.
+    `cache_bytes` is the most memory for features; those not used for longest go first. There are as
+    many worker threads as cores by default. One may be used by several threads.
     """
 
     def __init__(self, cache_bytes: int = 512 << 20, workers: int | None = None) -> None:
-        """Make one.
-
-        Args:
-            cache_bytes: memory for features at most; those not used for longest go first.
-            workers: threads; as many as there are cores by default.
-        """
         self.cached_bytes = 0
         self._limit = cache_bytes
         self._cache: OrderedDict[_Key, Features] = OrderedDict()
@@ -89,12 +84,8 @@ class Reranker:
     ) -> list[Reranked]:
         """Order entries by the inliers they share with the query photo they share most with.
 
-        The first 100 are compared. Entries whose photo cannot be read stay where they were.
-
-        Args:
-            queries: upright photos.
-            entries: what a search found, best first.
-            boxes: the parts of the queries that are meant, None for all of a photo.
+        The first 100 are compared. Entries whose photo cannot be read stay where they were. Queries
+        are upright photos; `boxes` are the parts of them that are meant, None for all of a photo.
         """
         parts = [None] * len(queries) if boxes is None else boxes
         with ThreadPoolExecutor(self._workers) as pool:
@@ -111,11 +102,7 @@ class Reranker:
         ]
 
     def features(self, entry: PhotoPart) -> Features:
-        """Features of an entry's photo, from memory if they are there.
-
-        Raises:
-            ImageError: the photo cannot be read.
-        """
+        """Features of an entry's photo, from memory if they are there."""
         try:
             state = Path(entry.path).stat()
         except OSError as error:

@@ -38,15 +38,10 @@ def search_by_photo(
     features: str | Path | None = None,
     device: str = "auto",
 ) -> list[LocalHit]:
-    """The k photos of an index most similar to a photo.
+    """The k photos of an index most similar to a photo, by the extractor of the index.
 
-    Args:
-        folder: of the index.
-        photo: the query.
-        extractor: what made the features in the index.
-        k: photos at most.
-        features: file of the indexed photos' features, to verify the first 100.
-        device: where words are looked up.
+    With a file of the indexed photos' features, the first 100 are verified. Words are looked up on
+    `device`.
     """
     index = AsmkIndex.open(folder, device)
     index.codebook.require(extractor.name)
@@ -57,18 +52,11 @@ def search_by_photo(
 
 
 def search_local(
-    index: AsmkIndex,
-    query: Features,
-    k: int,
-    features: Callable[[str], Features] | None = None,
+    index: AsmkIndex, query: Features, k: int, features: Callable[[str], Features] | None = None
 ) -> list[LocalHit]:
     """The k photos most like a query; the first 100 ordered by inliers if there are features.
 
-    Args:
-        index: made of the same extractor's descriptors.
-        query: features of the query photo.
-        k: photos at most.
-        features: gives an indexed photo's features by its id, such as `FeatureFile.get`.
+    `features` gives an indexed photo's features by its id, such as `FeatureFile.get`.
     """
     scores, ids = index.search(query.descriptors, k if features is None else max(k, TOP))
     hits = [LocalHit(name, float(score)) for name, score in zip(ids, scores, strict=True)]

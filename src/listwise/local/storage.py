@@ -126,11 +126,7 @@ class FeatureFile(TableFile[FeatureHeader]):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map a file into memory.
-
-        Raises:
-            InputError: there is no such file, it is damaged, or it holds no local features.
-        """
+        """Map a file into memory."""
         path = Path(path)
         with KIND.reading(path):
             table = _read_table(path)

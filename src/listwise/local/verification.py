@@ -43,11 +43,8 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
     Every pair's two shapes alone give an affine transform; the best of these are fitted to the
     pairs that agree with them, as affine transforms and then as homographies.
 
-    Args:
-        query: features of one photo.
-        other: features of the other.
-        pairs: positions in both that may belong together, int64 [m, 2]; by default those whose
-            descriptors are nearest to each other and to nothing else.
+    `pairs` are positions in both that may belong together, int64 [m, 2]; by default those whose
+    descriptors are nearest to each other and to nothing else.
     """
     if pairs is None:
         pairs = nearest_pairs(query.descriptors, other.descriptors)
@@ -78,20 +75,13 @@ def nearest_pairs(query: Float32, other: Float32) -> Pairs:
     """Pairs of unit descriptors that are each other's nearest, and clearly so: [m, 2]."""
     if len(query) < 2 or len(other) < 2:
         return np.zeros((0, 2), np.int64)
-    products = query @ other.T
-    nearest = products.argmax(axis=1)
-    rows = np.arange(len(query))
-    first = products[rows, nearest]
-    mutual = products.argmax(axis=0)[nearest] == rows
-    rows = rows[mutual]
-    block = products[rows]
-    block[np.arange(len(rows)), nearest[rows]] = -1
-    second = block.max(axis=1)
+    pairs, products = _mutual(query, other)
+    block = products[pairs[:, 0]]
+    first = products[pairs[:, 0], pairs[:, 1]]
+    block[np.arange(len(pairs)), pairs[:, 1]] = -1
     # Squared distances are twice these; rounding must not make them negative.
-    gap, next_gap = np.maximum(1 - first[rows], 0), np.maximum(1 - second, 0)
-    clear = gap < RATIO**2 * next_gap
-    rows = rows[clear]
-    return np.stack([rows, nearest[rows]], axis=1).astype(np.int64)
+    gap, next_gap = np.maximum(1 - first, 0), np.maximum(1 - block.max(axis=1), 0)
+    return pairs[gap < RATIO**2 * next_gap]
 
 
 def similar_pairs(query: Float32, other: Float32, least: float = SIMILAR) -> Pairs:
@@ -102,11 +92,16 @@ def similar_pairs(query: Float32, other: Float32, least: float = SIMILAR) -> Pai
     """
     if not len(query) or not len(other):
         return np.zeros((0, 2), np.int64)
-    products = query @ other.T
+    pairs, products = _mutual(query, other)
+    return pairs[products[pairs[:, 0], pairs[:, 1]] >= least]
+
+
+def _mutual(query: Float32, other: Float32) -> tuple[Pairs, Float32]:
+    """Pairs that are each other's nearest [m, 2], and all products [n, n']."""
+    products: Float32 = query @ other.T
     nearest = products.argmax(axis=1)
-    rows = np.arange(len(query))
-    kept = (products.argmax(axis=0)[nearest] == rows) & (products[rows, nearest] >= least)
-    return np.stack([rows[kept], nearest[kept]], axis=1).astype(np.int64)
+    rows = np.flatnonzero(products.argmax(axis=0)[nearest] == np.arange(len(query)))
+    return np.stack([rows, nearest[rows]], axis=1).astype(np.int64), products
 
 
 def comparison(extractor: str) -> Callable[[Features, Features], Verified]:

@@ -136,24 +136,15 @@ def _naver(
         raise InputError(f"{path}: its pooling has a centre bias, which does not exist here")
     pooling = str(options.get("pooling", "gem"))
     pooling = _pooling("gem" if pooling.startswith("gem") else pooling, _NAVER_POOLINGS, path)
-    renamed = {
-        f"backbone.{key}": value
-        for key, value in state.items()
-        if not key.startswith(("fc.", "adpool."))
-    }
+    own = {key: value for key, value in state.items() if not key.startswith(("fc.", "adpool."))}
+    renamed = {f"backbone.{key}": value for key, value in own.items()}
     if pooling == "gem":
         power_of_gem = state.get("adpool.p", torch.tensor([float(options.get("gemp", 3))]))
         renamed["pooling.p"] = power_of_gem.reshape(1)
     if not options.get("without_fc"):
         renamed |= _linear(state, "fc", path)
-    net = _build(
-        named[1],
-        pooling,
-        bool(options.get("norm_features")),
-        content.get("preprocess") or _IMAGENET,
-        renamed,
-        path,
-    )
+    unit, looks = bool(options.get("norm_features")), content.get("preprocess") or _IMAGENET
+    net = _build(named[1], pooling, unit, looks, renamed, path)
     return net, _naver_whitenings(content.get("pca"), power, path)
 
 

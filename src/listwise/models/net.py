@@ -143,12 +143,8 @@ class RetrievalNet(nn.Module):
     ) -> Self:
         """Open a saved folder, in evaluation mode; nothing in it is executed.
 
-        Args:
-            folder: that `save` wrote.
-            device: where the network goes.
-            backbone: the module, if the network was made with one of your own; its weights are
-                replaced by those of the folder.
-            pooling: likewise.
+        A network that was made with a backbone or pooling of your own needs that module again; its
+        weights are replaced by those of the folder.
         """
         config, state = read_network(Path(folder))
         missing = []

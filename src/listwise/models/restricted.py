@@ -48,11 +48,7 @@ _RECORDS: Final = {
 
 
 def read_checkpoint(path: str | Path) -> Any:
-    """Read a file of `torch.save`: containers, numbers, text, arrays, tensors, records as dicts.
-
-    Raises:
-        InputError: the file is missing, damaged, or names anything outside that list.
-    """
+    """Read a file of `torch.save`: containers, numbers, text, arrays, tensors, records as dicts."""
     path = Path(path)
     try:
         with path.open("rb") as file:

@@ -141,9 +141,6 @@ def fetch(
 
     A server that cannot resume starts again from the beginning, and so does one
     whose file has changed since. `room` is how many times the file must fit on the disk.
-
-    Raises:
-        InputError: the address does not answer, or not with the file.
     """
     part = target.with_name(f"{target.name}.part")
     failures = 0

@@ -142,11 +142,7 @@ class Codebook:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> "Codebook":
-        """Read a codebook, whose words are then looked up on a device; nothing in it is run.
-
-        Raises:
-            InputError: there is no such file, or it is damaged.
-        """
+        """Read a codebook, whose words are then looked up on a device; nothing in it is run."""
         path = Path(path)
         if not path.is_file():
             raise InputError(f"no codebook {path}: listwise local codebook learns one")

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.local.asmk.codebook import Codebook, checked
-from listwise.local.asmk.kernel import (
-    ALPHA,
-    ASSIGNMENTS,
-    TAU,
-    Aggregated,
-    aggregate,
-    selectivity,
-)
+from listwise.local.asmk.kernel import ALPHA, ASSIGNMENTS, TAU, Aggregated, aggregate, selectivity
 from listwise.local.asmk.postings import invert, map_postings, merge, write_postings
 from listwise.local.asmk.segments import (
     MANIFEST,
@@ -80,12 +73,7 @@ class AsmkIndex:
     def open(cls, folder: str | Path, device: str = "auto") -> "AsmkIndex":
         """Open an index; postings are mapped into memory and read as far as they are used.
 
-        Args:
-            folder: where it lies.
-            device: where words are looked up: cpu, cuda, cuda:1 ...; auto takes a GPU if any.
-
-        Raises:
-            InputError: there is no index, it is damaged, or its codebook is another's.
+        Words are looked up on `device`: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
         """
         folder = Path(folder)
         if not cls.exists(folder):
@@ -140,12 +128,8 @@ class AsmkIndex:
     ) -> None:
         """Write photos in place of those with the same ids, some thousands at a time.
 
-        What a kill leaves is whole: the photos before some place are in, the others are not.
-
-        Args:
-            ids: of n photos.
-            descriptors: the local descriptors [m, D] of each, which may be read one by one.
-            on_photo: called with 1 for every photo.
+        What a kill leaves is whole: the photos before some place are in, the others are not. The
+        local descriptors [m, D] of each may be read one by one; `on_photo` is called with 1.
         """
         if len(set(ids)) < len(ids):
             raise InputError("an id is given twice: every photo needs its own")
@@ -205,13 +189,8 @@ class AsmkIndex:
         """The k photos most like a query's local descriptors: [n, D] -> scores [k'], ids.
 
         k' = min(k, len(self)). Scores are ASMK*'s, from 0 to 1; equal ones come in order of `ids`.
-
-        Args:
-            descriptors: of the query photo.
-            k: photos at most.
-            assignments: words of a descriptor.
-            alpha: the selectivity's power.
-            tau: similarity of two photos' bits in a word up to which the word does not count.
+        A descriptor has `assignments` words; `alpha` is the selectivity's power, and words in which
+        the bits of two photos are no more similar than `tau` do not count.
         """
         if k < 1:
             raise InputError(f"k is {k}; ask for one photo at least")
@@ -278,13 +257,11 @@ class AsmkIndex:
             write_postings(postings, self.folder / name)
             mapped = map_postings(self.folder / name)
             stored.append(IndexPart(name, mapped, np.ones(len(mapped), bool)))
-        segments = (
+        segments = tuple(
             Segment(name=str(part.name), removed=tuple(np.flatnonzero(~part.kept).tolist()))
             for part in stored
         )
-        manifest = self._manifest.model_copy(
-            update={"written": written, "segments": tuple(segments)}
-        )
+        manifest = self._manifest.model_copy(update={"written": written, "segments": segments})
         write_text(self.folder / MANIFEST, manifest.model_dump_json())
         self._manifest, self._parts = manifest, tuple(stored)
         self._sweep()
@@ -306,15 +283,10 @@ def change_index(
     device: str = "auto",
     on_photo: Callable[[int], object] = lambda count: None,
 ) -> AsmkIndex:
-    """Make an index if there is none, remove photos from it, and add those of files.
+    """Make an index of a codebook if there is none, remove photos by id, and add those of files.
 
-    Args:
-        folder: of the index.
-        files: local features of photos to add; those that are in the index already are left as is.
-        codebook: file of the words, needed to make an index.
-        remove: ids of photos to remove first.
-        device: where words are looked up.
-        on_photo: called with the number of photos just done.
+    Photos that are in the index already are left as is. `on_photo` is called with the number of
+    photos just done.
     """
     words = None if codebook is None else Codebook.load(codebook, device)
     if words is None and not AsmkIndex.exists(folder):

@@ -126,11 +126,7 @@ def _in_lists(
 
 
 def write_postings(postings: Postings, path: Path) -> None:
-    """Write an inverted file, which is in its place once it is whole.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write an inverted file, which is in its place once it is whole."""
     write_tensors(path, {field.name: getattr(postings, field.name) for field in fields(postings)})
 
 

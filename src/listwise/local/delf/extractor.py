@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from listwise.data import (
-    DecodedPhoto,
-    Decoding,
-    Images,
-    PhotoFile,
-    decode_photos,
-    whole_image,
-)
+from listwise.data import DecodedPhoto, Decoding, Images, PhotoFile, decode_photos, whole_image
 from listwise.data.pipeline import batch_by_shape
 from listwise.local.delf.net import Delf, resized
 from listwise.local.delf.settings import DelfSettings
@@ -139,11 +132,7 @@ class DelfExtractor:
         return self.net.config.dim
 
     def __call__(self, file: PhotoFile) -> Features:
-        """Features of a photo or its box, placed in the upright whole photo.
-
-        Raises:
-            ImageError: the file cannot be read.
-        """
+        """Features of a photo or its box, placed in the upright whole photo."""
         photo = file.decode(decoding(self.settings))
         return self._detect([photo], photo.pixels[None])[0]
 
@@ -162,10 +151,7 @@ class DelfExtractor:
     ) -> Generator[tuple[int, int, Features] | str, None, None]:
         """Widths, heights and features of the photos at these positions, in order, or errors.
 
-        Args:
-            images: photos.
-            indices: positions of those wanted.
-            workers: processes that decode; from the cores by default.
+        `workers` are the processes that decode; from the cores by default.
         """
         count = Machine.detect(self.device).workers() if workers is None else workers
         files = [images.file(index) for index in indices]

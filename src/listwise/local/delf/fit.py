@@ -40,8 +40,7 @@ class DelfProgress(NamedTuple):
     accuracy: float | None = None
 
 
-@dataclass(frozen=True)
-class Photos:
+class Photos(NamedTuple):
     """Labelled images, and the positions of those to learn from and of those to choose by."""
 
     images: LabelledImages
@@ -49,16 +48,14 @@ class Photos:
     held_out: Indices
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
+class Group(NamedTuple):
     """Parameters with a learning rate of their own, from which it falls to zero."""
 
     parameters: list[nn.Parameter]
     learning_rate: float
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """One of the steps: what learns in how many updates.
 
     All crops of an update are reduced by one random factor, from `min_scale` to 1.
@@ -87,12 +84,8 @@ class Fitter:
     def fit(self, model: nn.Module, step: Step) -> float:
         """Train a model, and leave it as it was when it was best on the held-out photos.
 
-        Args:
-            model: images float [B, 3, H, W] in [0, 1] -> logits [B, K].
-            step: what learns.
-
-        Returns:
-            The share of held-out photos that the model classified correctly then.
+        Returns the share of held-out photos whose class it told then. The model makes logits [B, K]
+        of images float [B, 3, H, W] in [0, 1].
         """
         checkpoint = self.folder / f"{step.name}.safetensors"
         best = self.folder / f"{step.name}-best.safetensors"
@@ -154,17 +147,9 @@ class Fitter:
         """The held-out photos, which are the same every time: 1000 at most are decoded once."""
         rows = self.photos.held_out
         parts = np.array_split(rows, math.ceil(len(rows) / self.settings.batch_size))
-        plain = CropSettings(
-            size=self.settings.crops.size,
-            min_area=1,
-            max_area=1,
-            max_ratio=1,
-            rotation=0,
-            brightness=0,
-            contrast=0,
-            saturation=0,
-            hue=0,
-        )
+        whole = {"min_area": 1, "max_area": 1, "max_ratio": 1, "rotation": 0}
+        colours = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0)
+        plain = CropSettings(size=self.settings.crops.size, **whole, **colours)
         return list(self._batches(plain, lambda number: parts[number], range(len(parts))))
 
     def _batches(

@@ -59,14 +59,9 @@ def train_delf(
 ) -> DelfResult:
     """Train deep local features from labelled photos into a folder that `Delf.load` opens.
 
-    What is done is kept in `OUT/training` until the end; the same call again resumes there.
-
-    Args:
-        images: photos to train on; some of them are held out to choose by.
-        out: the folder.
-        settings: how.
-        on_progress: called after every update, and with every photo of the PCA.
-        on_note: called with a sentence about photos that cannot be read, and about earlier work.
+    What is done is kept in `OUT/training` until the end; the same call again resumes there. Some of
+    the photos are held out to choose by. `on_progress` is called after every update, and with every
+    photo of the PCA; `on_note` with sentences about unreadable photos and about earlier work.
     """
     out = Path(out)
     note = cache(on_note)  # once is enough
@@ -105,9 +100,7 @@ def train_delf(
 
 
 def read_training_photos(
-    source: str,
-    split: str | None = None,
-    on_note: Callable[[str], object] = lambda note: None,
+    source: str, split: str | None = None, on_note: Callable[[str], object] = lambda note: None
 ) -> LabelledImages:
     """Labelled photos to train on, without those that cannot be read.
 
