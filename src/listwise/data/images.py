@@ -272,6 +272,4 @@ def clip_box(path: Source, box: Box, size: tuple[int, int]) -> tuple[int, int, i
         if left < right and top < bottom:
             return left, top, right, bottom
     shown = ", ".join(f"{edge:g}" for edge in box)
-    raise ImageError(
-        path, f"box ({shown}) is empty or outside the image of {width} × {height} pixels"
-    )
+    raise ImageError(path, f"box ({shown}) is empty or outside the image of {width} × {height}")

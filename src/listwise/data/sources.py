@@ -278,9 +278,7 @@ def _box_reader(
     """A function (place, row) -> box for a table with these columns."""
     four = [name for name in _BOX_COLUMNS if name in columns]
     if "box" in columns and four:
-        raise InputError(
-            f"{source}: has both a column box and {', '.join(four)}; keep one of the two"
-        )
+        raise InputError(f"{source}: has a column box and {', '.join(four)}; keep one of the two")
     if four and len(four) < 4:
         absent = [name for name in _BOX_COLUMNS if name not in columns]
         raise InputError(f"{source}: a box needs x0,y0,x1,y1; no column {', '.join(absent)}")

@@ -163,9 +163,7 @@ def _checked(descriptors: ArrayLike, labels: ArrayLike, what: str) -> NDArray[np
     vectors = np.asarray(descriptors)
     count = np.shape(labels)
     if vectors.ndim != 2 or count != vectors.shape[:1]:
-        raise InputError(
-            f"{what} should be [N, C] and labels [N], found shapes {vectors.shape} and {count}"
-        )
+        raise InputError(f"{what} should be [N, C], labels [N]; found {vectors.shape} and {count}")
     if np.isnan(vectors).any():
         raise InputError(f"{what} hold NaN, which has no rank; look for a diverged training")
     return vectors.astype(np.result_type(vectors, np.float32), copy=False)

@@ -66,9 +66,7 @@ def label_figures(positives: Sequence[Ranks], ks: Sequence[int] | None = None) -
             row[1] = precision[places <= len(places)].sum() / len(places)
             row[2:] = places[0]
     if np.isnan(rows[:, 0]).all():
-        raise InputError(
-            "no query has another image of its label to find; give at least two of one label"
-        )
+        raise InputError("no query has another image of its label to find; give two of one label")
     rows[:, 2:] = np.where(np.isnan(rows[:, 2:]), np.nan, rows[:, 2:] <= np.array(depths))
     return _means(rows, ["mAP", "mAP@R", *(f"Recall@{k}" for k in depths)])
 

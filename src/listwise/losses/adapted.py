@@ -38,11 +38,7 @@ class _AdaptedLoss(BatchLoss):
 
 
 class FastAPLoss(_AdaptedLoss):
-    """FastAP (Cakir et al., CVPR 2019): 1 − mAP by histograms of squared distances.
-
-    Args:
-        bins: number of bins.
-    """
+    """FastAP (Cakir et al., CVPR 2019): 1 − mAP by histograms of squared distances."""
 
     def __init__(self, bins: int = 10) -> None:
         super().__init__("FastAPLoss", num_bins=bins)

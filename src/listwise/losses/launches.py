@@ -18,11 +18,8 @@ class Launch:
     Triton looks at all arguments at each launch to find the compiled kernel that fits them. Here
     it is found at the first launch and kept. Tensors must then keep their types and start at
     multiples of 16 bytes, and numbers must not change, but for those of `do_not_specialize`.
-
-    Args:
-        kernel: a function made by `triton.jit`, its constants last.
-        options: `num_warps` and the like.
-        constants: in the order of the kernel's arguments.
+    The kernel is a function made by `triton.jit`, its constants last and in this order; options
+    are `num_warps` and the like.
     """
 
     def __init__(self, kernel: Any, options: dict[str, int], constants: dict[str, Any]) -> None:

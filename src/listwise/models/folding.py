@@ -152,14 +152,10 @@ class Twin:
     when the network's weights have changed, `collect` after each backward, and `give_back` to add
     the gradients to the network's own.
 
-    Args:
-        net: the network; its batch norms frozen, where there are any.
-        images: [b, 3, H, W], for a trial; a single one will do.
-        autocast: the dtype the network would run in under autocast; float64 stays float64.
-
-    Attributes:
-        module: the network to call, under autocast still, in channels-last order.
-        folds: what was folded; nothing if the trial came out differently.
+    The batch norms of `net` must be frozen. It is tried with images [b, 3, H, W], of which one will
+    do; `autocast` is the dtype it would run in under autocast, but float64 stays float64. Call
+    `module`, under autocast still, with images in channels-last order. `folds` is what was folded:
+    nothing if the trial came out differently.
     """
 
     def __init__(self, net: nn.Module, images: Tensor, autocast: torch.dtype) -> None:

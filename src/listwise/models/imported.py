@@ -106,9 +106,7 @@ def _with_whitening(
     if wanted is None:
         wanted = next((name for name in _PREFERRED if name in found), names[0])
     if wanted not in found:
-        raise InputError(
-            f"{path}: no whitening {wanted!r} in it; there is {', '.join(names) or 'none at all'}"
-        )
+        raise InputError(f"{path}: no whitening {wanted!r}; it has {', '.join(names) or 'none'}")
     mean, projection = found[wanted]
     if mean.shape != (net.dim,) or projection.ndim != 2 or projection.shape[1] != net.dim:
         raise InputError(
@@ -117,7 +115,7 @@ def _with_whitening(
         )
     if not (np.isfinite(mean).all() and np.isfinite(projection).all()):
         raise InputError(
-            f"{path}: the whitening {wanted!r} has infinite values; choose a smaller `whiten_power`"
+            f"{path}: the whitening {wanted!r} is infinite; choose a smaller `whiten_power`"
         )
     others = [name for name in names if name != wanted]
     notes = [f"other whitenings in the file: {', '.join(others)}"] if others else []

@@ -60,9 +60,7 @@ class RetrievalNet(nn.Module):
     ) -> None:
         super().__init__()
         if projection is not None and projection < 1:
-            raise InputError(
-                f"a projection to {projection} dimensions is impossible: give 1 or more"
-            )
+            raise InputError(f"projection must be 1 or more dimensions, not {projection}")
         names = {"backbone": _name("backbone", backbone), "pooling": _name("pooling", pooling)}
         self.pooling = make_pooling(pooling)
         self.backbone, source = load_backbone(backbone, weights)
@@ -157,9 +155,7 @@ class RetrievalNet(nn.Module):
         if missing:
             made_of = " and ".join(f"a {kind} of your own, {name}" for kind, name in missing)
             how = ", ".join(f"{kind}={name.rpartition('.')[2]}()" for kind, name in missing)
-            raise InputError(
-                f"{folder} has {made_of}: pass it again, as in RetrievalNet.load(folder, {how})"
-            )
+            raise InputError(f"{folder} has {made_of}: pass it: RetrievalNet.load(folder, {how})")
         failure = f"{folder} does not fit its own config.json"
         net = cls.build(config, state, failure, backbone=backbone, pooling=pooling)
         return net.to(device=device)

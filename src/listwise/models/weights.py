@@ -67,9 +67,7 @@ def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tu
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a state dict without running anything it holds; wrappers around it are taken off."""
     if path.is_dir():
-        raise InputError(
-            f"{path} is a folder, not a weights file (RetrievalNet.load opens folders)"
-        )
+        raise InputError(f"{path} is a folder, not a weights file (RetrievalNet.load opens one)")
     if not path.is_file():
         raise InputError(f"no weights file {path}: give a file, or one of {', '.join(SOURCES)}")
     try:
@@ -102,21 +100,16 @@ def fit_state(
     message of the `InputError` otherwise.
     """
     own = module.state_dict()
-    missing = [
-        key
-        for key in own
-        if key not in state and not key.startswith(optional) and not key.endswith(_COUNTER)
-    ]
-    extra = [key for key in state if key not in own and not key.startswith(optional)]
+    absent = [key for key in own if key not in state and not key.startswith(optional)]
     shared = [key for key in own if key in state]
-    reshaped = [key for key in shared if own[key].shape != state[key].shape]
+    wrong = {
+        "missing": [key for key in absent if not key.endswith(_COUNTER)],
+        "unexpected": [key for key in state if key not in own and not key.startswith(optional)],
+        "of another shape": [key for key in shared if own[key].shape != state[key].shape],
+    }
     counts = [
         f"{len(keys)} {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-        for keys, what in (
-            (missing, "missing"),
-            (extra, "unexpected"),
-            (reshaped, "of another shape"),
-        )
+        for what, keys in wrong.items()
         if keys
     ]
     if counts:
@@ -163,16 +156,13 @@ def _package_file() -> Path:
 def _pretrained(name: str) -> nn.Module:
     if not timm.is_model_pretrained(name):
         raise InputError(
-            f'timm has released no weights for {name}: give `weights` a file, or `weights="random"`'
+            f'timm has no weights for {name}: give `weights` a file, or `weights="random"`'
         )
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
     # Without a cached file the hub's client retries for most of a minute before it fails.
-    if (
-        hub
-        and not _is_cached(hub, released.hf_hub_filename)
-        and not _reachable(huggingface_hub.constants.ENDPOINT)
-    ):
+    missing = hub and not _is_cached(hub, released.hf_hub_filename)
+    if missing and not _reachable(huggingface_hub.constants.ENDPOINT):
         raise InputError(f"no network to fetch the weights of {name}; {_how_to_get(name)}")
     try:
         return create_backbone(name, pretrained=True)

@@ -110,9 +110,7 @@ def _sfm(folder: Path, root: Path) -> Iterator[LabelledPath]:
         try:
             pairs = list(zip(content[split]["cids"], content[split]["cluster"], strict=True))
         except (KeyError, TypeError, ValueError):
-            raise InputError(
-                f"{path}: {split!r} should have cids and cluster of the same length"
-            ) from None
+            raise InputError(f"{path}: {split!r} needs cids and cluster of one length") from None
         for cid, cluster in pairs:
             yield f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}", f"{cluster}", split
 

@@ -35,13 +35,17 @@ _JUNK = 2
 
 @dataclass(frozen=True)
 class _Task:
-    """Photos of one building, or of streets: their names and kinds."""
+    """Photos of one building, or of streets, by their kinds."""
 
     part: str  # "train", "val", "benchmark" or "distractor"
     label: str
     building: Building | None
-    photos: list[tuple[str, str]]
+    kinds: list[str]
     seed: list[int]
+
+    @property
+    def photos(self) -> list[tuple[str, str]]:
+        return [(f"{self.label}_{view:02d}", kind) for view, kind in enumerate(self.kinds)]
 
 
 def make_toy_landmarks(
@@ -128,20 +132,13 @@ def _tasks(buildings: int, views: int, seed: int) -> Iterator[_Task]:
             number = family * FAMILY + member
             kinds = judged if part == "benchmark" else plain
             label = f"building{number:03d}"
-            yield _task(part, label, members[member], kinds, [seed, 1, number])
+            yield _Task(part, label, members[member], kinds, [seed, 1, number])
         if part == "benchmark":
             label, kinds = f"lookalike{family:03d}", plain[: views // 2]
-            yield _task("distractor", label, members[-1], kinds, [seed, 2, family])
+            yield _Task("distractor", label, members[-1], kinds, [seed, 2, family])
     for block in range(benchmark):
         kinds = ["easy"] * (views // 2)
-        yield _task("distractor", f"street{block:03d}", None, kinds, [seed, 3, block])
-
-
-def _task(
-    part: str, label: str, building: Building | None, kinds: list[str], seed: list[int]
-) -> _Task:
-    photos = [(f"{label}_{view:02d}", kind) for view, kind in enumerate(kinds)]
-    return _Task(part, label, building, photos, seed)
+        yield _Task("distractor", f"street{block:03d}", None, kinds, [seed, 3, block])
 
 
 def _take_photos(

@@ -51,10 +51,8 @@ class Delf(nn.Module):
     Batch norm is frozen. Location (column, row) of a feature map looks at the pixels around
     (`stride` · column, `stride` · row).
 
-    Args:
-        config: what it is made of.
-        backbone: timm's ResNet of that name with its weights, which is cut off behind the third
-            stage; random weights by default.
+    `backbone` is timm's ResNet of that name with its weights, which is cut off behind the third
+    stage; random weights by default.
     """
 
     mean: Tensor
