@@ -81,7 +81,8 @@ def nearest_pairs(query: Float32, other: Float32) -> Pairs:
     block[np.arange(len(pairs)), pairs[:, 1]] = -1
     # Squared distances are twice these; rounding must not make them negative.
     gap, next_gap = np.maximum(1 - first, 0), np.maximum(1 - block.max(axis=1), 0)
-    return pairs[gap < RATIO**2 * next_gap]
+    clear: Pairs = pairs[gap < RATIO**2 * next_gap]
+    return clear
 
 
 def similar_pairs(query: Float32, other: Float32, least: float = SIMILAR) -> Pairs:
