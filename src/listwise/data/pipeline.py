@@ -19,8 +19,10 @@ from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile
 from listwise.data.workers import start_worker
 
 CPU = torch.device("cpu")
-# Photos a worker decodes at a time.
+# Photos a worker decodes at a time: as many as this, or as have this many bytes in their files, so
+# that large photos need little shared memory.
 CHUNK = 4
+CHUNK_BYTES = 2**20
 # Starting a worker takes about as long as decoding JPEG files of this many bytes.
 START_BYTES = 2**20
 # Photos whose files are looked at to find how many workers are worth starting.
@@ -105,7 +107,15 @@ def _file_bytes(file: PhotoFile) -> int:
 
 def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
     """A batch sampler: the files themselves, some at a time."""
-    while chunk := list(islice(files, CHUNK)):
+    chunk: list[PhotoFile] = []
+    size = 0
+    for file in files:
+        chunk.append(file)
+        size += _file_bytes(file)
+        if len(chunk) == CHUNK or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk
 
 

@@ -113,7 +113,7 @@ def _new_photos(
     """
     taken: set[str] = set()
     for window in _windows(images):
-        wanted = deque(_not_there(store, window, taken, result))
+        wanted = deque(_find_new(store, window, taken, result))
         on_progress(len(window) - len(wanted))
         known = store.get([entry.key for entry, _ in wanted])
         window.clear()  # of the content, only what is still to be described stays in memory
@@ -200,7 +200,7 @@ def thumbnail_from_photo(entry: Entry) -> bytes:
         return b""
 
 
-def _not_there(
+def _find_new(
     store: Store, window: Sequence[NewPhoto | ImageError], taken: set[str], result: Added
 ) -> list[NewPhoto]:
     """The photos to be described; those that are in the index are brought up to date.
@@ -231,7 +231,7 @@ def _not_there(
             wanted.append((entry, file))
         elif same is named and not _elsewhere(named, entry):
             moves.append((same, entry))
-        elif not _still_there(same):
+        elif not _file_unchanged(same):
             taken.add(entry.digest)
             moves.append((same, entry))
         else:
@@ -246,7 +246,7 @@ def _elsewhere(present: Entry, entry: Entry) -> bool:
     return present.path not in ("", entry.path) and Path(present.path).exists()
 
 
-def _still_there(entry: Entry) -> bool:
+def _file_unchanged(entry: Entry) -> bool:
     """Whether an entry's file holds what it held: names may have changed hands since."""
     try:
         return PhotoFile(entry.path, entry.box).digest() == entry.digest
