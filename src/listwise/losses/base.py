@@ -31,7 +31,9 @@ class BatchLoss(nn.Module):
         Returns:
             A scalar: Σ w ℓ / Σ w over the queries that have a positive, ℓ the loss of a query.
         """
-        return self.share(descriptors, labels, *checked(descriptors, labels, weights, queries))
+        # In two statements: PyTorch 2.4 cannot compile a call whose arguments are unpacked.
+        weights, start, stop = checked(descriptors, labels, weights, queries)
+        return self.share(descriptors, labels, weights, start, stop)
 
     def share(
         self, descriptors: Tensor, labels: Tensor, weights: Tensor, start: int, stop: int
