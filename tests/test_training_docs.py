@@ -42,8 +42,9 @@ def test_the_data_guide(photos, tmp_path, monkeypatch):
     (tmp_path / "list.txt").write_text(listed[0])
     assert read_labelled(tmp_path / "list.txt").class_names == ("eiffel_tower", "louvre")
     monkeypatch.chdir(photos.parent)
-    (code,) = blocks("data.md", "python")
-    exec(code, {})
+    names: dict[str, object] = {}
+    for code in blocks("data.md", "python"):
+        exec(code, names)
 
 
 def test_the_training_guide(photos, tmp_path, monkeypatch, capsys):
