@@ -2,10 +2,10 @@
 
 from listwise.losses.adapted import FastAPLoss, MultiSimilarityLoss
 from listwise.losses.average_precision import QuantizedAPLoss, TieAwareAPLoss, quantized_ap
+from listwise.losses.base import class_balanced_weights
 from listwise.losses.contrastive import ContrastiveLoss
 from listwise.losses.smooth_ap import SmoothAPLoss
 from listwise.losses.triplet import TripletLoss
-from listwise.losses.weights import class_balanced_weights
 
 __all__ = [
     "ContrastiveLoss",

@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from listwise.losses.checks import check_batch, check_queries, query_weights, refuse_no_positives
+from listwise.losses.checks import (
+    check_batch,
+    check_labels,
+    check_queries,
+    query_weights,
+    refuse_no_positives,
+)
 from listwise.losses.tiles import accumulation_dtype
 
 
@@ -86,3 +92,15 @@ def class_sizes(labels: Tensor) -> Tensor:
     _, position, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     found: Tensor = sizes[position]
     return found
+
+
+def class_balanced_weights(labels: Tensor) -> Tensor:
+    """Weights under which every class counts the same (section 4.2): [B] integers -> [B], mean 1.
+
+    The weight of an image is inversely proportional to the size of its class. The losses scale
+    weights once more, so that their mean over the queries that have a positive is 1.
+    """
+    check_labels(labels)
+    _, position, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    weights: Tensor = (len(labels) / len(sizes)) / sizes[position].float()
+    return weights
