@@ -175,9 +175,7 @@ def _finish(
     finished = _reduce([photos[i] for i in on_gpu], how, pool)  # type: ignore[misc]
     for i, photo in zip(on_gpu, finished, strict=True):
         photos[i] = photo
-    return [
-        _moved(photo.result(), device) if isinstance(photo, Future) else photo for photo in photos
-    ]
+    return [_moved(each.result(), device) if isinstance(each, Future) else each for each in photos]
 
 
 def _decode(files: list[_ReadFile], device: torch.device) -> list[Result | None]:

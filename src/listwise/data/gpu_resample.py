@@ -63,9 +63,7 @@ def _place(plan: CropPlan, size: int) -> Place:
     # Photos count from the middle of their first pixel, bounds from its corner.
     x = (left + right) / 2 - (across_x + down_x) * middle - 0.5
     y = (top + bottom) / 2 - (across_y + down_y) * middle - 0.5
-    across_x, across_y, down_x, down_y = (
-        edge / size for edge in (across_x, across_y, down_x, down_y)
-    )
+    across_x, across_y, down_x, down_y = (e / size for e in (across_x, across_y, down_x, down_y))
     if plan.flip:
         x, y = x + across_x * (size - 1), y + across_y * (size - 1)
         across_x, across_y = -across_x, -across_y

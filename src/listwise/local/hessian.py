@@ -93,9 +93,7 @@ def _spots(grey: Float32, blur: float) -> Iterator[_Spots]:
         octave = [image]
         for before, after in pairwise(sigmas):
             octave.append(_blurred(octave[-1], before, after))
-        response = np.stack(
-            [_response(level, sigma) for level, sigma in zip(octave, sigmas, strict=True)]
-        )
+        response = np.stack(list(map(_response, octave, sigmas)))
         for level in range(1, LEVELS + 1):
             rows, columns = _extrema(response, level)
             points, offsets, strength = _refined(response, level, rows, columns)

@@ -50,10 +50,8 @@ class _HistogramLoss(PrecisionLoss):
     def precision(
         self, descriptors: Tensor, labels: Tensor, positives: Tensor, start: int, stop: int
     ) -> Tensor:
-        histograms = label_histograms(
-            descriptors, labels, self.bins, self.include_self, (start, stop)
-        )
-        return self._formula(histograms[0], histograms[1], positives[start:stop].clamp(min=1))
+        found = label_histograms(descriptors, labels, self.bins, self.include_self, (start, stop))
+        return self._formula(found[0], found[1], positives[start:stop].clamp(min=1))
 
     def extra_repr(self) -> str:
         return f"bins={self.bins}, include_self={self.include_self}"

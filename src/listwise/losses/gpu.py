@@ -214,9 +214,7 @@ class _Kernels:
         tiling = HISTOGRAM_TILING[self.exact]
         squares = triton.cdiv(size, tiling.group * tiling.columns)
         self.histogram_programs = squares**2 * tiling.group**2 * tiling.columns // tiling.rows
-        self._histogram = Launch(
-            histogram_kernel, tiling.options(), {**shared, **tiling.constants()}
-        )
+        self._histogram = Launch(histogram_kernel, tiling.options(), shared | tiling.constants())
         self._precision = Launch(
             precision_kernel,
             {},
@@ -228,7 +226,7 @@ class _Kernels:
             },
         )
         self.tile = tiling = WEIGHT_TILING[self.exact]
-        self._weight = Launch(weight_kernel, tiling.options(), {**shared, **tiling.constants()})
+        self._weight = Launch(weight_kernel, tiling.options(), shared | tiling.constants())
         # In whole tiles.
         self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
         self.strip_rows = _round_up(min(size, STRIP_ROWS), tiling.rows)

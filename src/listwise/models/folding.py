@@ -70,9 +70,8 @@ def folded(pairs: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> tuple[list[Tens
     shift = torch.cat(betas) - torch.cat(means) * scale
     sizes = [len(mean) for mean in means]
     scales = torch.split(scale, sizes)
-    weights = [
-        conv.weight * s.view(-1, 1, 1, 1) for (conv, _), s in zip(pairs, scales, strict=True)
-    ]
+    convolutions = [conv.weight for conv, _ in pairs]
+    weights = [w * s.view(-1, 1, 1, 1) for w, s in zip(convolutions, scales, strict=True)]
     return weights, list(torch.split(shift, sizes))
 
 
@@ -227,9 +226,8 @@ class Twin:
             ]
         with torch.no_grad():
             for group in self._groups:
-                torch._foreach_copy_(
-                    [self._targets[i] for i in group], [self._values[i] for i in group]
-                )
+                values = [self._values[i] for i in group]
+                torch._foreach_copy_([self._targets[i] for i in group], values)
         for target, made_of in zip(self._targets, self._sources, strict=True):
             learns = any(source.requires_grad for source in made_of)
             if target.requires_grad != learns:
@@ -281,9 +279,7 @@ def make_twin(net: nn.Module, images: Tensor, autocast: torch.dtype) -> Twin | N
 
 def _sharing_copy(net: nn.Module) -> nn.Module:
     """A copy of the modules with the same parameters and buffers."""
-    return copy.deepcopy(
-        net, {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
-    )
+    return copy.deepcopy(net, {id(t): t for t in (*net.parameters(), *net.buffers())})
 
 
 def _fold(module: nn.Module, fold: Fold) -> tuple[nn.Parameter, nn.Parameter]:

@@ -155,9 +155,7 @@ def _package_file() -> Path:
 
 def _pretrained(name: str) -> nn.Module:
     if not timm.is_model_pretrained(name):
-        raise InputError(
-            f'timm has no weights for {name}: give `weights` a file, or `weights="random"`'
-        )
+        raise InputError(f'timm has no weights for {name}: give `weights` a file, or "random"')
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
     # Without a cached file the hub's client retries for most of a minute before it fails.

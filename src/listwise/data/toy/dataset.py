@@ -91,10 +91,8 @@ def make_toy_landmarks(
 
 def _check_place(folder: Path) -> None:
     """Refuse to replace anything but toy landmarks or an empty folder."""
-    replaceable = (folder / TOY_PARAMETERS).exists() or (
-        folder.is_dir() and not any(folder.iterdir())
-    )
-    if folder.exists() and not replaceable:
+    empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not empty and not (folder / TOY_PARAMETERS).exists():
         raise InputError(f"{folder}: is something else than toy landmarks; name another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

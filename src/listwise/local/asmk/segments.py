@@ -94,9 +94,7 @@ def read_segments(
             raise InputError(f"{folder} is damaged: build the index again") from error
         manifest = Manifest.parse(content, folder, "build the index again")
         try:
-            return manifest, tuple(
-                _opened(folder, segment, known or {}) for segment in manifest.segments
-            )
+            return manifest, tuple(_opened(folder, each, known or {}) for each in manifest.segments)
         except FileNotFoundError:
             continue  # replaced by a change since the manifest was read
         except (OSError, ValueError, IndexError) as error:

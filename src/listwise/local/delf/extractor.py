@@ -30,9 +30,7 @@ DEFAULT = DelfSettings()
 
 def levels(width: int, height: int, settings: DelfSettings = DEFAULT) -> list[tuple[int, int]]:
     """Widths and heights at which a photo is seen, the largest first; there is always one."""
-    sizes = [
-        (max(1, round(width * scale)), max(1, round(height * scale))) for scale in settings.scales
-    ]
+    sizes = [(max(1, round(width * s)), max(1, round(height * s))) for s in settings.scales]
     allowed = [size for size in sizes if max(size) <= settings.max_side] or sizes[-1:]
     return [size for size in allowed if min(size) >= SMALLEST] or allowed[:1]
 
