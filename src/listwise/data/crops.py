@@ -101,7 +101,7 @@ def random_crop(
     crop = _resample(image, plan.bounds, across, down, settings.size)
     if plan.flip:
         crop = crop[:, ::-1].copy()
-    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, plan.colours).transpose(2, 0, 1)))
+    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, *plan.colours).transpose(2, 0, 1)))
 
 
 class Crop(NamedTuple):
@@ -249,8 +249,11 @@ def _warp(
     return turned
 
 
-def _jitter(crop: Pixels, colours: Colours) -> Pixels:
+def _jitter(
+    crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
+) -> Pixels:
     """Change the colours, all at once: each change is affine, so their chain is one matrix."""
+    colours = Colours(brightness, contrast, saturation, hue)
     if colours == (1.0, 1.0, 1.0, 0.0):
         return crop
     with requires("train", "a random crop"):
