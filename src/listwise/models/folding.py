@@ -226,8 +226,8 @@ class Twin:
             ]
         with torch.no_grad():
             for group in self._groups:
-                values = [self._values[i] for i in group]
-                torch._foreach_copy_([self._targets[i] for i in group], values)
+                fresh = [self._values[i] for i in group]
+                torch._foreach_copy_([self._targets[i] for i in group], fresh)
         for target, made_of in zip(self._targets, self._sources, strict=True):
             learns = any(source.requires_grad for source in made_of)
             if target.requires_grad != learns:
