@@ -106,7 +106,9 @@ def _with_whitening(
     if wanted is None:
         wanted = next((name for name in _PREFERRED if name in found), names[0])
     if wanted not in found:
-        raise InputError(f"{path}: no whitening {wanted!r}; it has {', '.join(names) or 'none'}")
+        raise InputError(
+            f"{path}: no whitening {wanted!r} in it; there is {', '.join(names) or 'none at all'}"
+        )
     mean, projection = found[wanted]
     if mean.shape != (net.dim,) or projection.ndim != 2 or projection.shape[1] != net.dim:
         raise InputError(
