@@ -155,7 +155,9 @@ class RetrievalNet(nn.Module):
         if missing:
             made_of = " and ".join(f"a {kind} of your own, {name}" for kind, name in missing)
             how = ", ".join(f"{kind}={name.rpartition('.')[2]}()" for kind, name in missing)
-            raise InputError(f"{folder} has {made_of}: pass it: RetrievalNet.load(folder, {how})")
+            raise InputError(
+                f"{folder} has {made_of}: pass it again, as in RetrievalNet.load(folder, {how})"
+            )
         failure = f"{folder} does not fit its own config.json"
         net = cls.build(config, state, failure, backbone=backbone, pooling=pooling)
         return net.to(device=device)
