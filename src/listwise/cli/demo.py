@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from listwise.studies.demo import Demo
     from listwise.training import TrainResult
 
-EXAMPLES = """Example:
-
+EXAMPLES = options.examples("""Example:
   listwise demo --folder /tmp/demo
-"""
+""")
 
 
 def demo(

@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
     from listwise.data.catalog import DataSetEntry
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise download --list                       the names of all data sets
-
   listwise download roxford5k                    into data/roxford5k
-
   listwise download SOP --to /data/sop           run it again to resume after an interruption
-"""
+""")
 
 
 def download(

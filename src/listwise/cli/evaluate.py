@@ -9,16 +9,12 @@ from listwise.cli import options
 from listwise.cli.bars import progress_bar, total_bar
 from listwise.cli.output import open_console, print_json, say, typed_command, warn_of_unreadable
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise evaluate runs/a/model roxford5k --data data           a benchmark by name
-
   listwise evaluate runs/a/model data/roxford5k --qe --report report.html
-
   listwise evaluate runs/a/model photos --against runs/b/model   your own labelled photos
-
   listwise evaluate runs/a/model roxford5k --distractors revisitop1m.parquet
-"""
+""")
 
 
 def evaluate(

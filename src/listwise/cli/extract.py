@@ -13,19 +13,15 @@ from listwise.cli.output import note, open_console, print_json, say, stoppable, 
 if TYPE_CHECKING:
     from listwise.descriptors import DescriptorFile
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise extract runs/a/model photos photos.parquet            original size, one scale
-
   listwise extract runs/a/model queries.csv queries.parquet      a table with boxes
-
   listwise extract runs/a/model photos out.parquet --scales 1,0.7071,0.5 --max-side 1024
-
   torchrun --nproc-per-node 8 -m listwise extract runs/a/model photos out.parquet
 
 Run the same command again to resume an interrupted run. Under torchrun each process takes its
 share of the photos and writes a file of its own, out-00001-of-00008.parquet and so on.
-"""
+""")
 
 
 def extract(

@@ -8,12 +8,10 @@ import typer
 from listwise.cli import options
 from listwise.cli.output import note, open_console, print_json, say
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise import Resnet-101-AP-GeM.pt models/ap-gem
-
   listwise import retrievalSfM120k-resnet101-gem-b80fb85.pth models/gem --whitening none
-"""
+""")
 
 
 def import_model(

@@ -15,6 +15,11 @@ def _in_a_folder(path: Path | None) -> Path | None:
     return path
 
 
+def examples(text: str) -> str:
+    """The epilog of a command: indented lines stay lines, others are joined to paragraphs."""
+    return text.replace("\n  ", "\n\n  ")
+
+
 # What a command reads.
 Model = Annotated[
     str,

@@ -14,18 +14,13 @@ if TYPE_CHECKING:
 
     from listwise.search import Hit
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise search shop chair.jpg                           the ten nearest photos
-
   listwise search shop room.jpg --box 120,80,400,380       a part of a photo
-
   listwise search shop a.jpg b.jpg --expand --rerank       two examples, expanded and re-ranked
-
   listwise search shop --entry chairs/a.jpg -k 50 --json   a photo of the index as the query
-
   listwise search shop chair.jpg --sheet found.png         the results as a picture
-"""
+""")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 

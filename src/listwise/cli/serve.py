@@ -16,18 +16,14 @@ if TYPE_CHECKING:
     from listwise.search import Index
     from listwise.serving.settings import ServeSettings
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise serve photos.index                             open http://127.0.0.1:8000
-
   LISTWISE_TOKEN=... listwise serve photos.index          photos can be added and removed too
-
   LISTWISE_TOKEN=... listwise serve photos.index --host 0.0.0.0 --port 80
-
   listwise serve milvus://db.local:19530/photos --uploads /data/uploads
 
 Ctrl-C stops it once running requests are answered.
-"""
+""")
 
 
 def serve(

@@ -14,16 +14,12 @@ if TYPE_CHECKING:
 
     from listwise.training import Trainer
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise train photos                          settings from the photos and this machine
-
   listwise train labels.csv --run-folder runs/b --preset paper --batch-size 1024
-
   listwise train --resume runs/b                 resume an interrupted run
-
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
-"""
+""")
 
 
 @with_setting_flags

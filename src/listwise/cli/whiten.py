@@ -16,20 +16,15 @@ if TYPE_CHECKING:
 
     from listwise.descriptors import Whitening
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise whiten runs/a/model photos                     square-rooted PCA, all dimensions
-
   listwise whiten runs/a/model photos --dim 1024 --power 0.5
-
   listwise whiten runs/a/model descriptors.parquet        from descriptors already extracted
-
   listwise whiten runs/a/model labels.csv --supervised    from pairs of the same label
-
   listwise whiten runs/a/model --remove
 
 Learn from photos like those you search, but not from the ones you evaluate with.
-"""
+""")
 
 
 def whiten(

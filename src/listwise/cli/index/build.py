@@ -11,26 +11,20 @@ from listwise.cli.index import intent
 from listwise.cli.index.words import count_photos, report_added
 from listwise.cli.output import note, open_console, stoppable
 
-BUILD = """Examples:
-
+BUILD = options.examples("""Examples:
   listwise index build shop photos
-
   listwise index build shop photos.csv --model runs/a/model --memory 2GB --recall 0.95
-
   listwise index build milvus://127.0.0.1:19530/shop photos --model resnet50
-
   listwise index build shop a.parquet b.parquet --root photos --model runs/a/model
 
 An index is a folder, milvus://host:port/name, or a .db file of milvus-lite. Columns of a table
 other than path and box are kept as attributes. Run the same command again to resume an interrupted
 build.
-"""
-ADD = """Examples:
-
+""")
+ADD = options.examples("""Examples:
   listwise index add shop more-photos
-
   listwise index add shop a.jpg b.jpg
-"""
+""")
 
 Sources = Annotated[
     list[str],

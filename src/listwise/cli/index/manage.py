@@ -10,24 +10,18 @@ from listwise.cli.index import intent
 from listwise.cli.index.words import count_photos, describe_search, readable_fact
 from listwise.cli.output import note, open_console, print_json, say
 
-REMOVE = """Examples:
-
+REMOVE = options.examples("""Examples:
   listwise index remove shop chairs/a.jpg
-
   listwise index remove shop more-photos
-"""
-TUNE = """Examples:
-
+""")
+TUNE = options.examples("""Examples:
   listwise index tune shop --recall 0.99
-
   listwise index tune shop --memory 2GB --milliseconds 20
-
   listwise index tune shop                     choose by the size of the index
-"""
-INFO = """Example:
-
+""")
+INFO = options.examples("""Example:
   listwise index info shop --json
-"""
+""")
 
 
 def remove(

@@ -11,17 +11,14 @@ from listwise.cli.bars import progress_bar, total_bar
 from listwise.cli.local import shared
 from listwise.cli.output import note, open_console, print_json, say, stoppable, typed_command
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise local evaluate roxford5k --codebook words.safetensors
-
   listwise local evaluate roxford5k --codebook words.safetensors --model runs/a/model
-
   listwise local evaluate roxford5k --codebook words.safetensors --descriptors described
 
 Features, descriptors and the index are kept in a folder and used by the next run. Descriptors of
 --model are in model-FINGERPRINT in it, which --descriptors takes, also from another machine.
-"""
+""")
 
 
 def evaluate(

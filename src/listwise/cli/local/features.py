@@ -16,20 +16,16 @@ from listwise.cli.output import note, open_console, print_json, say, stoppable, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXTRACT = """Examples:
-
+EXTRACT = options.examples("""Examples:
   listwise local extract photos photos.arrow                  Hessian-affine regions, RootSIFT
-
   listwise local extract photos photos.arrow --delf delf      deep features of listwise local train
 
 Run the same command again to resume an interrupted run.
-"""
-TRAIN = """Examples:
-
+""")
+TRAIN = options.examples("""Examples:
   listwise local train landmarks.csv delf --weights resnet50.safetensors
-
   listwise local train landmarks.csv delf --weights runs/a/model --no-fine-tune
-"""
+""")
 
 
 def extract(

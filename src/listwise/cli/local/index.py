@@ -10,26 +10,20 @@ from listwise.cli.bars import progress_bar
 from listwise.cli.local import shared
 from listwise.cli.output import open_console, print_json, say, stoppable
 
-CODEBOOK = """Example:
-
+CODEBOOK = options.examples("""Example:
   listwise local codebook other-photos.arrow words.safetensors
 
 Learn it from photos like those you search, but not from the ones you evaluate with.
-"""
-INDEX = """Examples:
-
+""")
+INDEX = options.examples("""Examples:
   listwise local index shop-local photos.arrow --codebook words.safetensors
-
   listwise local index shop-local more.arrow                  add to it
-
   listwise local index shop-local --remove chairs/a.jpg       remove from it
-"""
-SEARCH = """Examples:
-
+""")
+SEARCH = options.examples("""Examples:
   listwise local search shop-local chair.jpg
-
   listwise local search shop-local chair.jpg --features photos.arrow     with verification
-"""
+""")
 
 
 def codebook(

@@ -11,12 +11,10 @@ from listwise.cli.output import open_console, print_json, typed_command, warn_of
 from listwise.cli.study.flags import TOY, draw_toy, say_where
 from listwise.errors import InputError
 
-EXAMPLES = """Examples:
-
+EXAMPLES = options.examples("""Examples:
   listwise study poolings roxford5k --whiten-on landmarks.csv --backbone resnet50 --out poolings
-
   listwise study poolings toy --whiten-on toy --backbone tf_efficientnet_lite0 --out poolings
-"""
+""")
 
 
 def poolings(
