@@ -2,16 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.output import note, open_console, print_json, say, stoppable, warn_of_unreadable
-
-if TYPE_CHECKING:
-    from listwise.descriptors import DescriptorFile
+from listwise.cli.output import note, open_console, print_result, stoppable, warn_of_unreadable
 
 EXAMPLES = options.examples("""Examples:
   listwise extract runs/a/model photos photos.parquet            original size, one scale
@@ -71,17 +68,7 @@ def extract(
             **settings,
         )
     seconds = time.perf_counter() - started
-    if json:
-        print_json(_facts(file, seconds))
-        return
-    warn_of_unreadable(console, file.header.unreadable)
-    kind = "whitened descriptors" if file.header.whitened else "descriptors"
-    done = f"{len(file)} {kind} of {file.dim} dimensions in {file.path} ({seconds:.0f} s)"
-    say(console, done, "bold")
-
-
-def _facts(file: "DescriptorFile", seconds: float) -> dict[str, Any]:
-    return {
+    facts = {
         "file": file.path,
         "descriptors": len(file),
         "dim": file.dim,
@@ -91,3 +78,8 @@ def _facts(file: "DescriptorFile", seconds: float) -> dict[str, Any]:
         "unreadable": file.header.unreadable,
         "seconds": round(seconds, 2),
     }
+    if not json:
+        warn_of_unreadable(console, file.header.unreadable)
+    kind = "whitened descriptors" if file.header.whitened else "descriptors"
+    done = f"{len(file)} {kind} of {file.dim} dimensions in {file.path} ({seconds:.0f} s)"
+    print_result(console, json, facts, done)

@@ -82,6 +82,14 @@ def print_json(result: Any) -> None:
     typer.echo(json.dumps(_plain(result)))
 
 
+def print_result(console: "Console", json: bool, facts: Any, text: str) -> None:
+    """Print the facts as JSON for a program, or the text for a person."""
+    if json:
+        print_json(facts)
+    else:
+        say(console, text, "bold")
+
+
 def _plain(value: Any) -> Any:
     import dataclasses
     import math
@@ -103,11 +111,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def stoppable(resume: str = RESUME) -> Iterator[None]:
-    """End the command with one line and exit code 130 at Ctrl-C.
-
-    Args:
-        resume: what to do to resume; empty where nothing was kept.
-    """
+    """End with one line and exit code 130 at Ctrl-C; `resume` is empty if nothing was kept."""
     try:
         yield
     except KeyboardInterrupt:

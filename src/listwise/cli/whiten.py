@@ -1,20 +1,14 @@
 """`listwise whiten`: learn the whitening of a model and keep it in the model folder."""
 
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.output import note, open_console, print_json, say, stoppable, warn_of_unreadable
+from listwise.cli.output import note, open_console, print_result, stoppable, warn_of_unreadable
 from listwise.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from listwise.descriptors import Whitening
 
 EXAMPLES = options.examples("""Examples:
   listwise whiten runs/a/model photos                     square-rooted PCA, all dimensions
@@ -61,7 +55,11 @@ def whiten(
     if remove:
         if source or dim or power is not None or supervised or max_side:
             raise InputError("--remove takes nothing but the model")
-        _remove(model, console, json)
+        from listwise.descriptors import remove_whitening
+
+        remove_whitening(model)
+        done = f"{model} no longer whitens its descriptors"
+        print_result(console, json, {"model": model, "method": None}, done)
         return
     if source is None:
         raise InputError("nothing to learn from: listwise whiten MODEL PHOTOS (or --help)")
@@ -82,25 +80,8 @@ def whiten(
             on_note=partial(note, console),
             on_unreadable=partial(warn_of_unreadable, console),
         )
-    _show(model, learned, console, json)
-
-
-def _show(model: Path, learned: "Whitening", console: "Console", json: bool) -> None:
     info = learned.info
-    if json:
-        facts = info.model_dump(exclude={"format_version"})
-        print_json({"model": model, **facts, "dim": learned.dim})
-        return
+    facts = {"model": model, **info.model_dump(exclude={"format_version"}), "dim": learned.dim}
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"
     done = f"{model} now whitens its descriptors: {dims}, learned from {info.learned_from}"
-    say(console, done, "bold")
-
-
-def _remove(model: Path, console: "Console", json: bool) -> None:
-    from listwise.descriptors import remove_whitening
-
-    remove_whitening(model)
-    if json:
-        print_json({"model": model, "method": None})
-    else:
-        say(console, f"{model} no longer whitens its descriptors", "bold")
+    print_result(console, json, facts, done)

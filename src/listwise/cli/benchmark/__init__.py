@@ -28,5 +28,4 @@ def summary(
     if context.invoked_subcommand is None:
         from listwise.benchmarks import summary as benchmark
 
-        title = "From photos to a training step"
-        show(title, benchmark.COLUMNS, lambda _: benchmark.run(device), json)
+        show("From photos to a training step", benchmark.COLUMNS, benchmark.run(device), json)

@@ -1,5 +1,6 @@
 """`listwise benchmark evaluation | search | server | local`: what retrieval spends its time on."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,13 +37,9 @@ def evaluation(
     """Measure evaluation among distractors: counted ranks beside a sorted score matrix."""
     from listwise.benchmarks import evaluation as benchmark
 
-    images = options.parse_integers(sizes, "sizes")
-    show(
-        f"{benchmark.QUERIES} queries, C = {dim}, files in the page cache",
-        benchmark.COLUMNS,
-        lambda on_start: benchmark.run(images, dim, folder, on_start),
-        json,
-    )
+    counts = options.parse_integers(sizes, "sizes")
+    title = f"{benchmark.QUERIES} queries, C = {dim}, files in the page cache"
+    show(title, benchmark.COLUMNS, partial(benchmark.run, counts, dim, folder), json)
 
 
 def search(
@@ -55,12 +52,8 @@ def search(
     from listwise.benchmarks import search as benchmark
 
     counts = options.parse_integers(sizes, "sizes")
-    show(
-        f"The ten nearest of {benchmark.QUERIES} queries, C = {dim}",
-        benchmark.COLUMNS,
-        lambda on_start: benchmark.run(counts, dim, folder, on_start),
-        json,
-    )
+    title = f"The ten nearest of {benchmark.QUERIES} queries, C = {dim}"
+    show(title, benchmark.COLUMNS, partial(benchmark.run, counts, dim, folder), json)
 
 
 def server(
@@ -77,12 +70,8 @@ def server(
         from listwise.benchmarks import server as benchmark
 
     counts = options.parse_integers(clients, "clients")
-    show(
-        "Search by photo through the server, on the same cores",
-        benchmark.COLUMNS,
-        lambda on_start: benchmark.run(counts, seconds=seconds, on_start=on_start),
-        json,
-    )
+    title = "Search by photo through the server, on the same cores"
+    show(title, benchmark.COLUMNS, partial(benchmark.run, counts, seconds=seconds), json)
 
 
 def local(
@@ -95,9 +84,5 @@ def local(
     """Measure local features, words, inverted file and queries beside the package asmk."""
     from listwise.benchmarks import local as benchmark
 
-    show(
-        f"{photos:,} photos of {features} features, {words:,} words",
-        benchmark.COLUMNS,
-        lambda on_start: benchmark.run(photos, features, words, folder, on_start),
-        json,
-    )
+    title = f"{photos:,} photos of {features} features, {words:,} words"
+    show(title, benchmark.COLUMNS, partial(benchmark.run, photos, features, words, folder), json)

@@ -16,12 +16,12 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each row as a J
 def show(
     title: str,
     columns: "Sequence[Column]",
-    measure: Callable[[Callable[[str], object]], Iterable[object]],
+    rows: Iterable[object] | Callable[..., Iterable[object]],
     json: bool,
 ) -> None:
     """Print rows as they are measured in JSON, or all of them as a table above the machine.
 
-    `measure` is given a function that shows what is being measured, and gives the rows.
+    `rows` may be a function with an argument `on_start`, which shows what is being measured.
     """
     from rich.table import Table
 
@@ -35,7 +35,7 @@ def show(
             column.title, justify="right" if column.is_number else "left", no_wrap=True
         )
     with stoppable(""), console.status("measuring") as status:
-        for row in measure(status.update):
+        for row in rows(on_start=status.update) if callable(rows) else rows:
             if json:
                 print_json(row)
             else:

@@ -36,13 +36,8 @@ def loss(
 
     batches = options.parse_integers(sizes, "sizes")
     chosen = None if methods is None else [name.strip() for name in methods.split(";")]
-    place = Machine.detect(device).device
-    show(
-        f"Forward + backward, C = {dim}, M = 20",
-        benchmark.COLUMNS,
-        lambda _: benchmark.run(batches, dim, chosen, place),
-        json,
-    )
+    place, title = Machine.detect(device).device, f"Forward + backward, C = {dim}, M = 20"
+    show(title, benchmark.COLUMNS, benchmark.run(batches, dim, chosen, place), json)
 
 
 def step(
@@ -58,12 +53,9 @@ def step(
     """Measure a training step: one image at a time, in batches, folded, compiled."""
     from listwise.benchmarks import step as benchmark
 
-    show(
-        f"Step of {batch} images, {backbone}, {size} × {size}",
-        benchmark.COLUMNS,
-        lambda _: benchmark.run(device, backbone, size, batch, micro_batch),
-        json,
-    )
+    title = f"Step of {batch} images, {backbone}, {size} × {size}"
+    rows = benchmark.run(device, backbone, size, batch, micro_batch)
+    show(title, benchmark.COLUMNS, rows, json)
 
 
 def input_side(
@@ -80,12 +72,8 @@ def input_side(
     from listwise.machine import Machine
 
     place = Machine.detect(device).device
-    show(
-        f"Crops of {size} × {size}",
-        benchmark.COLUMNS,
-        lambda _: benchmark.run(photos, size, folder=folder, device=place),
-        json,
-    )
+    rows = benchmark.run(photos, size, folder=folder, device=place)
+    show(f"Crops of {size} × {size}", benchmark.COLUMNS, rows, json)
 
 
 def extraction(
@@ -99,9 +87,6 @@ def extraction(
     """Measure JPEG files to descriptors, beside one photo at a time in float32."""
     from listwise.benchmarks import extraction as benchmark
 
-    show(
-        f"Photos of {width} × {height} through {backbone}",
-        benchmark.COLUMNS,
-        lambda _: benchmark.run(device, photos, backbone, width, height),
-        json,
-    )
+    title = f"Photos of {width} × {height} through {backbone}"
+    rows = benchmark.run(device, photos, backbone, width, height)
+    show(title, benchmark.COLUMNS, rows, json)

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from listwise.cli import options
-from listwise.cli.index import intent
-from listwise.cli.index.words import count_photos, report_added
+from listwise.cli.index import shared
 from listwise.cli.output import note, open_console, stoppable
 
 BUILD = options.examples("""Examples:
@@ -58,9 +57,9 @@ def build(
     power: Annotated[
         float | None, typer.Option(help="Power of the mean over the scales.", show_default="3")
     ] = None,
-    memory: intent.Memory = None,
-    milliseconds: intent.Milliseconds = None,
-    recall: intent.Recall = None,
+    memory: shared.Memory = None,
+    milliseconds: shared.Milliseconds = None,
+    recall: shared.Recall = None,
     root: Root = None,
     thumbnails: Thumbnails = True,
     device: options.Device = "auto",
@@ -68,7 +67,7 @@ def build(
     json: options.AsJson = False,
 ) -> None:
     """Make an index of photos, or resume one."""
-    wanted = intent.parse_intent(memory, milliseconds, recall)
+    wanted = shared.parse_intent(memory, milliseconds, recall)
     settings: dict[str, Any] = {
         "max_side": max_side,
         "scales": options.parse_numbers(scales, "scales") if scales else None,
@@ -86,12 +85,12 @@ def build(
         )
     with opened:
         if len(opened):
-            note(console, f"{index} has {count_photos(len(opened))} already; adding to it")
+            note(console, f"{index} has {shared.count_photos(len(opened))} already; adding to it")
         with stoppable():
             added = opened.add(sources, root=root, thumbnails=thumbnails, workers=workers)
             with console.status("choosing a search method"):
                 tuned = opened.tune(wanted, partial(note, console))
-        report_added(console, opened, added, json, tuned)
+        shared.report_added(console, opened, added, json, tuned)
 
 
 def add(
@@ -111,4 +110,4 @@ def add(
 
     with open_index(index, model, device=device, create=False) as opened, stoppable():
         added = opened.add(photos, root=root, thumbnails=thumbnails, workers=workers)
-        report_added(console, opened, added, json)
+        shared.report_added(console, opened, added, json)

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from listwise.cli import options
-from listwise.cli.index import intent
-from listwise.cli.index.words import count_photos, describe_search, readable_fact
-from listwise.cli.output import note, open_console, print_json, say
+from listwise.cli.index import shared
+from listwise.cli.output import note, open_console, print_json, print_result
 
 REMOVE = options.examples("""Examples:
   listwise index remove shop chairs/a.jpg
@@ -38,31 +37,26 @@ def remove(
     with open_index(index, create=False) as opened:
         count = opened.remove(photos)
         left = len(opened)
-    if json:
-        print_json({"removed": count, "entries": left})
-    else:
-        say(open_console(), f"{count_photos(count)} removed from {index}, {left} left", "bold")
+    done = f"{shared.count_photos(count)} removed from {index}, {left} left"
+    print_result(open_console(json), json, {"removed": count, "entries": left}, done)
 
 
 def tune(
     index: options.IndexPlace,
-    memory: intent.Memory = None,
-    milliseconds: intent.Milliseconds = None,
-    recall: intent.Recall = None,
+    memory: shared.Memory = None,
+    milliseconds: shared.Milliseconds = None,
+    recall: shared.Recall = None,
     json: options.AsJson = False,
 ) -> None:
     """Choose how an index searches from what you want of it, and measure it."""
-    wanted = intent.parse_intent(memory, milliseconds, recall)
+    wanted = shared.parse_intent(memory, milliseconds, recall)
     console = open_console(json)
 
     from listwise.search import open_index
 
     with open_index(index, create=False) as opened, console.status("measuring search methods"):
         tuned = opened.tune(wanted, partial(note, console))
-    if json:
-        print_json(tuned)
-    else:
-        say(console, describe_search(tuned), "bold")
+    print_result(console, json, tuned, shared.describe_search(tuned))
 
 
 def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
@@ -80,6 +74,6 @@ def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         if value is not None:
-            shown = escape(readable_fact(name, value))
+            shown = escape(shared.readable_fact(name, value))
             table.add_row(f"[dim]{name.replace('_', ' ')}[/dim]", shown)
     open_console().print(table, soft_wrap=True)

@@ -10,8 +10,14 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.local import shared
-from listwise.cli.output import note, open_console, print_json, say, stoppable, warn_of_unreadable
+from listwise.cli.output import (
+    note,
+    open_console,
+    print_result,
+    say,
+    stoppable,
+    warn_of_unreadable,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,12 +33,27 @@ TRAIN = options.examples("""Examples:
   listwise local train landmarks.csv delf --weights runs/a/model --no-fine-tune
 """)
 
+# Also options of `listwise local search` and `evaluate`.
+Delf = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of deep local features, from listwise local train.",
+        show_default="HesAff-rSIFT",
+    ),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Maximum number of features per photo.", show_default="2000, DELF 1000"
+    ),
+]
+
 
 def extract(
     source: options.Source,
     out: Annotated[Path, typer.Argument(help="The file to write (.arrow).")],
-    delf: shared.Delf = None,
-    count: shared.Count = None,
+    delf: Delf = None,
+    count: Count = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
     strict: options.Strict = False,
@@ -56,20 +77,18 @@ def extract(
             on_note=partial(note, console),
         )
     features = int(file.counts.sum())
-    if json:
-        print_json(
-            {
-                "file": out,
-                "photos": len(file),
-                "features": features,
-                "extractor": file.header.extractor,
-                "unreadable": file.header.unreadable,
-            }
-        )
-        return
-    warn_of_unreadable(console, file.header.unreadable)
-    each = features / max(1, len(file))
-    say(console, f"{features} features of {len(file)} photos ({each:.0f} each) in {out}", "bold")
+    facts = {
+        "file": out,
+        "photos": len(file),
+        "features": features,
+        "extractor": file.header.extractor,
+        "unreadable": file.header.unreadable,
+    }
+    if not json:
+        warn_of_unreadable(console, file.header.unreadable)
+    each = f"{features / max(1, len(file)):.0f} each"
+    done = f"{features} features of {len(file)} photos ({each}) in {out}"
+    print_result(console, json, facts, done)
 
 
 def train(

@@ -7,8 +7,8 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.local import shared
-from listwise.cli.output import open_console, print_json, say, stoppable
+from listwise.cli.local.features import Count, Delf
+from listwise.cli.output import open_console, print_json, print_result, say, stoppable
 
 CODEBOOK = options.examples("""Example:
   listwise local codebook other-photos.arrow words.safetensors
@@ -27,7 +27,7 @@ SEARCH = options.examples("""Examples:
 
 
 def codebook(
-    features: shared.FeatureFiles,
+    features: Annotated[list[Path], typer.Argument(help="Files of listwise local extract.")],
     out: Annotated[Path, typer.Argument(help="The codebook to write (.safetensors).")],
     words: Annotated[int, typer.Option(min=2, help="Number of visual words.")] = 65_536,
     per_word: Annotated[int, typer.Option(min=1, help="Maximum features per word.")] = 60,
@@ -74,11 +74,8 @@ def index(
     with stoppable(), progress_bar(console, "indexing", sum(map(len, files))) as advance:
         opened = change_index(index, files, codebook, remove or [], device, advance)
     facts = opened.info()
-    if json:
-        print_json(facts)
-        return
     each = f"{facts['words_per_photo']:.0f} words and {facts['bytes_per_photo'] / 1000:.1f} kB each"
-    say(console, f"{facts['photos']} photos in {index}, {each}", "bold")
+    print_result(console, json, facts, f"{facts['photos']} photos in {index}, {each}")
 
 
 def search(
@@ -92,8 +89,8 @@ def search(
         str | None, typer.Option(metavar="X0,Y0,X1,Y1", help="Search with this part of the photo.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results.")] = 10,
-    delf: shared.Delf = None,
-    count: shared.Count = None,
+    delf: Delf = None,
+    count: Count = None,
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:

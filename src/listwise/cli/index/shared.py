@@ -1,15 +1,45 @@
-"""What the index commands print."""
+"""What the index commands share: what a user wants of search, and how results are printed."""
 
+import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from listwise.cli.output import print_json, say, warn_of_unreadable
+from listwise.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from listwise.search import Added, Index
+    from listwise.search import Added, Index, SearchIntent
     from listwise.search.store import TuningResult
+
+Memory = Annotated[
+    str | None, typer.Option(help="Maximum memory for search, such as 500MB or 2GB.")
+]
+Milliseconds = Annotated[
+    float | None, typer.Option(help="Maximum time per query, in milliseconds.")
+]
+Recall = Annotated[
+    float | None, typer.Option(help="Minimum recall of the ten nearest photos, from 0 to 1.")
+]
+
+
+def parse_intent(
+    memory: str | None, milliseconds: float | None, recall: float | None
+) -> "SearchIntent":
+    """What a user wants of search; `memory` is a size such as 500MB or 2GB."""
+    from listwise.search.store import search_intent
+
+    size = None
+    if memory is not None:
+        pattern = r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?"
+        found = re.fullmatch(pattern, memory.strip(), re.IGNORECASE)
+        if not found:
+            raise InputError(f"`memory` takes a size such as 500MB or 2GB, not {memory!r}")
+        size = int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+    return search_intent(size, milliseconds, recall)
 
 
 def count_photos(count: int) -> str:
@@ -19,24 +49,20 @@ def count_photos(count: int) -> str:
 
 def describe_search(tuned: "TuningResult") -> str:
     """How an index searches, and what was measured."""
+    from rich.filesize import decimal
+
     return (
         f"search: {tuned.method}; recall@10 {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms per "
-        f"query, {readable_bytes(tuned.memory)} of memory"
+        f"query, {decimal(tuned.memory)} of memory"
     )
-
-
-def readable_bytes(count: float) -> str:
-    """A size for people: 500 B, 1.2 MB."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 1000 and len(units) > 1:
-        count, units = count / 1000, units[1:]
-    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
 
 
 def readable_fact(name: str, value: Any) -> str:
     """A value of `Index.info` for people."""
     if isinstance(value, int) and name in ("bytes", "memory"):
-        return readable_bytes(value)
+        from rich.filesize import decimal
+
+        return decimal(value)
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
