@@ -17,8 +17,7 @@ from listwise.studies.known import STUDIES, TrainingSet
 from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
 from listwise.studies.plan import plan_study, updates_within
-from listwise.studies.runs import run_study
-from listwise.studies.view import StudyView
+from listwise.studies.runs import StudyView, run_study
 from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
 

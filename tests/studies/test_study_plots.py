@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from listwise.studies.plots import Panel, Point, draw
-from listwise.studies.tables import Spread
+from listwise.studies.plots import Panel, Point, Spread, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = [

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from listwise.studies.tables import Spread, markdown, write_csv
+from listwise.studies.outputs import markdown, write_csv
+from listwise.studies.plots import Spread
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=9))

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -39,14 +39,7 @@ def extract(
 
     from listwise.data.catalog import photos_of
 
-    settings: dict[str, Any] = {
-        "max_side": max_side,
-        "scales": options.parse_numbers(scales, "scales"),
-        "power": power,
-        "precision": precision,
-        "strict": strict,
-        "workers": workers,
-    }
+    factors = options.parse_numbers(scales, "scales")
     images = photos_of(source)
 
     from listwise.descriptors import Shard, load_model
@@ -65,7 +58,12 @@ def extract(
             shard.file(out),
             on_progress=advance,
             on_note=partial(note, console),
-            **settings,
+            max_side=max_side,
+            scales=factors,
+            power=power,
+            precision=cast(Any, precision),
+            strict=strict,
+            workers=workers,
         )
     seconds = time.perf_counter() - started
     facts = {

@@ -79,6 +79,19 @@ Dim = Annotated[
     int | None,
     typer.Option(min=1, help="Dimensions to keep after whitening.", show_default="all that vary"),
 ]
+Delf = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of deep local features, from listwise local train.",
+        show_default="HesAff-rSIFT",
+    ),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Maximum number of features per photo.", show_default="2000, DELF 1000"
+    ),
+]
 
 # How a command runs.
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto uses a GPU if present.")]

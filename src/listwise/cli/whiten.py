@@ -1,7 +1,8 @@
 """`listwise whiten`: learn the whitening of a model and keep it in the model folder."""
 
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +10,11 @@ from listwise.cli import options
 from listwise.cli.bars import progress_bar
 from listwise.cli.output import note, open_console, print_result, stoppable, warn_of_unreadable
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from listwise.descriptors import Whitening
 
 EXAMPLES = options.examples("""Examples:
   listwise whiten runs/a/model photos                     square-rooted PCA, all dimensions
@@ -80,6 +86,10 @@ def whiten(
             on_note=partial(note, console),
             on_unreadable=partial(warn_of_unreadable, console),
         )
+    _show(model, learned, console, json)
+
+
+def _show(model: Path, learned: "Whitening", console: "Console", json: bool) -> None:
     info = learned.info
     facts = {"model": model, **info.model_dump(exclude={"format_version"}), "dim": learned.dim}
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"

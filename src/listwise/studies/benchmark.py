@@ -22,12 +22,7 @@ PLAIN, WHITENED = "plain", "whitened"
 class StudyBenchmark:
     """A benchmark that a study's networks are evaluated on, and how.
 
-    Args:
-        benchmark: from `listwise.data.catalog.find_dataset(...).benchmark()`.
-        whiten_on: photos to learn the whitening on.
-        dim: dimensions that the whitening keeps; all that vary by default.
-        max_side: long side that larger photos are reduced to.
-        workers: processes that decode; from the cores by default.
+    The whitening is learned on `whiten_on` and keeps `dim` dimensions, all that vary by default.
     """
 
     benchmark: Benchmark
@@ -45,11 +40,9 @@ class StudyBenchmark:
         self, model: Model, on_progress: Callable[[int], object] = lambda count: None
     ) -> dict[str, float]:
         """Mean AP of a model without whitening: "Medium plain", "Medium whitened" ..."""
-        sizes = {"max_side": self.max_side, "workers": self.workers}
-        plain = describe_benchmark(model, self.benchmark, on_progress, **sizes)
-        others = model.describe(
-            self.whiten_on, max_side=self.max_side, workers=self.workers, on_progress=on_progress
-        )
+        how: Any = {"max_side": self.max_side, "workers": self.workers}
+        plain = describe_benchmark(model, self.benchmark, on_progress, **how)
+        others = model.describe(self.whiten_on, on_progress=on_progress, **how)
         whitening = Whitening.learn([others.descriptors], self.dim)
         return {
             f"{protocol} {kind}": result.mAP
@@ -66,11 +59,7 @@ class StudyBenchmark:
     ) -> dict[str, float]:
         """`evaluate`, or the figures that an earlier call for the same network left in the folder.
 
-        Args:
-            folder: of the run.
-            network: which one it is, in words that differ where networks do.
-            model: opens it.
-            on_progress: called with the number of photos just done.
+        `network` says which one it is, in words that differ where networks do; `model` opens it.
         """
         path = folder / JUDGED_FILE
         how: dict[str, Any] = {

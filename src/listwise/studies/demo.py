@@ -35,12 +35,7 @@ SETTINGS = {
 
 
 class Demo:
-    """The steps of the demo, in their order; everything goes into one folder.
-
-    Args:
-        folder: of the photos, the run, the picture and the index.
-        seed: of the buildings and the training.
-    """
+    """The steps of the demo, in their order; photos, run, picture and index go into `folder`."""
 
     def __init__(self, folder: str | Path, seed: int = 0) -> None:
         with requires("all", "the demo"):  # not after minutes of training

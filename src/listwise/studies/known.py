@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from listwise.errors import InputError
 from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
@@ -11,8 +11,7 @@ from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
 
 
-@dataclass(frozen=True)
-class TrainingSet:
+class TrainingSet(NamedTuple):
     """How much there is to train on."""
 
     photos: int
@@ -35,16 +34,9 @@ class Variant:
 class Study:
     """A comparison of training runs that differ in one thing.
 
-    Args:
-        name: of the command and in the tables.
-        title: of the table and the plot.
-        about: what it compares, in a sentence.
-        words: which words name its variants, in a sentence.
-        varies: settings that the study sets itself, dotted where nested.
-        usual: words for the variants that are compared by default.
-        variant: makes a variant of a word.
-        axis: what the numbers are, where variants are numbers.
-        known: every word there is, where they are not numbers.
+    `about` says what it compares and `words` which words name its variants. It sets the settings
+    `varies` itself, dotted where nested. `usual` are the words compared by default, `axis` is what
+    variants are if they are numbers, and `known` every word there is if they are not.
     """
 
     name: str

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,20 +60,10 @@ def evaluate_local(
 ) -> tuple[Benchmark, list[LocalRow]]:
     """Search a judged benchmark with ASMK* and with models, each also with verification.
 
-    Args:
-        benchmark: its name or folder.
-        codebook: learned from other photos.
-        folder: where features, descriptors and index are kept for the next call.
-        data: folder of the data sets.
-        delf: as for `open_extractor`, like `count`.
-        count: features of a photo at most.
-        models: folders of models whose search is evaluated too.
-        descriptors: folders of descriptors that were kept of a model, for the same.
-        verify: also verify the first 100 of each list.
-        device: of networks and words.
-        workers: processes; from the cores by default.
-        progress: opens a progress bar for each step.
-        on_note: called with a sentence about what was found or used.
+    The codebook was learned from other photos. Features, descriptors and index are kept in `folder`
+    for the next call; `delf` and `count` are those of `open_extractor`. The search of `models` is
+    evaluated too, and that of the descriptors which an earlier call kept in folders. With `verify`
+    the first 100 of each list are verified.
     """
     judged = find_dataset(benchmark, data).benchmark()
     if judged.labelled:
@@ -81,76 +72,46 @@ def evaluate_local(
     extractor = open_extractor(delf, count, device)
     words.require(extractor.name)
     place = folder or Path(f"local-{judged.name}-{'delf' if delf else 'hesaff'}")
-    steps = _Steps(judged, place, workers, progress, on_note)
-    tables = {str(path): global_scores(judged, path) for path in descriptors}
-    files = steps.extract(extractor)
-    tables = {f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*": steps.search(*files, words)} | tables
+    kept = {str(path): global_scores(judged, path) for path in descriptors}
+    with progress("extracting", judged.photo_count) as advance:
+        files = describe_locally(
+            judged, extractor, place, workers=workers, on_progress=advance, on_note=on_note
+        )
+    with progress("indexing and searching", judged.photo_count) as advance:
+        index, scores = search_asmk(
+            *files, words, place / f"index-{words.fingerprint[:12]}", advance
+        )
+    on_note(f"{len(index)} photos indexed, {index.info()['bytes_per_photo'] / 1000:.1f} kB each")
+    tables = {f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*": scores, **kept}
     for path in models:
-        tables[str(path)] = steps.describe(path, device)
+        network = load_model(path, device)
+        own = place / f"model-{network.fingerprint[:12]}"
+        with progress(f"describing with {path}", judged.photo_count) as advance:
+            describe_globally(
+                judged, network, own, workers=workers, on_progress=advance, on_note=on_note
+            )
+        tables[str(path)] = global_scores(judged, own)
     if not verify:
         return judged, [LocalRow(name, table, {}) for name, table in tables.items()]
-    return judged, steps.verify(tables, *files)
+    return judged, _verify(tables, files, workers, progress)
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of an evaluation, each with a progress bar."""
-
-    benchmark: Benchmark
-    folder: Path
-    workers: int | None
-    progress: ProgressBar
-    on_note: Callable[[str], object]
-
-    def extract(self, extractor: Extractor) -> tuple[FeatureFile, FeatureFile]:
-        """Features of queries and database."""
-        with self.progress("extracting", self.benchmark.photo_count) as advance:
-            return describe_locally(
-                self.benchmark,
-                extractor,
-                self.folder,
-                workers=self.workers,
-                on_progress=advance,
-                on_note=self.on_note,
-            )
-
-    def search(self, queries: FeatureFile, database: FeatureFile, words: Codebook) -> Scores:
-        """ASMK* scores: [Q, N]."""
-        place = self.folder / f"index-{words.fingerprint[:12]}"
-        with self.progress("indexing and searching", self.benchmark.photo_count) as advance:
-            index, table = search_asmk(queries, database, words, place, advance)
-        size = index.info()["bytes_per_photo"] / 1000
-        self.on_note(f"{len(index)} photos indexed, {size:.1f} kB each")
-        return table
-
-    def describe(self, model: Path, device: str) -> Scores:
-        """Scores of a model's descriptors: [Q, N]."""
-        network = load_model(model, device)
-        kept = self.folder / f"model-{network.fingerprint[:12]}"
-        with self.progress(f"describing with {model}", self.benchmark.photo_count) as advance:
-            describe_globally(
-                self.benchmark,
-                network,
-                kept,
-                workers=self.workers,
-                on_progress=advance,
-                on_note=self.on_note,
-            )
-        return global_scores(self.benchmark, kept)
-
-    def verify(
-        self, tables: Mapping[str, Scores], queries: FeatureFile, database: FeatureFile
-    ) -> list[LocalRow]:
-        """Each table of scores [Q, N], before and after the first 100 of each list are verified."""
-        pairs = {pair for table in tables.values() for pair in first_pairs(table)}
-        processes = Machine.detect("cpu").cores if self.workers is None else self.workers
-        with self.progress("verifying", len(pairs)) as advance:
-            verified = verify_pairs(queries, database, pairs, processes, advance)
-        return [
-            row
-            for name, table in tables.items()
-            for row in (LocalRow(name, table, {}), verified_row(f"{name} + SP", table, verified))
-        ]
+def _verify(
+    tables: Mapping[str, Scores],
+    files: tuple[FeatureFile, FeatureFile],
+    workers: int | None,
+    progress: ProgressBar,
+) -> list[LocalRow]:
+    """Each table of scores [Q, N], before and after the first 100 of each list are verified."""
+    pairs = {pair for table in tables.values() for pair in first_pairs(table)}
+    processes = Machine.detect("cpu").cores if workers is None else workers
+    with progress("verifying", len(pairs)) as advance:
+        verified = verify_pairs(*files, pairs, processes, advance)
+    return [
+        row
+        for name, table in tables.items()
+        for row in (LocalRow(name, table, {}), verified_row(f"{name} + SP", table, verified))
+    ]
 
 
 def describe_locally(
@@ -158,48 +119,34 @@ def describe_locally(
     extractor: Extractor,
     folder: Path,
     *,
-    workers: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-    on_note: Callable[[str], object] = lambda note: None,
+    **settings: Any,
 ) -> tuple[FeatureFile, FeatureFile]:
     """Features of a benchmark's queries, of their boxes alone, and of its database.
 
     They lie in `folder`, and are used by the next call with the same extractor and photos. An
-    unreadable photo is an error, since the figures would mean something else.
+    unreadable photo is an error, since the figures would mean something else. `settings` are those
+    of `extract_features`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, images in (("queries", benchmark.queries), ("database", benchmark.database)):
-        path = folder / f"{name}.arrow"
+    for path, images in _parts(benchmark, folder, "arrow").items():
         if path.exists():
             file = FeatureFile.open(path)
             file.require(extractor.name)
-            _require_photos(file, images)
+            sizes = [image_size(photo) for photo in images.paths]
+            if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
+                raise InputError(
+                    f"{path} holds features of other photos, or of these at another size: "
+                    "give another folder"
+                )
             on_progress(len(images))
         else:
             file = extract_features(
-                images,
-                path,
-                extractor,
-                strict=True,
-                workers=workers,
-                on_progress=on_progress,
-                on_note=on_note,
+                images, path, extractor, strict=True, on_progress=on_progress, **settings
             )
         files.append(file)
     return files[0], files[1]
-
-
-def _require_photos(file: FeatureFile, images: Images) -> None:
-    """Refuse features of other photos, such as those of a smaller copy of the benchmark."""
-    sizes = map(tuple, file.sizes.tolist())
-    if file.ids != images.ids or any(
-        image_size(path) != size for path, size in zip(images.paths, sizes, strict=True)
-    ):
-        raise InputError(
-            f"{file.path} holds features of other photos, or of these at another size: "
-            "give another folder"
-        )
 
 
 def search_asmk(
@@ -251,44 +198,30 @@ def describe_globally(
     model: Model,
     folder: Path,
     *,
-    workers: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-    on_note: Callable[[str], object] = lambda note: None,
+    **settings: Any,
 ) -> None:
     """Put a network's descriptors of a benchmark into a folder, for `global_scores`.
 
-    Files that are there already are used if the same network made them.
+    Files that are there already are used if the same network made them. `settings` are those of
+    `extract`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path, images in _parts(benchmark, folder).items():
+    for path, images in _parts(benchmark, folder, "parquet").items():
         if path.exists():
             DescriptorFile.open(path).require(model.fingerprint)
             on_progress(len(images))
-            continue
-        extract(
-            model,
-            images,
-            path,
-            strict=True,
-            workers=workers,
-            on_progress=on_progress,
-            on_note=on_note,
-        )
+        else:
+            extract(model, images, path, strict=True, on_progress=on_progress, **settings)
 
 
 def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
-    """Scores of the descriptors that `describe_globally` put into a folder: [Q, N].
-
-    Raises:
-        InputError: they are of other photos, or of two networks.
-    """
+    """Scores of the descriptors that `describe_globally` put into a folder: [Q, N]."""
     files = []
-    for path, images in _parts(benchmark, folder).items():
+    for path, images in _parts(benchmark, folder, "parquet").items():
         file = DescriptorFile.open(path)
-        if file.ids != images.ids or any(
-            image_size(photo, images.box(row)) != tuple(file.sizes[row].tolist())
-            for row, photo in enumerate(images.paths)
-        ):
+        sizes = [image_size(photo, images.box(row)) for row, photo in enumerate(images.paths)]
+        if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
             raise InputError(
                 f"{path} holds descriptors of other photos than those of {benchmark.name}, or of "
                 "these at another size: extract them again"
@@ -301,10 +234,10 @@ def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
     return queries.read() @ database.read().T
 
 
-def _parts(benchmark: Benchmark, folder: Path) -> dict[Path, Images]:
+def _parts(benchmark: Benchmark, folder: Path, ending: str) -> dict[Path, Images]:
     return {
-        folder / "queries.parquet": benchmark.queries,
-        folder / "database.parquet": benchmark.database,
+        folder / f"queries.{ending}": benchmark.queries,
+        folder / f"database.{ending}": benchmark.database,
     }
 
 

@@ -1,6 +1,10 @@
 """What a study leaves to read: `results.csv`, `table.md` and `plot.svg`."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -8,8 +12,7 @@ from listwise.files import write_text
 from listwise.studies.known import Variant
 from listwise.studies.outcome import Findings, Outcome
 from listwise.studies.plan import StudyPlan
-from listwise.studies.plots import Panel, Point, draw
-from listwise.studies.tables import Spread, markdown, write_csv
+from listwise.studies.plots import Panel, Point, Spread, draw
 from listwise.training.run.view import readable_time
 
 RESULTS_FILE, TABLE_FILE, PLOT_FILE = "results.csv", "table.md", "plot.svg"
@@ -17,13 +20,7 @@ VALIDATION = "validation"
 
 
 def write_outputs(made: StudyPlan, findings: Findings, command: str = "") -> None:
-    """Write the three files anew from the runs that are finished.
-
-    Args:
-        made: the study.
-        findings: what is known so far.
-        command: that made it, for the table.
-    """
+    """Write the three files anew from the runs that are finished; the table shows `command`."""
     write_csv(made.out / RESULTS_FILE, [run.row() for run in findings.outcomes])
     text = [f"# {made.study.title}\n", about(made), table(made, findings)]
     if len(findings.outcomes) < made.count:
@@ -53,7 +50,7 @@ def about(made: StudyPlan) -> str:
 
 def table(made: StudyPlan, findings: Findings) -> str:
     """The Markdown table: a row for each variant that has a finished run."""
-    names = figure_names(findings)
+    names = list(findings.untrained)  # the benchmark's figures: a protocol, plain or whitened
     costly = made.study.name == "losses"
     header = [made.study.axis or "variant", "seeds", f"{VALIDATION} mAP", *names]
     header += ["learning rate"] if len(made.rates) > 1 else []
@@ -82,7 +79,7 @@ def table(made: StudyPlan, findings: Findings) -> str:
 
 def plot(made: StudyPlan, findings: Findings) -> str:
     """The SVG: a panel for validation and one for each protocol of the benchmark, whitened."""
-    whitened = [name for name in figure_names(findings) if name.endswith("whitened")]
+    whitened = [name for name in findings.untrained if name.endswith("whitened")]
     panels = []
     for name in (VALIDATION, *whitened):
         points = [
@@ -95,11 +92,6 @@ def plot(made: StudyPlan, findings: Findings) -> str:
             reference = findings.untrained_map
         panels.append(Panel(f"{name[:1].upper()}{name[1:]} mAP, %", points, reference))
     return draw(made.study.title, panels, made.study.axis)
-
-
-def figure_names(findings: Findings) -> list[str]:
-    """The benchmark's figures: a protocol, plain or whitened."""
-    return list(findings.untrained)
 
 
 def figure_spread(runs: Sequence[Outcome], name: str) -> Spread:
@@ -118,7 +110,7 @@ def _difference(made: StudyPlan, findings: Findings, width: int) -> list[list[st
     if not seeds:
         return []
     cells = [f"{made.variants[0].name} − {made.variants[1].name}", str(len(seeds))]
-    for name in (VALIDATION, *figure_names(findings)):
+    for name in (VALIDATION, *findings.untrained):
         ours, theirs = (figure_spread([runs[s] for s in seeds], name) for runs in (first, second))
         gains = (a - b for a, b in zip(ours.values, theirs.values, strict=True))
         cells.append(Spread(tuple(gains)).percent("+"))
@@ -127,3 +119,19 @@ def _difference(made: StudyPlan, findings: Findings, width: int) -> list[list[st
 
 def _shown(variant: Variant) -> str:
     return variant.name if variant.value is None else f"{variant.value:g}"
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows under the names that any of them has; a missing value is empty."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers, on the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

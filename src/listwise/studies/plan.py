@@ -35,17 +35,10 @@ SMALL_IMAGES, SMALL_SEEDS, SMALL_VALIDATIONS = 3072, 2, 4
 
 @dataclass(frozen=True, eq=False)
 class StudyPlan:
-    """All runs of a study, before they are made.
+    """All runs of a study, before they are made; `plan` has the photos and the shared settings.
 
-    Args:
-        study: what varies.
-        plan: photos and the settings that all runs share.
-        variants: the things compared.
-        out: folder of the study.
-        images: training images that each run sees, at most.
-        seeds: how many seeds, from 0.
-        rates: learning rates, of which each variant keeps the best of its first seed.
-        validations: how often each run validates, at most.
+    Each run sees `images` training images and validates `validations` times, at most. Of the
+    learning `rates`, each variant keeps the best of its first seed.
     """
 
     study: Study
@@ -109,17 +102,9 @@ def plan_study(
 ) -> StudyPlan:
     """Read the photos, choose what all runs share, and check the settings of every run.
 
-    Args:
-        study: what varies.
-        data: labelled photos, as for `listwise.training.prepare`.
-        out: folder of the study.
-        given: settings for all runs.
-        preset: where the other settings come from, as for `prepare`; or small, for two cores.
-        variants: words that name the variants; the study's usual ones by default.
-        images: training images that each run sees; ten times the photos, small: 3072, by default.
-        seeds: how many seeds; 3, small: 2, by default.
-        rates: learning rates to try with each variant; only the settings' one by default.
-        validations: of each run, at most; 10, small: 4, by default.
+    `data` and `preset` are those of `listwise.training.prepare`; the preset small is for two cores.
+    By default the study's usual variants are compared, each run sees ten times the photos (small:
+    3072 images) and validates 10 times (small: 4), and there are 3 seeds (small: 2).
     """
     for name in (*study.varies, *SCHEDULE):
         if _has(given, name):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
-from listwise.studies.tables import Spread
+import numpy as np
 
 _EDGE, _GAP = 20, 28
 _WIDTH = 400  # of a panel with its labels
@@ -17,6 +17,28 @@ _HEAD = 34  # above the panels, and above each plot in its panel
 _PLOT_HEIGHT = 190
 _ROW = 24  # height of a named row
 _LETTER = 6.6  # width of a letter, about
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample deviation of some values; the deviation of a single one is None."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return float(np.mean(self.values))
+
+    @property
+    def deviation(self) -> float | None:
+        """Their sample deviation (n − 1)."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+    def percent(self, sign: str = "") -> str:
+        """For people, in percent: 45.2 ± 0.3."""
+        mean = f"{100 * self.mean:{sign}.1f}"
+        return mean if self.deviation is None else f"{mean} ± {100 * self.deviation:.1f}"
 
 
 @dataclass(frozen=True)
@@ -86,10 +108,7 @@ class _Frame:
 def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
     """A whole SVG file with a panel for each kind of figure.
 
-    Args:
-        title: above all of them.
-        panels: what is in them.
-        axis: what the points' numbers are, on a logarithmic axis; None puts names in rows.
+    `axis` is what the points' numbers are, on a logarithmic axis; None puts names in rows.
     """
     style = files("listwise.studies").joinpath("plots.css").read_text("utf-8")
     columns = min(2, len(panels))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,8 @@ from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.pooling import make_pooling
 from listwise.results.described import BenchmarkDescriptors, Descriptors, describe_benchmark
 from listwise.studies.outcome import column_name
-from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE
-from listwise.studies.plots import Panel, Point, draw
-from listwise.studies.tables import Spread, write_csv
+from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE, write_csv
+from listwise.studies.plots import Panel, Point, Spread, draw
 
 VARIANTS = ("plain", "whitened", "whitened + αQE")
 
@@ -49,27 +49,17 @@ def compare_poolings(
 ) -> list[PoolingRow]:
     """Evaluate each pooling on a benchmark; the backbone sees every photo once for all of them.
 
-    Args:
-        benchmark: with judged queries.
-        whiten_on: photos to learn the whitening on, not the benchmark's.
-        backbone: the name of a timm model.
-        weights: as for `RetrievalNet`.
-        poolings: names of poolings.
-        dim: dimensions that the whitening keeps; all that vary by default.
-        max_side: long side that larger photos are reduced to.
-        device: cpu, cuda ...; auto takes a GPU if there is one.
-        on_progress: called with the number of photos just done.
-        on_unreadable: called with the errors of photos in `whiten_on` that were left out.
+    The whitening is learned on `whiten_on`, other photos than the benchmark's, and keeps `dim`
+    dimensions, all that vary by default; `on_unreadable` is called with the errors of those photos
+    that were left out. `weights` are those of `RetrievalNet`.
     """
     if benchmark.labelled:
         raise InputError(f"{benchmark.name} is a labelled set: this takes a judged benchmark")
     net = RetrievalNet(backbone, _SeveralPoolings(poolings), weights=weights)
     model = Model(net.to(Machine.detect(device).device).eval())
-    sizes = {"max_side": max_side, "precision": "float32"}
-    described = describe_benchmark(model, benchmark, on_progress, **sizes)
-    others = model.describe(
-        whiten_on, max_side=max_side, precision="float32", on_progress=on_progress
-    )
+    how: Any = {"max_side": max_side, "precision": "float32"}
+    described = describe_benchmark(model, benchmark, on_progress, **how)
+    others = model.describe(whiten_on, on_progress=on_progress, **how)
     if not others.kept:
         raise InputError(f"no photo to learn the whitening on can be read: {others.errors[0]}")
     if others.errors:
@@ -120,13 +110,9 @@ def poolings_table(rows: Sequence[PoolingRow]) -> str:
 
 
 def write_poolings(out: Path, rows: Sequence[PoolingRow], about: str, command: str = "") -> None:
-    """Write `results.csv`, `table.md` and `plot.svg`.
+    """Write `results.csv`, `table.md` and `plot.svg` into a folder, which is made if needed.
 
-    Args:
-        out: a folder, made if it is not there.
-        rows: from `compare_poolings`.
-        about: what network on what benchmark.
-        command: that made it, for the table.
+    `about` says which network on which benchmark, `command` what made the rows.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_csv(
@@ -145,15 +131,12 @@ def write_poolings(out: Path, rows: Sequence[PoolingRow], about: str, command: s
     write_text(out / TABLE_FILE, text)
     panels = [
         Panel(
-            f"{protocol} mAP, %",
+            f"{p} mAP, %",
             [
-                Point(
-                    f"{row.pooling}, {row.variant}",
-                    Spread((row.mean_average_precision[protocol],)),
-                )
+                Point(f"{row.pooling}, {row.variant}", Spread((row.mean_average_precision[p],)))
                 for row in rows
             ],
         )
-        for protocol in rows[0].mean_average_precision
+        for p in rows[0].mean_average_precision
     ]
     write_text(out / PLOT_FILE, draw(f"Poolings: {about}", panels))

@@ -5,7 +5,10 @@ finished run has an `outcome.json` and is not made again; one that was interrupt
 """
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,10 +20,27 @@ from listwise.studies.benchmark import StudyBenchmark
 from listwise.studies.known import Variant, hyper_parameters
 from listwise.studies.outcome import Findings, Outcome, read_outcome, write_outcome
 from listwise.studies.plan import STUDY_FILE, StudyPlan
-from listwise.studies.view import StudyView
 from listwise.training import Trainer
 from listwise.training.run.folder import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
 from listwise.training.run.view import TrainView
+
+
+class StudyView:
+    """Follows the progress of a study; this one shows nothing."""
+
+    def run(self, number: int, count: int, name: str) -> TrainView:
+        """Called before run `number` of `count`; returns what follows its training."""
+        return TrainView()
+
+    def skipped(self, number: int, count: int, name: str) -> None:
+        """Called instead of `run` if the run is finished already."""
+
+    def describing(self, what: str, photos: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Called before photos are described; its context is called with numbers of them."""
+        return nullcontext(lambda count: None)
+
+    def found(self, findings: Findings) -> None:
+        """Called with all outcomes so far, each time there is a new one."""
 
 
 def run_study(
@@ -29,12 +49,8 @@ def run_study(
     """Make the runs that are not finished yet, and give the outcomes of all.
 
     Of each variant's runs with the first seed, the learning rate that is best in validation is
-    used for the other seeds.
-
-    Args:
-        made: from `plan_study`.
-        view: follows the progress.
-        benchmark: is searched with the network that was best in validation.
+    used for the other seeds. The benchmark is searched with the network of each run that was best
+    in validation.
     """
     view = view or StudyView()
     made.out.mkdir(parents=True, exist_ok=True)
@@ -108,10 +124,7 @@ def _evaluate(
 ) -> dict[str, float]:
     if benchmark is None:
         return {}
-
-    def network() -> Model:
-        return load_model(folder / MODEL_FOLDER, made.plan.config.device)
-
+    network = partial(load_model, folder / MODEL_FOLDER, made.plan.config.device)
     with view.describing(f"evaluating {outcome.variant}", benchmark.photo_count) as advance:
         return benchmark.evaluate_once(folder, "the best in validation", network, advance)
 

@@ -8,7 +8,6 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar, total_bar
-from listwise.cli.local.features import Count, Delf
 from listwise.cli.output import note, open_console, print_json, say, stoppable, typed_command
 
 EXAMPLES = options.examples("""Examples:
@@ -30,8 +29,8 @@ def evaluate(
             help="Folder for features and index.", show_default="local-BENCHMARK-FEATURES"
         ),
     ] = None,
-    delf: Delf = None,
-    count: Count = None,
+    delf: options.Delf = None,
+    count: options.Count = None,
     model: Annotated[
         list[Path] | None,
         typer.Option(help="Also evaluate the search of this model folder, and verify its results."),

@@ -33,27 +33,12 @@ TRAIN = options.examples("""Examples:
   listwise local train landmarks.csv delf --weights runs/a/model --no-fine-tune
 """)
 
-# Also options of `listwise local search` and `evaluate`.
-Delf = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of deep local features, from listwise local train.",
-        show_default="HesAff-rSIFT",
-    ),
-]
-Count = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Maximum number of features per photo.", show_default="2000, DELF 1000"
-    ),
-]
-
 
 def extract(
     source: options.Source,
     out: Annotated[Path, typer.Argument(help="The file to write (.arrow).")],
-    delf: Delf = None,
-    count: Count = None,
+    delf: options.Delf = None,
+    count: options.Count = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
     strict: options.Strict = False,

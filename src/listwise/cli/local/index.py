@@ -7,7 +7,6 @@ import typer
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.local.features import Count, Delf
 from listwise.cli.output import open_console, print_json, print_result, say, stoppable
 
 CODEBOOK = options.examples("""Example:
@@ -89,8 +88,8 @@ def search(
         str | None, typer.Option(metavar="X0,Y0,X1,Y1", help="Search with this part of the photo.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results.")] = 10,
-    delf: Delf = None,
-    count: Count = None,
+    delf: options.Delf = None,
+    count: options.Count = None,
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from listwise.cli.bars import progress_bar
 from listwise.cli.output import say
 from listwise.studies.outcome import Findings
-from listwise.studies.view import StudyView
+from listwise.studies.runs import StudyView
 from listwise.training.run.view import LiveTrainView, TrainView
 
 
