@@ -2,15 +2,17 @@
 
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.benchmarks.measure import DoesNotFit, measure
-from listwise.benchmarks.table import Column
+from listwise.benchmarks.measure import DoesNotFit, measure, unit_rows
+from listwise.benchmarks.table import columns_of
 from listwise.blocks import each_block
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries, evaluate_descriptors
@@ -25,6 +27,14 @@ Figures = dict[str, float]
 Vectors = NDArray[np.float32]
 
 
+def _figures_text(figures: Figures) -> str:
+    return " / ".join(f"{100 * value:.2f}" for value in figures.values())
+
+
+def _parts_text(parts: Figures) -> str:
+    return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items())
+
+
 @dataclass(frozen=True)
 class EvaluationMeasurement:
     """A method at a database size, or why it was skipped.
@@ -34,48 +44,30 @@ class EvaluationMeasurement:
     difference of its mAPs from that one's.
     """
 
-    images: int
-    method: str
-    seconds: float | None = None
-    extra_bytes: int | None = None
-    parts: Figures = field(default_factory=dict)
-    figures: Figures = field(default_factory=dict)
-    faster: float | None = None
-    apart: float | None = None
+    images: Annotated[int, "images", "{:,}"]
+    method: Annotated[str, "method"]
+    seconds: Annotated[float | None, "s", "{:.2f}"] = None
+    extra_bytes: Annotated[int | None, "MB", "{:,.0f}", 1e-6] = None
+    figures: Annotated[Figures, "Easy / Medium / Hard", _figures_text] = field(default_factory=dict)
+    faster: Annotated[float | None, "faster", "{:.1f} ×"] = None
+    apart: Annotated[float | None, "mAPs apart", "{:.0e}"] = None
+    parts: Annotated[Figures, "steps", _parts_text] = field(default_factory=dict)
     skipped: str | None = None
 
 
-def _figures_text(figures: Figures) -> str:
-    return " / ".join(f"{100 * value:.2f}" for value in figures.values())
-
-
-def _parts_text(parts: Figures) -> str:
-    return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items())
-
-
-COLUMNS = (
-    Column("images", "images", "{:,}"),
-    Column("method", "method"),
-    Column("s", "seconds", "{:.2f}"),
-    Column("MB", "extra_bytes", "{:,.0f}", 1e-6),
-    Column("Easy / Medium / Hard", "figures", _figures_text),
-    Column("faster", "faster", "{:.1f} ×"),
-    Column("mAPs apart", "apart", "{:.0e}"),
-    Column("steps", "parts", _parts_text),
-)
+COLUMNS = columns_of(EvaluationMeasurement)
 
 
 def make_queries(dim: int) -> tuple[Vectors, JudgedQueries]:
     """Queries, and which of the first images show the same landmark: easy, hard and junk."""
     rng = np.random.default_rng(0)
-    queries = _unit(rng.standard_normal((QUERIES, dim), dtype=np.float32))
+    queries = unit_rows(rng.standard_normal((QUERIES, dim), dtype=np.float32))
     parts = [np.split(rng.permutation(OWN)[:220].astype(np.int64), [50, 120]) for _ in queries]
     easy, hard, junk = ([part[i] for part in parts] for i in range(3))
     names = [f"image{i}" for i in range(OWN)]
-    asked = [f"query{i}" for i in range(QUERIES)]
-    return queries, JudgedQueries.revisited(
-        names, asked, [None] * QUERIES, easy=easy, hard=hard, junk=junk
-    )
+    asked, boxes = [f"query{i}" for i in range(QUERIES)], [None] * QUERIES
+    truth = JudgedQueries.revisited(names, asked, boxes, easy=easy, hard=hard, junk=junk)
+    return queries, truth
 
 
 def write_database(file: Path, images: int, dim: int) -> None:
@@ -89,33 +81,28 @@ def write_database(file: Path, images: int, dim: int) -> None:
     for query, easy, hard, junk in zip(queries, *truth.grades.values(), strict=True):
         for found, least, most in ((easy, 0.2, 0.6), (hard, 0.0, 0.3), (junk, 0.0, 0.6)):
             own[found] += rng.uniform(least, most, (len(found), 1)).astype(np.float32) * query
-    clusters = _unit(rng.standard_normal((1000, dim), dtype=np.float32))
+    clusters = unit_rows(rng.standard_normal((1000, dim), dtype=np.float32))
     clusters += 0.3 * queries[rng.integers(0, QUERIES, len(clusters))]
     mapped = np.lib.format.open_memmap(file, "w+", np.float32, (images, dim))
-    mapped[:OWN] = _unit(own)
+    mapped[:OWN] = unit_rows(own)
     for start in range(OWN, images, 8192):
         count = min(8192, images - start)
         noise = rng.standard_normal((count, dim), dtype=np.float32) / np.float32(np.sqrt(dim))
-        mapped[start : start + count] = _unit(clusters[rng.integers(0, 1000, count)] + noise)
+        mapped[start : start + count] = unit_rows(clusters[rng.integers(0, 1000, count)] + noise)
     mapped.flush()
-
-
-def _unit(vectors: Vectors) -> Vectors:
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors
 
 
 class Clock:
     """Seconds of each named step."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, float] = {}
+        self.parts: Figures = defaultdict(float)
         self.last = time.perf_counter()
 
     def mark(self, part: str) -> None:
         """Count the time since the last mark as this part's."""
         now = time.perf_counter()
-        self.parts[part] = self.parts.get(part, 0.0) + now - self.last
+        self.parts[part] += now - self.last
         self.last = now
 
 
@@ -136,20 +123,13 @@ def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
     database = np.load(file)
     clock.mark("load")
     queries, truth = make_queries(database.shape[1])
-    scores = np.dot(database, queries.T)
-    clock.mark("scores")
-    order = np.argsort(-scores, axis=0)
-    clock.mark("sort")
+    scores, order = _sort(database, queries, clock)
     if expand:
         for i in range(QUERIES):
             nearest = order[:10, i]
             weights = np.maximum(scores[nearest, i], 0) ** 2
             queries[i] += weights @ database[nearest]
-        queries = _unit(queries)
-        scores = np.dot(database, queries.T)
-        clock.mark("scores")
-        order = np.argsort(-scores, axis=0)
-        clock.mark("sort")
+        _, order = _sort(database, unit_rows(queries), clock)
     easy, hard, junk = truth.grades.values()
     none = [np.zeros(0, np.int64)] * QUERIES
     protocols = ((easy, none, junk, hard), (easy, hard, junk, none), (hard, none, junk, easy))
@@ -162,6 +142,15 @@ def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
         figures[name] = float(np.mean(precisions))
     clock.mark("walk")
     return figures
+
+
+def _sort(database: Vectors, queries: Vectors, clock: Clock) -> tuple[Vectors, NDArray[np.int64]]:
+    """Scores [N, Q], and the images of each column by descending score."""
+    scores = np.dot(database, queries.T)
+    clock.mark("scores")
+    order = np.argsort(-scores, axis=0)
+    clock.mark("sort")
+    return scores, order
 
 
 def _walk(order: NDArray[np.int64], positives: NDArray[np.int64], junk: NDArray[np.int64]) -> float:
@@ -239,7 +228,7 @@ def measure_method(
         return EvaluationMeasurement(size, method, skipped=str(error))
     figures, parts = measured.result
     found = EvaluationMeasurement(
-        size, method, measured.seconds, measured.extra_bytes, parts, figures
+        size, method, measured.seconds, measured.extra_bytes, figures, parts=parts
     )
     if plain is None or plain.seconds is None:
         return found

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from listwise.benchmarks.input import make_photos
 from listwise.benchmarks.measure import timed
-from listwise.benchmarks.table import Column
+from listwise.benchmarks.table import columns_of
 from listwise.data import Images, load_image, whole_image
 from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
@@ -28,23 +29,16 @@ class ExtractionMeasurement:
     `cosine` is the smallest between a photo's descriptor and the loop's.
     """
 
-    method: str
-    precision: str
-    photos: int
+    method: Annotated[str, "method"]
+    precision: Annotated[str, "precision"]
+    photos: Annotated[int, "photos", "{:,}"]
     seconds: float
-    per_second: float
-    times_the_loop: float
-    cosine: float
+    per_second: Annotated[float, "photos/s", "{:,.1f}"]
+    times_the_loop: Annotated[float, "ratio", "{:.1f} ×"]
+    cosine: Annotated[float, "least cosine", "{:.5f}"]
 
 
-COLUMNS = (
-    Column("method", "method"),
-    Column("precision", "precision"),
-    Column("photos", "photos", "{:,}"),
-    Column("photos/s", "per_second", "{:,.1f}"),
-    Column("ratio", "times_the_loop", "{:.1f} ×"),
-    Column("least cosine", "cosine", "{:.5f}"),
-)
+COLUMNS = columns_of(ExtractionMeasurement)
 
 
 def run(

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import cv2
 import numpy as np
 import torch
 
 from listwise.benchmarks.measure import timed
-from listwise.benchmarks.table import Column
+from listwise.benchmarks.table import columns_of
 from listwise.data import (
     CropDataset,
     Images,
@@ -34,19 +35,14 @@ BATCHES = 4  # timed, after one that starts the workers
 class InputMeasurement:
     """One step of the input: photos a second, and milliseconds of a core for each if it has one."""
 
-    step: str
-    workers: int
-    per_second: float | None
-    core_ms: float | None
+    step: Annotated[str, "step"]
+    workers: Annotated[int, "workers", lambda count: str(count or "")]
+    per_second: Annotated[float | None, "photos/s", "{:,.0f}"]
+    core_ms: Annotated[float | None, "ms of a core", "{:.2f}"]
     skipped: str | None = None
 
 
-COLUMNS = (
-    Column("step", "step"),
-    Column("workers", "workers", lambda count: str(count or "")),
-    Column("photos/s", "per_second", "{:,.0f}"),
-    Column("ms of a core", "core_ms", "{:.2f}"),
-)
+COLUMNS = columns_of(InputMeasurement)
 
 
 def make_photos(folder: Path, count: int, width: int, height: int) -> list[str]:

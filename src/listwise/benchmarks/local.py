@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.benchmarks.measure import timed
+from listwise.benchmarks.measure import timed, unit_rows
 from listwise.benchmarks.table import Column
 from listwise.data.toy.photo import draw_viewpoint, take_photo
 from listwise.errors import InputError
@@ -80,28 +80,20 @@ class MadePhotos:
         generator = np.random.default_rng([1, number])
         rows = generator.standard_normal((count, 24), dtype=np.float32) @ self._turn
         rows += generator.standard_normal((count, DIM), dtype=np.float32)
-        return _unit(rows)
+        return unit_rows(rows)
 
     def known(self, number: int) -> tuple[Float32, Words]:
         """Descriptors of a photo [n, DIM] and the words [n, 1] that they lie near."""
         generator = np.random.default_rng([2, number])
         words = generator.integers(0, len(self.codebook), self.features, np.int32)
-        return self._near(words, generator), words[:, None]
+        noise = 0.03 * generator.standard_normal((len(words), DIM), dtype=np.float32)
+        return unit_rows(self.codebook.centroids[words] + noise), words[:, None]
 
     def query(self, number: int) -> Float32:
         """Descriptors of another photo of the same thing: [n, DIM]."""
         rows, _ = self.known(number)
         generator = np.random.default_rng([3, number])
-        return _unit(rows + 0.03 * generator.standard_normal(rows.shape, dtype=np.float32))
-
-    def _near(self, words: Words, generator: np.random.Generator) -> Float32:
-        noise = 0.03 * generator.standard_normal((len(words), DIM), dtype=np.float32)
-        return _unit(self.codebook.centroids[words] + noise)
-
-
-def _unit(rows: Float32) -> Float32:
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows
+        return unit_rows(rows + 0.03 * generator.standard_normal(rows.shape, dtype=np.float32))
 
 
 class KnownWords(Codebook):
@@ -172,12 +164,10 @@ class Package:
         for part in postings:
             bits = part.bits.view(">u4").astype(np.uint32)  # the first dimension in the highest bit
             for word, start, end in zip(part.words, part.starts, part.starts[1:], strict=False):
-                own = part.photos[start:end].astype(np.int64) + before
+                own, both = part.photos[start:end].astype(np.int64) + before, bits[start:end]
                 if counts[word]:
                     own = np.concatenate([photos[word], own])
-                    both = np.concatenate([vectors[word], bits[start:end]])
-                else:
-                    both = bits[start:end]
+                    both = np.concatenate([vectors[word], both])
                 vectors[word], photos[word], counts[word] = both, own, len(own)
             before += len(part)
         norms = np.concatenate([part.sizes for part in postings]).astype(np.float64)
@@ -324,6 +314,6 @@ def _compared(
 ) -> LocalMeasurement:
     """The milliseconds of a step in both ways, from seconds, or in one if `theirs` is empty."""
     typical = 1e3 * float(np.median(ours))
-    if not theirs:
-        return LocalMeasurement(step, unit, typical, None, NOT_INSTALLED, figures)
-    return LocalMeasurement(step, unit, typical, 1e3 * float(np.median(theirs)), None, figures)
+    other = 1e3 * float(np.median(theirs)) if theirs else None
+    skipped = None if theirs else NOT_INSTALLED
+    return LocalMeasurement(step, unit, typical, other, skipped, figures)

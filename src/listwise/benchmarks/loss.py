@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from listwise.benchmarks.measure import DoesNotFit, Measurement, measure
-from listwise.benchmarks.table import Column, readable_seconds
+from listwise.benchmarks.table import columns_of, readable_seconds
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
 
@@ -26,19 +26,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class LossMeasurement:
     """Forward and backward of a method at a batch size, or why it was skipped."""
 
-    method: str
-    batch: int
-    seconds: float | None = None
-    extra_bytes: int | None = None
+    method: Annotated[str, "method"]
+    batch: Annotated[int, "B", "{:d}"]
+    seconds: Annotated[float | None, "time", readable_seconds] = None
+    extra_bytes: Annotated[int | None, "memory", "{:,.0f} MB", 1e-6] = None
     skipped: str | None = None
 
 
-COLUMNS = (
-    Column("method", "method"),
-    Column("B", "batch", "{:d}"),
-    Column("time", "seconds", readable_seconds),
-    Column("memory", "extra_bytes", "{:,.0f} MB", 1e-6),
-)
+COLUMNS = columns_of(LossMeasurement)
 
 
 def dense_loss(descriptors: Tensor, labels: Tensor, bins: int = 20) -> Tensor:

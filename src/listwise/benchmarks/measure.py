@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import platform
+import re
 import resource
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 Call = Callable[[], object]
@@ -44,6 +46,12 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - start, result
 
 
+def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Divide the rows [n, C] by their lengths, in place."""
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
     """The 50th and the 99th percentile, in milliseconds."""
     p50, p99 = (float(1000 * np.percentile(seconds, p)) for p in (50, 99))
@@ -62,10 +70,8 @@ def measure(
 ) -> Measurement:
     """Run `make_call(*arguments)()` in a fresh process under a memory limit, and measure it.
 
-    Args:
-        make_call: prepares inputs and returns the call to measure; importable by name.
-        arguments: what it is given; picklable.
-        memory_limit: bytes that the process may hold; most of what is free by default.
+    `make_call` is importable by name and its arguments are picklable; `memory_limit` is in bytes,
+    most of what is free by default.
 
     Raises:
         DoesNotFit: if the call reached the limit; other errors are those of the call.
@@ -126,11 +132,8 @@ def describe_machine(device: str = "cpu") -> str:
 
     processor = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.split(":", 1)[1].strip()
-                break
+    if cpuinfo.exists() and (named := re.search("model name.*: (.*)", cpuinfo.read_text())):
+        processor = named[1].strip()
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         processor = f"{torch.cuda.get_device_name()}; {processor}"
     return (

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.benchmarks.measure import percentiles, run_alone, timed
-from listwise.benchmarks.table import Column
+from listwise.benchmarks.measure import percentiles, run_alone, timed, unit_rows
+from listwise.benchmarks.table import columns_of
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.search import Entry, IndexHeader, NewEntries, create_store, exact_search, open_store
@@ -36,26 +37,17 @@ class SearchMeasurement:
     seconds from the descriptors on disk to the first search.
     """
 
-    entries: int
-    method: str
-    recall: float
-    per_second: float
-    p50: float
-    p99: float
-    ready: float
-    note: str = ""
+    entries: Annotated[int, "entries", "{:,}"]
+    method: Annotated[str, "method"]
+    recall: Annotated[float, "recall@10", "{:.3f}"]
+    per_second: Annotated[float, "queries/s", "{:.1f}"]
+    p50: Annotated[float, "p50 ms", "{:.1f}"]
+    p99: Annotated[float, "p99 ms", "{:.1f}"]
+    ready: Annotated[float, "ready s", "{:.1f}"]
+    note: Annotated[str, "how"] = ""
 
 
-COLUMNS = (
-    Column("entries", "entries", "{:,}"),
-    Column("method", "method"),
-    Column("recall@10", "recall", "{:.3f}"),
-    Column("queries/s", "per_second", "{:.1f}"),
-    Column("p50 ms", "p50", "{:.1f}"),
-    Column("p99 ms", "p99", "{:.1f}"),
-    Column("ready s", "ready", "{:.1f}"),
-    Column("how", "note"),
-)
+COLUMNS = columns_of(SearchMeasurement)
 
 
 def write_descriptors(folder: Path, count: int, dim: int) -> None:
@@ -74,9 +66,7 @@ def write_descriptors(folder: Path, count: int, dim: int) -> None:
     def draw(rows: int) -> Vectors:
         around = centres[np.minimum(np.searchsorted(shares, rng.random(rows)), len(centres) - 1)]
         spread = 0.8 * rng.standard_normal((rows, dim), dtype=np.float32) * spectrum
-        found: Vectors = around + spread
-        found /= np.linalg.norm(found, axis=1, keepdims=True)
-        return found
+        return unit_rows(around + spread)
 
     database = np.lib.format.open_memmap(folder / "database.npy", "w+", np.float32, (count, dim))
     for start in range(0, count, ROWS):

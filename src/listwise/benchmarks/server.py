@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import httpx
 import numpy as np
 from PIL import Image
 
 from listwise.benchmarks.measure import percentiles, timed
-from listwise.benchmarks.table import Column
+from listwise.benchmarks.table import columns_of
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
@@ -27,20 +28,14 @@ CLIENTS = (1, 8, 64)
 class ServerMeasurement:
     """So many clients that search with photos at once: answers a second, milliseconds, refusals."""
 
-    clients: int
-    per_second: float
-    p50: float
-    p99: float
-    refused: int
+    clients: Annotated[int, "clients", "{:d}"]
+    per_second: Annotated[float, "answers/s", "{:.1f}"]
+    p50: Annotated[float, "p50 ms", "{:.0f}"]
+    p99: Annotated[float, "p99 ms", "{:.0f}"]
+    refused: Annotated[int, "refused", "{:d}"]
 
 
-COLUMNS = (
-    Column("clients", "clients", "{:d}"),
-    Column("answers/s", "per_second", "{:.1f}"),
-    Column("p50 ms", "p50", "{:.0f}"),
-    Column("p99 ms", "p99", "{:.0f}"),
-    Column("refused", "refused", "{:d}"),
-)
+COLUMNS = columns_of(ServerMeasurement)
 
 
 def run(
@@ -67,9 +62,7 @@ def run(
 
 def build_index(place: Path, photos: int, side: int) -> list[bytes]:
     """Make photos and an index of them in a folder, and give the photos' contents."""
-    from listwise.data import read_images
-    from listwise.descriptors import load_model
-    from listwise.search import add_photos, create_store, header_of
+    from listwise.search import open_index
 
     rng = np.random.default_rng(0)
     (place / "photos").mkdir()
@@ -78,9 +71,8 @@ def build_index(place: Path, photos: int, side: int) -> list[bytes]:
         pixels = rng.integers(0, 255, (12, 16, 3)).astype(np.uint8)
         Image.fromarray(pixels).resize((side, side * 3 // 4)).save(path)
     RetrievalNet("tf_efficientnet_lite0", weights="random").save(place / "model")
-    model = load_model(place / "model")
-    with create_store(place / "index", header_of(model)) as store:
-        add_photos(store, model, read_images(place / "photos"))
+    with open_index(place / "index", place / "model") as index:
+        index.add(place / "photos")
     return [path.read_bytes() for path in paths]
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from listwise.benchmarks.limits import Limits, measure_limits, synchronized_time
-from listwise.benchmarks.table import Column
+from listwise.benchmarks.table import columns_of
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
 from listwise.machine import Machine
@@ -44,31 +45,21 @@ class StepMeasurement:
     to the gradient of plain float32 backpropagation. The first pass took `first_seconds`.
     """
 
-    method: str
+    method: Annotated[str, "method"]
     measured: int | None = None
-    forward: float | None = None
-    both: float | None = None
-    step: float | None = None
-    ratio: float | None = None
-    minutes: float | None = None
-    peak_bytes: int | None = None
-    of_limit: float | None = None
-    gradient_error: float | None = None
+    forward: Annotated[float | None, "forward /s", "{:,.0f}"] = None
+    both: Annotated[float | None, "with backward /s", "{:,.0f}"] = None
+    step: Annotated[float | None, "step /s", "{:,.1f}"] = None
+    ratio: Annotated[float | None, "ratio", "{:.1f} ×"] = None
+    minutes: Annotated[float | None, "200 steps", "{:,.1f} min"] = None
+    peak_bytes: Annotated[int | None, "GPU memory", "{:.0f} GB", 1e-9] = None
+    of_limit: Annotated[float | None, "of the limit", "{:.0%}"] = None
+    gradient_error: Annotated[float | None, "gradient off by", "{:.1g}"] = None
     first_seconds: float | None = None
     skipped: str | None = None
 
 
-COLUMNS = (
-    Column("method", "method"),
-    Column("forward /s", "forward", "{:,.0f}"),
-    Column("with backward /s", "both", "{:,.0f}"),
-    Column("step /s", "step", "{:,.1f}"),
-    Column("ratio", "ratio", "{:.1f} ×"),
-    Column("200 steps", "minutes", "{:,.1f} min"),
-    Column("GPU memory", "peak_bytes", "{:.0f} GB", 1e-9),
-    Column("of the limit", "of_limit", "{:.0%}"),
-    Column("gradient off by", "gradient_error", "{:.1g}"),
-)
+COLUMNS = columns_of(StepMeasurement)
 
 
 def run(

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from listwise.benchmarks import extraction, input, loss, step
-from listwise.benchmarks.table import Column, readable_seconds
+from listwise.benchmarks.table import columns_of, readable_seconds
 from listwise.machine import Machine
 
 # What fits a GPU, and what two cores measure in a minute or two.
@@ -27,20 +27,14 @@ CPU_SETTINGS: dict[str, dict[str, Any]] = {
 class SummaryLine:
     """One figure: which benchmark, at which setting, what was measured, and what goes with it."""
 
-    benchmark: str
-    setting: str
-    what: str
-    figure: str
-    beside: str = ""
+    benchmark: Annotated[str, "benchmark"]
+    setting: Annotated[str, "setting"]
+    what: Annotated[str, ""]
+    figure: Annotated[str, "result", "{:>}"]
+    beside: Annotated[str, "", "{:>}"] = ""
 
 
-COLUMNS = (
-    Column("benchmark", "benchmark"),
-    Column("setting", "setting"),
-    Column("", "what"),
-    Column("result", "figure", "{:>}"),
-    Column("", "beside", "{:>}"),
-)
+COLUMNS = columns_of(SummaryLine)
 
 
 def run(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,13 @@ class Column:
         if not isinstance(self.write, str):
             return self.write(value)
         return self.write.format(value * self.scale if self.scale != 1 else value)
+
+
+def columns_of(row: type) -> tuple[Column, ...]:
+    """The columns of the fields of a dataclass that are `Annotated` with a column's arguments."""
+    hints = get_type_hints(row, include_extras=True).items()
+    annotated = {name: hint.__metadata__ for name, hint in hints if hasattr(hint, "__metadata__")}
+    return tuple(Column(title, name, *how) for name, (title, *how) in annotated.items())
 
 
 def cells(row: object, columns: Sequence[Column]) -> list[str]:
