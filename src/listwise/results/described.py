@@ -43,12 +43,9 @@ class BenchmarkDescriptors:
     def evaluate(
         self, *, expand: bool = False, distractors: DescriptorFile | None = None
     ) -> Results:
-        """The figures of each protocol of the benchmark.
+        """The figures of each protocol of the benchmark; `expand` is α query expansion.
 
-        Args:
-            expand: search with α query expansion.
-            distractors: further descriptors to search in, all of them negatives; read from disk
-                in blocks.
+        `distractors` are further descriptors to search in, all of them negatives, read in blocks.
         """
         refuse_labels(self.benchmark, expand, distractors)
         database: Database = self.database
@@ -78,13 +75,8 @@ def describe_benchmark(
     """Describe the queries, cropped to their boxes, and the database.
 
     Photos of a labelled set that cannot be read are left out; a judged benchmark with such a
-    photo is an error, since its figures would mean something else.
-
-    Args:
-        model: network and whitening.
-        benchmark: from `open_benchmark` or `find_dataset(...).benchmark()`.
-        on_progress: called with the number of photos just done.
-        settings: of `Model.describe` (max_side, scales, power, precision, workers).
+    photo is an error, since its figures would mean something else. `settings` are those of
+    `Model.describe` (max_side, scales, power, precision, workers).
     """
     unreadable: list[str] = []
 

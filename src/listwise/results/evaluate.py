@@ -16,18 +16,14 @@ from listwise.progress import counting
 from listwise.results.described import BenchmarkDescriptors, describe_benchmark, refuse_labels
 from listwise.results.table import figures_of, format_table
 
-EXPANDED = " + αQE"
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """The figures of one model on a benchmark, or of two.
 
-    Args:
-        described: the benchmark's descriptors by the name of each model, the evaluated model last.
-        results: protocol -> result for each row of the table: the models, and with query expansion
-            their names + αQE.
-        distractors: number of descriptors that were added to the database.
+    `described` has the benchmark's descriptors by the name of each model, the evaluated one last;
+    `results` protocol -> result for each row of the table: the models, and with query expansion
+    their names + αQE; `distractors` were added to the database.
     """
 
     described: Mapping[str, BenchmarkDescriptors]
@@ -153,8 +149,7 @@ def evaluate(
     if isinstance(distractors, str | Path):
         distractors = DescriptorFile.open(distractors)
     settings = {"max_side": max_side, "scales": scales, "power": power, "precision": precision}
-    photos = len(opened.database)
-    photos += 0 if opened.queries is opened.database else len(opened.queries)
+    photos = opened.photo_count
     described: dict[str, BenchmarkDescriptors] = {}
     results: dict[str, Results] = {}
     for name, source in _named(model, against).items():
@@ -165,8 +160,8 @@ def evaluate(
             described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
         results[name] = described[name].evaluate(distractors=distractors)
         if expand:
-            again = described[name].evaluate(expand=True, distractors=distractors)
-            results[name + EXPANDED] = again
+            expanded = described[name].evaluate(expand=True, distractors=distractors)
+            results[f"{name} + αQE"] = expanded
     return Evaluation(described, results, len(distractors) if distractors else 0)
 
 
@@ -177,10 +172,7 @@ def open_benchmark(
 ) -> Benchmark:
     """The benchmark of a data set by name or folder, or labelled photos searched among themselves.
 
-    Args:
-        source: what `evaluate` takes.
-        data: folder that holds the data sets; `data` by default.
-        split: of labelled photos, use only this split.
+    The arguments are those of `evaluate`.
     """
     if isinstance(source, Benchmark):
         return source

@@ -1,16 +1,17 @@
 """From scores and judgements to what a report shows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from listwise.data.images import ImageError, image_size
 from listwise.errors import InputError
 from listwise.evaluation import (
     JudgedQueries,
-    ProtocolResult,
+    Results,
     evaluate_scores,
     rank_scores,
     ranks_of_positives,
@@ -19,35 +20,41 @@ from listwise.results.report.content import (
     Curve,
     ListEntry,
     Mark,
+    Match,
     ModelResult,
     QueryResult,
     RankedList,
 )
 from listwise.results.report.curves import precision_recall_curve
-from listwise.results.report.matches import Matched, PointsOf, matched
 
 Indices = NDArray[np.int64]
+PointsOf = Callable[[int, int], ArrayLike | None]
+"""From the positions of a query and an image to the points [m, 4] that they share.
+
+A row holds x, y in the query photo and x, y in the image, in pixels of the upright whole photos, 0
+in the middle of the first pixel. None means that nobody looked.
+"""
+Matched = tuple[int | None, tuple[Match, ...] | None]
+"""How many points two photos share, and those to draw."""
 
 _MARKS: tuple[Mark, ...] = ("wrong", "right", "junk")
 _JUNK_SHOWN = 3  # in a list; under Hard, hundreds of easy photos may come first
 _DRAWN = 2000  # queries that curves are over, at most
 _SCORES = 1 << 22  # held at a time
+_POINTS = 60  # drawn for a pair of photos; more are a tangle
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSearch:
     """How a model, or any other way to search, ranked a benchmark.
 
-    Args:
-        name: what the report calls it.
-        scores: from the positions of some queries, [q], to their scores [q, N].
-        results: the result of each protocol.
-        matches: gives the points that a query and a photo of its list share, to be drawn.
+    `scores` leads from the positions of some queries, [q], to their scores [q, N]; `matches` gives
+    the points that a query and a photo of its list share, to be drawn.
     """
 
     name: str
     scores: Callable[[Indices], NDArray[np.floating]]
-    results: Mapping[str, ProtocolResult]
+    results: Results
     matches: PointsOf | None = None
 
     @classmethod
@@ -103,7 +110,7 @@ def report_models(
     ]
 
 
-def _mean_ap(results: Mapping[str, ProtocolResult]) -> NDArray[np.float64]:
+def _mean_ap(results: Results) -> NDArray[np.float64]:
     """The AP of each query, mean over the protocols that count it; NaN if none does."""
     table = np.array([found.per_query_ap for found in results.values()])
     counts = (~np.isnan(table)).sum(axis=0)
@@ -132,7 +139,7 @@ def _query_result(
     @cache  # several protocols may show one photo
     def shared(image: int) -> Matched:
         points = None if search.matches is None else search.matches(query, image)
-        return matched(points, query_paths[query], database_paths[image])
+        return _matched(points, query_paths[query], database_paths[image])
 
     def entry(image: int, mark: Mark, rank: int | None) -> ListEntry:
         inliers, points = shared(image)
@@ -148,6 +155,24 @@ def _query_result(
         ap = float(result.per_query_ap[query])
         lists[protocol] = _ranked_list(order, positives, junk, ap, k, entry)
     return QueryResult(judged.queries[query], query_paths[query], judged.boxes[query], lists)
+
+
+def _matched(points: ArrayLike | None, query: str, image: str) -> Matched:
+    """What a list shows of the points [m, 4] that the photos at two paths share."""
+    if points is None:
+        return None, None
+    table = np.asarray(points, np.float64)
+    if table.ndim != 2 or table.shape[1] != 4 or not np.isfinite(table).all():
+        raise InputError(
+            f"matches should be finite numbers [m, 4], found {table.shape} for {image}"
+        )
+    try:
+        sizes = (*image_size(query), *image_size(image))
+    except ImageError:
+        return len(table), None
+    kept = table[np.linspace(0, len(table) - 1, min(_POINTS, len(table))).astype(int)]
+    parts = np.clip((kept + 0.5) / sizes, 0, 1)
+    return len(table), tuple((x, y, u, v) for x, y, u, v in parts.tolist())
 
 
 def _ranked_list(
@@ -169,12 +194,8 @@ def _ranked_list(
     return RankedList(
         ap=None if np.isnan(ap) else ap,
         entries=tuple(
-            entry(
-                int(order[place]),
-                _MARKS[ordered[place]],
-                int(rank[place]) if counted[place] else None,
-            )
-            for place in shown
+            entry(int(order[i]), _MARKS[ordered[i]], int(rank[i]) if counted[i] else None)
+            for i in shown
         ),
         found=int(np.count_nonzero(ordered[head] == 1)),
         positives=len(positives),

@@ -44,16 +44,9 @@ def write_report(
 ) -> Path:
     """Write the page that shows how one model, or two side by side, do on a benchmark.
 
-    Args:
-        path: where to; the file is at every moment the old one or the new one.
-        title: heading of the page.
-        models: one, or two with the same protocols and queries.
-        benchmark: name of the benchmark.
-        command: the command line that made the report.
-        date: when; now, by default.
-        table: further rows for the table of figures, below those of the models.
-        notes: sentences to show with the figures.
-        on_progress: called with the number of photos made small so far, and of all.
+    Two models have the same protocols and queries. `table` has further rows for the table of
+    figures, `notes` sentences to show with it, `command` is what made the report and `date` when,
+    now by default. `on_progress` is called with the number of photos made small so far, and of all.
     """
     _check(models)
     path = Path(path)
@@ -67,12 +60,11 @@ def write_report(
     asked = {query.path for query in models[0].queries}
     matched = {entry.path for entry in entries if entry.matches}
     photos = thumbnails(sorted(found), sorted(asked), sorted(matched), on_progress)
-    facts = _facts(models, benchmark, command, date or datetime.now())
     every_note = dict.fromkeys([*notes, *(model.note for model in models if model.note)])
     page = _page(
         title,
         body=[
-            _head(title, facts),
+            _head(title, models, benchmark, command, date or datetime.now()),
             _table([*(TableRow(model.name, model.figures) for model in models), *table], models),
             *(f'<p class="note">{escape(note)}</p>' for note in every_note),
             _curves(models),
@@ -100,24 +92,21 @@ def _check(models: Sequence[ModelResult]) -> None:
             raise InputError(f"{first.name} and {model.name}: queries differ, nothing to compare")
 
 
-def _facts(
-    models: Sequence[ModelResult], benchmark: str, command: str, date: datetime
-) -> list[tuple[str, str]]:
+def _head(
+    title: str, models: Sequence[ModelResult], benchmark: str, command: str, date: datetime
+) -> str:
     names = "".join(
         f'<span class="model"><i class="swatch model{index}"></i>{escape(model.name)}</span>'
         for index, model in enumerate(models)
     )
-    facts = [
-        ("Benchmark", escape(benchmark)),
-        ("Models" if len(models) > 1 else "Model", names),
-        ("Date", f"<time>{date:%Y-%m-%d %H:%M}</time>"),
-        ("Command", f"<code>{escape(command)}</code>" if command else ""),
-    ]
-    return [(name, content) for name, content in facts if content]
-
-
-def _head(title: str, facts: list[tuple[str, str]]) -> str:
-    listed = "".join(f"<div><dt>{name}</dt><dd>{content}</dd></div>" for name, content in facts)
+    facts = {
+        "Benchmark": escape(benchmark),
+        "Models" if len(models) > 1 else "Model": names,
+        "Date": f"<time>{date:%Y-%m-%d %H:%M}</time>",
+        "Command": f"<code>{escape(command)}</code>" if command else "",
+    }
+    shown = ((name, content) for name, content in facts.items() if content)
+    listed = "".join(f"<div><dt>{name}</dt><dd>{content}</dd></div>" for name, content in shown)
     return f"<header><h1>{escape(title)}</h1><dl>{listed}</dl></header>"
 
 
@@ -148,8 +137,8 @@ def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> str:
     lines = []
     for index, row in enumerate(rows):
         swatch = f'<i class="swatch model{index}"></i>' if index < len(models) else ""
-        name = swatch + _breakable(row.name)
-        lines.append(line(name, (cell(row, column) for column in columns)))
+        breakable = "<wbr>".join(escape(part) for part in re.split(r"(?<=[_./-])", row.name))
+        lines.append(line(swatch + breakable, (cell(row, column) for column in columns)))
     if len(models) == 2:
         lines.insert(2, line("change", map(difference, columns), ' class="change"'))
     top = "".join(
@@ -192,10 +181,6 @@ def _change(before: float, after: float) -> str:
         return "–"
     difference = round(round(100 * after, 1) - round(100 * before, 1), 1)
     return f"{difference:+.1f}".replace("-", "−") if difference else "0.0"
-
-
-def _breakable(name: str) -> str:
-    return "<wbr>".join(escape(part) for part in re.split(r"(?<=[_./-])", name))
 
 
 def _classes(**given: bool) -> str:
@@ -283,14 +268,11 @@ def _list(ranked: RankedList, places: dict[str, int], points: _Points) -> dict[s
 
 
 def _entry(entry: ListEntry, places: dict[str, int], points: _Points) -> list[Any]:
-    written = [places[entry.path], _score(entry.score), entry.mark, entry.rank]
+    score = round(entry.score, 4) if math.isfinite(entry.score) else None
+    written = [places[entry.path], score, entry.mark, entry.rank]
     if entry.inliers is not None:
         written.append(points.setdefault((entry.inliers, entry.matches), len(points)))
     return written
-
-
-def _score(score: float) -> float | None:
-    return round(score, 4) if math.isfinite(score) else None
 
 
 def _fractions(query: QueryResult) -> list[float] | None:
