@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from listwise.progress import make_bars
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @contextmanager
 def progress_bar(
-    console: "Console", what: str, total: int | None = None
+    console: Console, what: str, total: int | None = None
 ) -> Iterator[Callable[[int], None]]:
     """A bar that a call advances by a number of steps."""
     with make_bars(console) as bars:
@@ -21,7 +19,7 @@ def progress_bar(
 
 
 @contextmanager
-def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], None]]:
+def total_bar(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that a call sets to a number of steps done, out of a total."""
     with make_bars(console) as bars:
         task = bars.add_task(what, total=None)
@@ -29,7 +27,7 @@ def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], No
 
 
 @contextmanager
-def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
+def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar of bytes that a call sets to what is done, out of a total if known, of one thing."""
     with make_bars(console, download=True) as bars:
         task = bars.add_task("", total=None)

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.bars import total_bar
 from listwise.cli.output import open_console, stoppable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from listwise.results.table import Figures
     from listwise.studies.demo import Demo
     from listwise.training import TrainResult
@@ -60,9 +61,7 @@ def demo(
     _show_next(console, steps, result)
 
 
-def _show_gain(console: "Console", before: "Figures", after: "Figures") -> None:
-    from rich.table import Table
-
+def _show_gain(console: Console, before: "Figures", after: "Figures") -> None:
     table = Table(title="mAP on buildings never seen in training", title_justify="left")
     table.add_column("")
     for level in before:
@@ -75,7 +74,7 @@ def _show_gain(console: "Console", before: "Figures", after: "Figures") -> None:
     console.print(table)
 
 
-def _show_next(console: "Console", steps: "Demo", result: "TrainResult") -> None:
+def _show_next(console: Console, steps: "Demo", result: "TrainResult") -> None:
     where, model = _program_folder(), _typed(result.model)
     console.print(
         f"trained for {result.seconds:.0f} s; the network is in [bold]{model}[/bold]\n"
@@ -93,8 +92,6 @@ def _show_next(console: "Console", steps: "Demo", result: "TrainResult") -> None
 
 def _typed(path: Path) -> str:
     """A path as one types it in a shell."""
-    from rich.markup import escape
-
     return escape(shlex.quote(str(path)))
 
 

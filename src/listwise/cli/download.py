@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.bars import download_bar
@@ -11,8 +13,6 @@ from listwise.cli.output import note, open_console, print_json, say, stoppable
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from listwise.data.catalog import DataSetEntry
 
 EXAMPLES = options.examples("""Examples:
@@ -61,9 +61,7 @@ def download(
     say(console, f"{dataset.name} is in {dataset.folder}", "bold")
 
 
-def _list(entries: "list[DataSetEntry]", console: "Console", json: bool) -> None:
-    from rich.table import Table
-
+def _list(entries: "list[DataSetEntry]", console: Console, json: bool) -> None:
     if json:
         fields = ("name", "title", "terms", "page", "counts", "gigabytes", "how")
         print_json([{field: getattr(entry, field) for field in fields} for entry in entries])

@@ -5,31 +5,27 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
 
 from listwise.cli.app import app
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 RESUME = "run the same command again to resume"
 
 
-def open_console(json: bool = False) -> "Console":
+def open_console(json: bool = False) -> Console:
     """The console for messages and progress bars: stderr if stdout carries JSON."""
-    from rich.console import Console
-
     return Console(stderr=json, highlight=False)
 
 
-def say(console: "Console", text: str, style: str = "none") -> None:
+def say(console: Console, text: str, style: str = "none") -> None:
     """Print a line as it is: names of files are not markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def note(console: "Console", text: str) -> None:
+def note(console: Console, text: str) -> None:
     """Print something that the user should know; `partial(note, console)` is an `on_note`."""
     say(console, f"note: {with_flags(text)}", "yellow")
 
@@ -64,7 +60,7 @@ def typed_command() -> str:
     return shlex.join(["listwise", *sys.argv[1:]])
 
 
-def warn_of_unreadable(console: "Console", errors: Sequence[str]) -> None:
+def warn_of_unreadable(console: Console, errors: Sequence[str]) -> None:
     """Name the photos that were left out, at most five of them."""
     if errors:
         count = "1 photo is" if len(errors) == 1 else f"{len(errors)} photos are"
@@ -82,7 +78,7 @@ def print_json(result: Any) -> None:
     typer.echo(json.dumps(_plain(result)))
 
 
-def print_result(console: "Console", json: bool, facts: Any, text: str) -> None:
+def print_result(console: Console, json: bool, facts: Any, text: str) -> None:
     """Print the facts as JSON for a program, or the text for a person."""
     if json:
         print_json(facts)

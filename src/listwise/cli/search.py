@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.output import open_console, print_json, say
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from listwise.search import Hit
 
 EXAMPLES = options.examples("""Examples:
@@ -82,10 +83,7 @@ def search(
         say(console, f"a picture of the results: {sheet}")
 
 
-def _print(console: "Console", hits: "list[Hit]") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
+def _print(console: Console, hits: "list[Hit]") -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", justify="right", style="dim")
     table.add_column("score", justify="right")

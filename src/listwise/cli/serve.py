@@ -10,10 +10,6 @@ from listwise.cli.output import open_console
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from rich.console import Console
-
-    from listwise.search import Index
     from listwise.serving.settings import ServeSettings
 
 EXAMPLES = options.examples("""Examples:
@@ -85,21 +81,16 @@ def _serve(
 
             opened = open_index(place, model, device=device, create=False)
         with opened:
-            app = _app(console, opened, settings)
+            with console.status(f"reading {place}"):
+                import numpy as np
+
+                from listwise.serving.app import create_app
+
+                opened.search(np.zeros(opened.model.dim, np.float32), 1)  # the model, and vectors
+                app = create_app(opened, settings)
             anywhere = host in ("0.0.0.0", "::")
             shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}"
             others = "and at this machine's other addresses; " if anywhere else ""
             typer.echo(f"{len(opened)} photos of {place} at {address} ({others}Ctrl-C stops)")
             run_server(app, listening, settings.limits.seconds)
-
-
-def _app(console: "Console", index: "Index", settings: "ServeSettings") -> "FastAPI":
-    """The server's app, with the model and what search needs in memory."""
-    with console.status(f"reading {index.uri}"):
-        import numpy as np
-
-        from listwise.serving.app import create_app
-
-        index.search(np.zeros(index.model.dim, np.float32), 1)
-        return create_app(index, settings)

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.settings import given_settings, with_setting_flags
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from listwise.training import Trainer
 
 EXAMPLES = options.examples("""Examples:
@@ -61,8 +60,6 @@ def train(
         raise InputError(f"--preset is auto or paper, not {preset!r}")
     given = merge(read_settings(config) if config else {}, given)
 
-    from rich.console import Console
-
     from listwise.cli.run import show_result
     from listwise.training.distributed import joined_processes
     from listwise.training.run.folder import RUN_FILE
@@ -83,7 +80,7 @@ def train(
 
 
 def _open(
-    folder: Path, console: "Console", data: str | None, given: dict[str, Any], preset: str
+    folder: Path, console: Console, data: str | None, given: dict[str, Any], preset: str
 ) -> "Trainer":
     """The trainer of a new run on `data`, or of the run in the folder."""
     from listwise.cli.run import show_plan

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
@@ -12,8 +13,6 @@ from listwise.cli.output import note, open_console, print_result, stoppable, war
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from listwise.descriptors import Whitening
 
 EXAMPLES = options.examples("""Examples:
@@ -89,7 +88,7 @@ def whiten(
     _show(model, learned, console, json)
 
 
-def _show(model: Path, learned: "Whitening", console: "Console", json: bool) -> None:
+def _show(model: Path, learned: "Whitening", console: Console, json: bool) -> None:
     info = learned.info
     facts = {"model": model, **info.model_dump(exclude={"format_version"}), "dim": learned.dim}
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from listwise.cli.output import open_console, print_json, stoppable
 
@@ -23,8 +24,6 @@ def show(
 
     `rows` may be a function with an argument `on_start`, which shows what is being measured.
     """
-    from rich.table import Table
-
     from listwise.benchmarks.measure import describe_machine
     from listwise.benchmarks.table import cells
 

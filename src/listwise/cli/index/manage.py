@@ -4,6 +4,8 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.index import shared
@@ -61,9 +63,6 @@ def tune(
 
 def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
     """Show what an index holds and how it searches."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from listwise.search import open_index
 
     with open_index(index, create=False) as opened:

@@ -5,13 +5,13 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.filesize import decimal
 
 from listwise.cli.output import print_json, say, warn_of_unreadable
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from listwise.search import Added, Index, SearchIntent
     from listwise.search.store import TuningResult
 
@@ -49,8 +49,6 @@ def count_photos(count: int) -> str:
 
 def describe_search(tuned: "TuningResult") -> str:
     """How an index searches, and what was measured."""
-    from rich.filesize import decimal
-
     return (
         f"search: {tuned.method}; recall@10 {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms per "
         f"query, {decimal(tuned.memory)} of memory"
@@ -60,8 +58,6 @@ def describe_search(tuned: "TuningResult") -> str:
 def readable_fact(name: str, value: Any) -> str:
     """A value of `Index.info` for people."""
     if isinstance(value, int) and name in ("bytes", "memory"):
-        from rich.filesize import decimal
-
         return decimal(value)
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
@@ -69,7 +65,7 @@ def readable_fact(name: str, value: Any) -> str:
 
 
 def report_added(
-    console: "Console",
+    console: Console,
     index: "Index",
     added: "Added",
     json: bool,

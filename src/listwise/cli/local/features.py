@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
@@ -18,9 +19,6 @@ from listwise.cli.output import (
     stoppable,
     warn_of_unreadable,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 EXTRACT = options.examples("""Examples:
   listwise local extract photos photos.arrow                  Hessian-affine regions, RootSIFT
@@ -128,7 +126,7 @@ def train(
 
 
 @contextmanager
-def _training_bars(console: "Console") -> Iterator[Any]:
+def _training_bars(console: Console) -> Iterator[Any]:
     """A bar for each step of a training, with its loss."""
     from listwise.progress import make_bars
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
@@ -94,9 +96,6 @@ def search(
     json: options.AsJson = False,
 ) -> None:
     """Find the photos of an ASMK* index that are most similar to a photo."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from listwise.data import PhotoFile
     from listwise.local.extract import open_extractor
     from listwise.local.search import search_by_photo

@@ -1,15 +1,13 @@
 """Options of the studies, and what their commands share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from listwise.cli.bars import total_bar
 from listwise.cli.output import say
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 TOY = "toy"
 Photos = Annotated[
@@ -58,7 +56,7 @@ Preset = Annotated[
 Config = Annotated[Path | None, typer.Option(help="YAML file with settings for all runs.")]
 
 
-def draw_toy(console: "Console", source: str, out: Path) -> Path | None:
+def draw_toy(console: Console, source: str, out: Path) -> Path | None:
     """The toy landmarks, drawn into `out`, if they are meant; a folder of that name goes first."""
     if source != TOY or Path(TOY).exists():
         return None
@@ -68,6 +66,6 @@ def draw_toy(console: "Console", source: str, out: Path) -> Path | None:
         return make_toy_landmarks(out / "toy-landmarks", progress=update)
 
 
-def say_where(console: "Console", out: Path) -> None:
+def say_where(console: Console, out: Path) -> None:
     """Name the files that a study writes."""
     say(console, f"results.csv, table.md and plot.svg are in {out}", "bold")
