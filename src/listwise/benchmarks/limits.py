@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +14,12 @@ from listwise.models import RetrievalNet
 PASSES = 4
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What this machine reaches on plain work, and what an image costs, at the least.
+def fastest_step(net: RetrievalNet, size: int, device: torch.device) -> float:
+    """Images a second of a step whose every convolution ran at one of the machine's two limits.
 
-    `flops` are a second's operations of a large bfloat16 product, `bandwidth` a second's bytes of a
-    large copy; `image_flops` and `image_bytes` those of the convolutions in a forward of one image;
-    `images` are a second's of a step whose every convolution ran at one of the two limits.
+    These are the operations a second of a large bfloat16 product, and the bytes a second of a large
+    copy, both measured.
     """
-
-    flops: float
-    bandwidth: float
-    image_flops: float
-    image_bytes: float
-    images: float
-
-
-def measure_limits(net: RetrievalNet, size: int, device: torch.device) -> Limits:
-    """Measure the machine on plain work, and count what the network's convolutions do."""
     gpu = device.type == "cuda"
     side = 8192 if gpu else 256
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -41,14 +28,7 @@ def measure_limits(net: RetrievalNet, size: int, device: torch.device) -> Limits
     target = torch.empty_like(source)
     bandwidth = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
     costs = convolution_costs(net, size)
-    seconds = sum(PASSES * max(work / flops, moved / bandwidth) for work, moved in costs)
-    return Limits(
-        flops,
-        bandwidth,
-        sum(work for work, _ in costs),
-        sum(moved for _, moved in costs),
-        1 / seconds,
-    )
+    return 1 / sum(PASSES * max(work / flops, moved / bandwidth) for work, moved in costs)
 
 
 def convolution_costs(net: RetrievalNet, size: int) -> list[tuple[float, float]]:

@@ -145,16 +145,18 @@ def run(
         last: LossMeasurement | None = None
         for size in sorted(sizes):
             skipped = _reason_to_skip(last, size)
+            last = LossMeasurement(method, size, skipped=skipped)
             if skipped is None:
                 try:
-                    found = (_measure_on_gpu if on_gpu else _measure_on_cpu)(method, size, dim)
-                except (DoesNotFit, ImportError) as error:
-                    skipped = str(error) if isinstance(error, DoesNotFit) else NOT_INSTALLED
-                else:
+                    if on_gpu:
+                        found = _measure_on_gpu(method, size, dim)
+                    else:
+                        threads = torch.get_num_threads()
+                        found = measure(forward_and_backward, method, size, dim, threads)
                     last = LossMeasurement(method, size, found.seconds, found.extra_bytes)
-            if skipped is not None:
-                last = LossMeasurement(method, size, skipped=skipped)
-            assert last is not None
+                except (DoesNotFit, ImportError) as error:
+                    reason = str(error) if isinstance(error, DoesNotFit) else NOT_INSTALLED
+                    last = LossMeasurement(method, size, skipped=reason)
             yield last
 
 
@@ -166,10 +168,6 @@ def _reason_to_skip(last: LossMeasurement | None, size: int) -> str | None:
         return last.skipped
     expected = last.seconds * (size / last.batch) ** _GROWTH.get(last.method, 2)
     return f"would take some {expected:.0f} s" if expected > PATIENCE else None
-
-
-def _measure_on_cpu(method: str, size: int, dim: int) -> Measurement:
-    return measure(forward_and_backward, method, size, dim, torch.get_num_threads())
 
 
 def _measure_on_gpu(method: str, size: int, dim: int) -> Measurement:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from listwise.benchmarks.limits import Limits, measure_limits, synchronized_time
+from listwise.benchmarks.limits import fastest_step, synchronized_time
 from listwise.benchmarks.table import columns_of
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
@@ -41,7 +41,7 @@ class StepMeasurement:
 
     `forward` is the rate of the forward alone, `both` with backward, `step` with loss and Adam's
     update, timed on `measured` images; `ratio` is to the first row, `minutes` those of 200 steps of
-    the whole batch, `of_limit` the share of `Limits.images`, `gradient_error` the relative distance
+    the whole batch, `of_limit` the share of `fastest_step`, `gradient_error` the relative distance
     to the gradient of plain float32 backpropagation. The first pass took `first_seconds`.
     """
 
@@ -83,7 +83,7 @@ def run(
         images, labels = make_batch(batch, size, pinned=gpu)
         if gpu and images.nbytes < free_bytes(place) // 4:
             images = images.to(place)  # as in training, where crops are left there if they fit
-        limits = measure_limits(net, size, place)
+        limit = fastest_step(net, size, place)
         few, few_labels = images[:CHECKED].to(place), labels[:CHECKED].to(place)
         wrong = fold_error(net, few[..., :FOLD_SIDE, :FOLD_SIDE], few_labels)
         if not wrong < FOLD_TOLERANCE:
@@ -96,7 +96,7 @@ def run(
                 continue
             count = {SINGLE: min(batch, 64), COMPILED: batch}.get(method, min(batch, 512))
             step = make_step(method, net, micro_batch)
-            row = measure_step(step, method, images[:count], labels[:count], updates, limits, plain)
+            row = measure_step(step, method, images[:count], labels[:count], updates, limit, plain)
             assert row.step is not None
             single = single or row.step
             minutes = ITERATIONS * batch / row.step / 60
@@ -110,7 +110,7 @@ def measure_step(
     images: Tensor,
     labels: Tensor,
     updates: int,
-    limits: Limits,
+    limit: float,
     plain: Tensor,
 ) -> StepMeasurement:
     """Time a step and its two kinds of passes; images [B, 3, H, W] and labels [B] in memory."""
@@ -136,7 +136,7 @@ def measure_step(
         both=both,
         step=rate,
         peak_bytes=torch.cuda.max_memory_allocated(device) if gpu else 0,
-        of_limit=rate / limits.images,
+        of_limit=rate / limit,
         gradient_error=error,
         first_seconds=first,
     )

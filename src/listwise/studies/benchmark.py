@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from listwise.data import Images
-from listwise.data.catalog import Benchmark, find_dataset
+from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model, Whitening
 from listwise.files import write_text
 from listwise.results import describe_benchmark
 from listwise.studies.outcome import read_study_json
-from listwise.studies.plan import StudyPlan
 
 JUDGED_FILE = "judged.json"
 PLAIN, WHITENED = "plain", "whitened"
@@ -76,16 +75,3 @@ class StudyBenchmark:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"how": how, "mAP": found}, indent=2) + "\n")
         return found
-
-
-def open_study_benchmark(
-    source: str | Path,
-    made: StudyPlan,
-    *,
-    data: str | Path | None = None,
-    dim: int | None = None,
-    max_side: int | None = None,
-) -> StudyBenchmark:
-    """The benchmark of a data set, by name or folder, whitened on a study's training photos."""
-    benchmark = find_dataset(source, data).benchmark()
-    return StudyBenchmark(benchmark, made.plan.train, dim, max_side, made.plan.config.workers)

@@ -56,9 +56,9 @@ def study_command(study: Study) -> Callable[..., None]:
             "rates": options.parse_numbers(rates, "rates") if rates else (),
             "validations": validations,
         }
-        searched = {"data": data, "dim": dim, "max_side": max_side}
+        searched = {"dim": dim, "max_side": max_side}
         with stoppable():
-            _run(study, photos, out, planned, benchmark, searched, json)
+            _run(study, photos, out, planned, benchmark, data, searched, json)
 
     signature = inspect.signature(command)
     kept = [parameter for key, parameter in signature.parameters.items() if key not in own]
@@ -72,13 +72,15 @@ def _run(
     out: Path,
     planned: dict[str, Any],
     benchmark: str | None,
+    data: Path | None,
     searched: dict[str, Any],
     json: bool,
 ) -> None:
     from listwise.cli.run import show_plan
     from listwise.cli.study.view import LiveStudyView
+    from listwise.data.catalog import find_dataset
     from listwise.data.toy import TOY_LABELS
-    from listwise.studies.benchmark import open_study_benchmark
+    from listwise.studies.benchmark import StudyBenchmark
     from listwise.studies.outputs import table, write_outputs
     from listwise.studies.plan import plan_study
     from listwise.studies.runs import run_study
@@ -89,12 +91,16 @@ def _run(
         benchmark = str(toy)
     with console.status("checking the photos"):
         made = plan_study(study, toy / TOY_LABELS if toy else photos, out, **planned)
-        evaluated = benchmark and open_study_benchmark(benchmark, made, **searched)
+        evaluated = None
+        if benchmark is not None:
+            judged = find_dataset(benchmark, data).benchmark()
+            workers = made.plan.config.workers
+            evaluated = StudyBenchmark(judged, made.plan.train, **searched, workers=workers)
     show_plan(made.plan, console)
     compared = ", ".join(variant.name for variant in made.variants)
     say(console, f"{made.count} runs of {made.images:,} training images: {compared}", "bold")
     view = LiveStudyView(console, lambda findings: write_outputs(made, findings, typed_command()))
-    findings = run_study(made, view, evaluated or None)
+    findings = run_study(made, view, evaluated)
     if json:
         for run in findings.outcomes:
             print_json({"study": study.name, **run.row()})

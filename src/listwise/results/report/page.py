@@ -62,15 +62,13 @@ def write_report(
     photos = thumbnails(sorted(found), sorted(asked), sorted(matched), on_progress)
     every_note = dict.fromkeys([*notes, *(model.note for model in models if model.note)])
     page = _page(
-        title,
-        body=[
-            _head(title, models, benchmark, command, date or datetime.now()),
-            _table([*(TableRow(model.name, model.figures) for model in models), *table], models),
-            *(f'<p class="note">{escape(note)}</p>' for note in every_note),
-            _curves(models),
-        ],
-        data=_data(models, photos),
         with_points=any(entry.inliers is not None for entry in entries),
+        title=escape(title),
+        facts=_facts(models, benchmark, command, date or datetime.now()),
+        notes="".join(f'<p class="note">{escape(note)}</p>' for note in every_note),
+        data=_data(models, photos),
+        **_table([*(TableRow(model.name, model.figures) for model in models), *table], models),
+        **_curves(models),
     )
     try:
         write_text(path, page)
@@ -92,9 +90,7 @@ def _check(models: Sequence[ModelResult]) -> None:
             raise InputError(f"{first.name} and {model.name}: queries differ, nothing to compare")
 
 
-def _head(
-    title: str, models: Sequence[ModelResult], benchmark: str, command: str, date: datetime
-) -> str:
+def _facts(models: Sequence[ModelResult], benchmark: str, command: str, date: datetime) -> str:
     names = "".join(
         f'<span class="model"><i class="swatch model{index}"></i>{escape(model.name)}</span>'
         for index, model in enumerate(models)
@@ -106,11 +102,10 @@ def _head(
         "Command": f"<code>{escape(command)}</code>" if command else "",
     }
     shown = ((name, content) for name, content in facts.items() if content)
-    listed = "".join(f"<div><dt>{name}</dt><dd>{content}</dd></div>" for name, content in shown)
-    return f"<header><h1>{escape(title)}</h1><dl>{listed}</dl></header>"
+    return "".join(f"<div><dt>{name}</dt><dd>{content}</dd></div>" for name, content in shown)
 
 
-def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> str:
+def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> dict[str, str]:
     columns = _columns(rows)
     spans: dict[str, int] = {}
     for protocol, _ in columns:
@@ -149,12 +144,7 @@ def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> str:
         f'<th scope="col"{_classes(first=column in starts)}>{escape(column[1])}</th>'
         for column in columns
     )
-    return (
-        '<section aria-labelledby="figures"><h2 id="figures">Figures</h2>'
-        '<div class="wide" tabindex="0" role="region" aria-labelledby="figures"><table>'
-        f'<thead><tr><td rowspan="2"></td>{top}</tr><tr>{second}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div></section>"
-    )
+    return {"protocols": top, "metrics": second, "rows": "".join(lines)}
 
 
 def _columns(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
@@ -188,7 +178,7 @@ def _classes(**given: bool) -> str:
     return f' class="{names}"' if names else ""
 
 
-def _curves(models: Sequence[ModelResult]) -> str:
+def _curves(models: Sequence[ModelResult]) -> dict[str, str]:
     legend = "".join(
         f'<li><svg class="key" viewBox="0 0 28 8" aria-hidden="true">'
         f'<path class="curve model{index}" d="M0 4H28"/></svg>{escape(model.name)}</li>'
@@ -203,11 +193,7 @@ def _curves(models: Sequence[ModelResult]) -> str:
             f"<figure><figcaption><b>{escape(protocol)}</b> mAP {caption}</figcaption>{drawn}"
             "</figure>"
         )
-    return (
-        '<section aria-labelledby="curves"><h2 id="curves">Precision and recall</h2>'
-        f'<ul class="legend">{legend}</ul><div class="plots">{"".join(figures)}</div>'
-        '<p class="note">Interpolated precision, mean over the queries.</p></section>'
-    )
+    return {"legend": legend, "plots": "".join(figures)}
 
 
 def _data(models: Sequence[ModelResult], photos: dict[str, str | None]) -> str:
@@ -289,7 +275,7 @@ def _fractions(query: QueryResult) -> list[float] | None:
     ]
 
 
-def _page(title: str, body: list[str], data: str, with_points: bool) -> str:
+def _page(with_points: bool, **parts: str) -> str:
     def read(name: str) -> str:
         return files("listwise.results.report").joinpath(name).read_text("utf-8")
 
@@ -300,12 +286,10 @@ def _page(title: str, body: list[str], data: str, with_points: bool) -> str:
         style_digest=_digest(style),
         script_digest=_digest(script),
         version=__version__,
-        title=escape(title),
         style=style,
-        body="\n".join(body),
         lists=read("lists.html"),
-        data=data,
         script=script,
+        **parts,
     )
     # File names need not be text; what is not becomes a question mark.
     return page.encode("utf-8", "replace").decode("utf-8")
