@@ -14,14 +14,7 @@ import torch
 
 from listwise.benchmarks.measure import timed
 from listwise.benchmarks.table import columns_of
-from listwise.data import (
-    CropDataset,
-    Images,
-    LabelledImages,
-    load_image,
-    random_crop,
-    read_images,
-)
+from listwise.data import CropDataset, Images, LabelledImages, load_image, random_crop, read_images
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.settings import CropSettings

@@ -306,11 +306,7 @@ def measure_queries(
 
 
 def _compared(
-    step: str,
-    unit: str,
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    figures: dict[str, float],
+    step: str, unit: str, ours: Sequence[float], theirs: Sequence[float], figures: dict[str, float]
 ) -> LocalMeasurement:
     """The milliseconds of a step in both ways, from seconds, or in one if `theirs` is empty."""
     typical = 1e3 * float(np.median(ours))

@@ -200,11 +200,7 @@ def make_step(method: str, net: RetrievalNet, micro_batch: int) -> MultistageSte
     if method == AUTOCAST:
         return MultistageStep(under_autocast(net), QuantizedAPLoss(), micro_batch)
     return MultistageStep(
-        net,
-        QuantizedAPLoss(),
-        micro_batch,
-        autocast=torch.bfloat16,
-        compile=method == COMPILED,
+        net, QuantizedAPLoss(), micro_batch, autocast=torch.bfloat16, compile=method == COMPILED
     )
 
 

@@ -7,13 +7,10 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, whose rows are dataclasses.
+    """A column of a table, whose rows are dataclasses; nothing is shown of a field that is None.
 
-    Attributes:
-        title: shown above it.
-        field: the field of a row that it shows; nothing where that is None.
-        write: the format of a value, such as "{:.1f} ×", or what turns a value into text.
-        scale: what values are multiplied by first, such as 1e-9 for gigabytes.
+    `write` is the format of a value, such as "{:.1f} ×", or what turns a value into text; values
+    are multiplied by `scale` first, such as 1e-9 for gigabytes.
     """
 
     title: str

@@ -3,10 +3,4 @@
 from listwise.results.described import BenchmarkDescriptors, describe_benchmark
 from listwise.results.evaluate import Evaluation, evaluate, open_benchmark
 
-__all__ = [
-    "BenchmarkDescriptors",
-    "Evaluation",
-    "describe_benchmark",
-    "evaluate",
-    "open_benchmark",
-]
+__all__ = ["BenchmarkDescriptors", "Evaluation", "describe_benchmark", "evaluate", "open_benchmark"]

@@ -70,27 +70,22 @@ class Evaluation:
     ) -> Path:
         """Write an HTML page with figures, curves and what each query found.
 
-        Args:
-            path: the file to write.
-            command: the command line to show on the page.
-            on_progress: called with the number of thumbnails made so far, and of all.
+        The page shows `command`; `on_progress` is called with the thumbnails made so far, and all.
         """
         from listwise.results.report import ModelSearch, TableRow, report_models, write_report
 
         benchmark, rows = self.benchmark, self.rows
-        searches = [
-            ModelSearch(name, found.scores, self.results[name])
-            for name, found in self.described.items()
-        ]
-        paths = benchmark.queries.paths, benchmark.database.paths
-        notes = []
+        notes, results = [], self.results
         if self.distractors:
             notes.append(
                 f"The figures are with {self.distractors} distractors; curves, lists and the AP of "
                 "single queries are without them."
             )
-            plain = {name: found.evaluate() for name, found in self.described.items()}
-            searches = [replace(search, results=plain[search.name]) for search in searches]
+            results = {name: found.evaluate() for name, found in self.described.items()}
+        searches = [
+            ModelSearch(name, found.scores, results[name]) for name, found in self.described.items()
+        ]
+        paths = benchmark.queries.paths, benchmark.database.paths
         models = report_models(searches, benchmark.judged, *paths)
         return write_report(
             path,

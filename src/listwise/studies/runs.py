@@ -78,7 +78,9 @@ def run_study(
             best[variant.name] = winner.learning_rate
             place = findings.outcomes.index(winner)
             folder = made.folder(variant, seed, winner.learning_rate)
-            judged = _evaluate(made, folder, winner, benchmark, view)
+            model = partial(load_model, folder / MODEL_FOLDER, made.plan.config.device)
+            best_network = "the best in validation"
+            judged = _evaluate(benchmark, folder, variant.name, best_network, model, view)
             findings.outcomes[place] = replace(winner, kept=True, judged=judged)
             view.found(findings)
     return findings
@@ -116,25 +118,23 @@ def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: Trai
 
 
 def _evaluate(
-    made: StudyPlan,
-    folder: Path,
-    outcome: Outcome,
     benchmark: StudyBenchmark | None,
+    folder: Path,
+    what: str,
+    network: str,
+    model: Callable[[], Model],
     view: StudyView,
 ) -> dict[str, float]:
+    """The figures of `StudyBenchmark.evaluate_once`; `what` is named while photos are described."""
     if benchmark is None:
         return {}
-    network = partial(load_model, folder / MODEL_FOLDER, made.plan.config.device)
-    with view.describing(f"evaluating {outcome.variant}", benchmark.photo_count) as advance:
-        return benchmark.evaluate_once(folder, "the best in validation", network, advance)
+    with view.describing(f"evaluating {what}", benchmark.photo_count) as advance:
+        return benchmark.evaluate_once(folder, network, model, advance)
 
 
 def _evaluate_untrained(
     made: StudyPlan, benchmark: StudyBenchmark | None, view: StudyView
 ) -> dict[str, float]:
-    """The network before training, on the benchmark."""
-    if benchmark is None:
-        return {}
     config = made.plan.config
     name = f"{config.backbone}, {config.pooling}, {config.projection}, {config.weights}"
 
@@ -143,5 +143,5 @@ def _evaluate_untrained(
         net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
         return Model(net.to(config.device).eval())
 
-    with view.describing("evaluating the untrained network", benchmark.photo_count) as advance:
-        return benchmark.evaluate_once(made.out / "untrained", name, network, advance)
+    what = "the untrained network"
+    return _evaluate(benchmark, made.out / "untrained", what, name, network, view)

@@ -11,14 +11,7 @@ from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.bars import progress_bar
-from listwise.cli.output import (
-    note,
-    open_console,
-    print_result,
-    say,
-    stoppable,
-    warn_of_unreadable,
-)
+from listwise.cli.output import note, open_console, print_result, say, stoppable, warn_of_unreadable
 
 EXTRACT = options.examples("""Examples:
   listwise local extract photos photos.arrow                  Hessian-affine regions, RootSIFT
