@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from listwise.benchmarks import step as benchmark
-from listwise.benchmarks.limits import convolution_costs
 from listwise.errors import InputError
 
 
@@ -44,7 +43,7 @@ def test_measuring_leaves_the_network_as_it_was():
 
 def test_costs_are_those_of_the_convolutions():
     net = benchmark.make_net("resnet18", 64, torch.device("cpu"))
-    costs = convolution_costs(net, 224)
+    costs = benchmark.convolution_costs(net, 224)
     # 1.81 billion products for an image of 224, of which the classifier has half a million.
     assert sum(work for work, _ in costs) / 2 == pytest.approx(1.81e9, rel=0.01)
     stem_work, stem_bytes = costs[0]

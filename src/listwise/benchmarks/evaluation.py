@@ -18,7 +18,6 @@ from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries, evaluate_descriptors
 from listwise.search import alpha_query_expansion
 
-SIZES = (100_000, 1_000_000)
 QUERIES = 70
 OWN = 5_000  # images of the benchmark itself; the others are distractors
 PROTOCOLS = ("easy", "medium", "hard")
@@ -197,7 +196,7 @@ def evaluation_call(method: str, file: Path) -> Callable[[], tuple[Figures, Figu
 
 
 def run(
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = (100_000, 1_000_000),
     dim: int = 2048,
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,

@@ -22,8 +22,6 @@ from listwise.local.asmk.postings import Postings, map_postings
 from listwise.local.features import hessian_affine
 
 DIM = 128
-PHOTOS = 5_000
-FEATURES = 2_000
 SAMPLE = 20  # photos of the steps that take long in one of the two ways
 QUERIES = 10
 NOT_INSTALLED = "not installed (pip install asmk)"
@@ -206,8 +204,8 @@ class _Assigner:
 
 
 def run(
-    photos: int = PHOTOS,
-    features: int = FEATURES,
+    photos: int = 5_000,
+    features: int = 2_000,
     words: int = WORDS,
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,

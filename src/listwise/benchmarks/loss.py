@@ -13,7 +13,6 @@ from listwise.benchmarks.table import columns_of, readable_seconds
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
 
-SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384)
 CLASS_SIZE = 16
 PATIENCE = 180.0  # seconds; what would take longer is skipped
 REPEATS = 20  # on a GPU
@@ -120,7 +119,7 @@ def forward_and_backward(method: str, batch: int, dim: int, threads: int) -> Cal
 
 
 def run(
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192, 16384),
     dim: int = 2048,
     methods: Sequence[str] | None = None,
     device: str = "cpu",

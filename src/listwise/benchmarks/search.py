@@ -18,7 +18,6 @@ from listwise.search import Entry, IndexHeader, NewEntries, create_store, exact_
 from listwise.search.entries import entry_key
 from listwise.search.store import SearchIntent
 
-SIZES = (100_000, 1_000_000)
 K = 10
 QUERIES = 256
 ALONE = 100  # of them asked one at a time
@@ -201,7 +200,7 @@ def measure_method(folder: Path, method: str) -> SearchMeasurement:
 
 
 def run(
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = (100_000, 1_000_000),
     dim: int = 2048,
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,

@@ -21,8 +21,6 @@ from listwise.benchmarks.table import columns_of
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
-CLIENTS = (1, 8, 64)
-
 
 @dataclass(frozen=True)
 class ServerMeasurement:
@@ -39,7 +37,7 @@ COLUMNS = columns_of(ServerMeasurement)
 
 
 def run(
-    clients: Sequence[int] = CLIENTS,
+    clients: Sequence[int] = (1, 8, 64),
     photos: int = 200,
     side: int = 256,
     seconds: float = 10.0,

@@ -111,9 +111,10 @@ def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> dict[str,
     for protocol, _ in columns:
         spans[protocol] = spans.get(protocol, 0) + 1
     starts = {next(column for column in columns if column[0] == protocol) for protocol in spans}
+    figures = {column: [_figure(row, column) for row in rows] for column in columns}
     best = {
-        column: max((percent(_figure(row, column)) for row in rows), default="", key=_number)
-        for column in columns
+        column: percent(max((value for value in found if value == value), default=math.nan))
+        for column, found in figures.items()
     }
 
     def line(name: str, cells: Iterable[str], kind: str = "") -> str:
@@ -159,10 +160,6 @@ def _columns(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
 def _figure(row: TableRow, column: tuple[str, str]) -> float:
     protocol, metric = column
     return row.figures.get(protocol, {}).get(metric, math.nan)
-
-
-def _number(shown: str) -> float:
-    return -math.inf if shown == "–" else float(shown)
 
 
 def _change(before: float, after: float) -> str:
