@@ -12,12 +12,11 @@ from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
 from listwise.results import describe_benchmark
-from listwise.studies.benchmark import StudyBenchmark
 from listwise.studies.known import STUDIES, TrainingSet
 from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
 from listwise.studies.plan import plan_study, updates_within
-from listwise.studies.runs import StudyView, run_study
+from listwise.studies.runs import StudyBenchmark, StudyView, run_study
 from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
 

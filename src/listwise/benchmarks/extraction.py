@@ -74,16 +74,8 @@ def run(
             lambda: extract(model, images, folder / "all.parquet", workers=workers)
         )
         cosine = float((file.read()[: len(looped)] * expected).sum(axis=1).min())
-        speed = photos / seconds
-        yield ExtractionMeasurement(
-            "listwise extract",
-            file.settings.precision,
-            photos,
-            seconds,
-            speed,
-            speed / loop,
-            cosine,
-        )
+        name, precision, speed = "listwise extract", file.settings.precision, photos / seconds
+        yield ExtractionMeasurement(name, precision, photos, seconds, speed, speed / loop, cosine)
 
 
 @torch.inference_mode()

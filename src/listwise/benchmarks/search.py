@@ -188,15 +188,9 @@ def measure_method(folder: Path, method: str) -> SearchMeasurement:
     whole, found = timed(lambda: ask(queries))
     seconds = [timed(partial(ask, query[None]))[0] for query in queries[:ALONE]]
     hits = [len(set(a) & set(b)) / K for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
-    return SearchMeasurement(
-        len(np.load(folder / "database.npy", mmap_mode="r")),
-        method,
-        float(np.mean(hits)),
-        len(queries) / whole,
-        *percentiles(seconds),
-        opening + first,
-        note,
-    )
+    entries = len(np.load(folder / "database.npy", mmap_mode="r"))
+    recall, rate, ready = float(np.mean(hits)), len(queries) / whole, opening + first
+    return SearchMeasurement(entries, method, recall, rate, *percentiles(seconds), ready, note)
 
 
 def run(

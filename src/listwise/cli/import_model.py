@@ -38,17 +38,9 @@ def import_model(
 
         model = import_to_folder(file, folder, whitening, whiten_power)
     config, dim = model.net.config, model.net.dim
+    facts = {"folder": folder, "backbone": config.backbone, "pooling": config.pooling, "dim": dim}
     if json:
-        print_json(
-            {
-                "folder": folder,
-                "backbone": config.backbone,
-                "pooling": config.pooling,
-                "dim": dim,
-                "whitening": model.whitening,
-                "whitenings": model.whitenings,
-            }
-        )
+        print_json({**facts, "whitening": model.whitening, "whitenings": model.whitenings})
         return
     for text in model.notes:
         note(console, text)

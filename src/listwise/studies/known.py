@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from listwise.errors import InputError
-from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
+from listwise.settings import ContrastiveSettings, TripletSettings
 
 # Counted in updates, of which variants have different numbers; or the study's own.
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
@@ -85,11 +85,6 @@ HYPER_PARAMETERS = {
     "smoothap": 2,
     "multi-similarity": 4,
 }
-
-
-def hyper_parameters(config: TrainConfig) -> int:
-    """How many settings the config's loss has, with its batches and its mining."""
-    return HYPER_PARAMETERS.get(str(config.loss), 1)  # of a custom loss, the batch size
 
 
 def _usual_losses(photos: TrainingSet) -> tuple[str, ...]:

@@ -7,22 +7,85 @@ finished run has an `outcome.json` and is not made again; one that was interrupt
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from listwise.descriptors import Model, load_model
+from listwise.data import Images
+from listwise.data.catalog import Benchmark
+from listwise.descriptors import Model, Whitening, load_model
 from listwise.files import write_text
 from listwise.models import RetrievalNet
-from listwise.studies.benchmark import StudyBenchmark
-from listwise.studies.known import Variant, hyper_parameters
-from listwise.studies.outcome import Findings, Outcome, read_outcome, write_outcome
+from listwise.results import describe_benchmark
+from listwise.studies.known import HYPER_PARAMETERS, Variant
+from listwise.studies.outcome import Findings, Outcome, read_outcome, read_study_json, write_outcome
 from listwise.studies.plan import STUDY_FILE, StudyPlan
 from listwise.training import Trainer
 from listwise.training.run.folder import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
 from listwise.training.run.view import TrainView
+
+
+@dataclass(frozen=True, eq=False)
+class StudyBenchmark:
+    """A benchmark that a study's networks are evaluated on, and how.
+
+    The whitening is learned on `whiten_on` and keeps `dim` dimensions, all that vary by default.
+    """
+
+    benchmark: Benchmark
+    whiten_on: Images
+    dim: int | None = None
+    max_side: int | None = None
+    workers: int | None = None
+
+    @property
+    def photo_count(self) -> int:
+        """Number of photos that are described for one network."""
+        return self.benchmark.photo_count + len(self.whiten_on)
+
+    def evaluate(
+        self, model: Model, on_progress: Callable[[int], object] = lambda count: None
+    ) -> dict[str, float]:
+        """Mean AP of a model without whitening: "Medium plain", "Medium whitened" ..."""
+        how: Any = {"max_side": self.max_side, "workers": self.workers}
+        plain = describe_benchmark(model, self.benchmark, on_progress, **how)
+        others = model.describe(self.whiten_on, on_progress=on_progress, **how)
+        whitening = Whitening.learn([others.descriptors], self.dim)
+        return {
+            f"{protocol} {kind}": result.mAP
+            for kind, described in (("plain", plain), ("whitened", plain.whiten(whitening)))
+            for protocol, result in described.evaluate().items()
+        }
+
+    def evaluate_once(
+        self,
+        folder: Path,
+        network: str,
+        model: Callable[[], Model],
+        on_progress: Callable[[int], object] = lambda count: None,
+    ) -> dict[str, float]:
+        """`evaluate`, or the figures that an earlier call for the same network left in the folder.
+
+        `network` says which one it is, in words that differ where networks do; `model` opens it.
+        """
+        path = folder / "judged.json"
+        how: dict[str, Any] = {
+            "network": network,
+            "benchmark": self.benchmark.name,
+            "photos": self.photo_count,
+            "dim": self.dim,
+            "max_side": self.max_side,
+        }
+        kept = read_study_json(path) if path.exists() else {}
+        if kept.get("how") == how:
+            return dict(kept["mAP"])
+        found = self.evaluate(model(), on_progress)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"how": how, "mAP": found}, indent=2) + "\n")
+        return found
 
 
 class StudyView:
@@ -108,7 +171,7 @@ def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: Trai
         updates=result.updates,
         backwards=result.counts.backwards,
         forwards=result.counts.forwards,
-        hyper_parameters=hyper_parameters(config),
+        hyper_parameters=HYPER_PARAMETERS.get(str(config.loss), 1),  # a custom loss: the batch size
         seconds=result.seconds,
     )
     write_outcome(folder, outcome)

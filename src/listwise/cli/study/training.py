@@ -80,10 +80,9 @@ def _run(
     from listwise.cli.study.view import LiveStudyView
     from listwise.data.catalog import find_dataset
     from listwise.data.toy import TOY_LABELS
-    from listwise.studies.benchmark import StudyBenchmark
     from listwise.studies.outputs import table, write_outputs
     from listwise.studies.plan import plan_study
-    from listwise.studies.runs import run_study
+    from listwise.studies.runs import StudyBenchmark, run_study
 
     console = open_console(json)
     toy = draw_toy(console, photos, out)

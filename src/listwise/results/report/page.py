@@ -52,10 +52,8 @@ def write_report(
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent} for the report; make it first")
-    lists = [
-        ranked for model in models for query in model.queries for ranked in query.lists.values()
-    ]
-    entries = [entry for ranked in lists for entry in ranked.entries]
+    queries = [query for model in models for query in model.queries]
+    entries = [e for query in queries for ranked in query.lists.values() for e in ranked.entries]
     found = {entry.path for entry in entries}
     asked = {query.path for query in models[0].queries}
     matched = {entry.path for entry in entries if entry.matches}
@@ -66,7 +64,7 @@ def write_report(
         title=escape(title),
         facts=_facts(models, benchmark, command, date or datetime.now()),
         notes="".join(f'<p class="note">{escape(note)}</p>' for note in every_note),
-        data=_data(models, photos),
+        data=_data(models, photos, {entry.path: entry.name for entry in entries}),
         **_table([*(TableRow(model.name, model.figures) for model in models), *table], models),
         **_curves(models),
     )
@@ -193,16 +191,11 @@ def _curves(models: Sequence[ModelResult]) -> dict[str, str]:
     return {"legend": legend, "plots": "".join(figures)}
 
 
-def _data(models: Sequence[ModelResult], photos: dict[str, str | None]) -> str:
+def _data(
+    models: Sequence[ModelResult], photos: dict[str, str | None], names: dict[str, str]
+) -> str:
     """All the lists as JSON that is safe inside HTML."""
     places = {path: place for place, path in enumerate(photos)}
-    names = {
-        entry.path: entry.name
-        for model in models
-        for query in model.queries
-        for ranked in query.lists.values()
-        for entry in ranked.entries
-    }
     protocols = list(models[0].figures)
     points: _Points = {}
     content = {
