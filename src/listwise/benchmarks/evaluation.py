@@ -129,13 +129,11 @@ def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
             weights = np.maximum(scores[nearest, i], 0) ** 2
             queries[i] += weights @ database[nearest]
         _, order = _sort(database, unit_rows(queries), clock)
-    easy, hard, junk = truth.grades.values()
-    none = [np.zeros(0, np.int64)] * QUERIES
-    protocols = ((easy, none, junk, hard), (easy, hard, junk, none), (hard, none, junk, easy))
     figures = {}
-    for name, (first, second, ignored, more) in zip(PROTOCOLS, protocols, strict=True):
+    for name in PROTOCOLS:
+        level = name.capitalize()
         precisions = [
-            _walk(order[:, i], np.append(first[i], second[i]), np.append(ignored[i], more[i]))
+            _walk(order[:, i], truth.positives(level, i), truth.junk(level, i))
             for i in range(QUERIES)
         ]
         figures[name] = float(np.mean(precisions))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,11 @@ class Package:
 
     def search(self, file: Any, rows: Float32, assign: Callable[..., Words] | None = None) -> Any:
         """The scores of all photos, by their numbers: [n, DIM] -> [N]."""
-        self.codebook.search_index = self.exact if assign is None else _Assigner(assign)
+        self.codebook.search_index = self.exact
+        if assign is not None:  # words found elsewhere, as the package asks for them
+            self.codebook.search_index = SimpleNamespace(
+                search=lambda rows, count: (None, assign(rows, count))
+            )
         parameters = {
             "quantize": {"multiple_assignment": ASSIGNMENTS},
             "aggregate": {},
@@ -191,16 +196,6 @@ class Package:
         found = np.empty(scores.shape[1])
         found[ranks[0]] = scores[0]
         return found
-
-
-@dataclass(frozen=True)
-class _Assigner:
-    """Words found elsewhere, as the package asks for them."""
-
-    assign: Callable[..., Words]
-
-    def search(self, rows: Float32, count: int) -> tuple[None, Words]:
-        return None, self.assign(rows, count)
 
 
 def run(
