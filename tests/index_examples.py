@@ -10,10 +10,9 @@ from PIL import Image
 from listwise.data import read_images
 from listwise.descriptors import load_model
 from listwise.models import RetrievalNet
-from listwise.search.engines import create_store, open_store
 from listwise.search.filling import add_photos
-from listwise.search.header import header_of
 from listwise.search.index import Index
+from listwise.search.opening import create_store, header_of, open_store
 
 
 @pytest.fixture(scope="session")

@@ -14,19 +14,9 @@ Nothing heavy is imported until a name is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from listwise.api import (
-        Added,
-        Entry,
-        Evaluation,
-        Hit,
-        Index,
-        Model,
-        Run,
-        evaluate,
-        load,
-        open_index,
-        train,
-    )
+    from listwise.api import Evaluation, Run, evaluate, load, train
+    from listwise.descriptors import Model
+    from listwise.search import Added, Entry, Hit, Index, open_index
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,6 +1,5 @@
 """The front door: what `import listwise` offers, and training in one call."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,8 +47,9 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`: the figures of each update and each validation."""
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        from listwise.training.run.record import read_metrics
+
+        return read_metrics(self.folder)
 
 
 def train(

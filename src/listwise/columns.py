@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
@@ -34,22 +33,18 @@ class FileHeader(BaseModel):
     listwise: str = __version__
 
     @classmethod
-    def parse(cls, content: str | bytes, path: Path, repair: str) -> Self:
-        """Read a header from JSON; an error names the file and how to repair it.
-
-        Raises:
-            InputError: it is damaged, or a newer Listwise wrote it.
-        """
+    def parse(cls, content: str | bytes, path: str | Path, repair: str) -> Self:
+        """Read a header from JSON; an error names the file and how to repair it."""
         try:
-            header = cls.model_validate_json(content)
+            version = FileHeader.model_validate_json(content)
+            if version.format_version > FORMAT_VERSION:
+                raise InputError(
+                    f"{path} has the format {version.format_version} of a newer Listwise "
+                    f"({version.listwise}): pip install --upgrade listwise"
+                )
+            return cls.model_validate_json(content)
         except ValidationError as error:
             raise InputError(f"{path} is damaged (its header cannot be read): {repair}") from error
-        if header.format_version > FORMAT_VERSION:
-            raise InputError(
-                f"{path} was written by a newer Listwise ({header.listwise}): "
-                "pip install --upgrade listwise"
-            )
-        return header
 
 
 class TableHeader(FileHeader):
@@ -63,27 +58,16 @@ H = TypeVar("H", bound=TableHeader)
 
 @dataclass(frozen=True)
 class TableKind(Generic[H]):
-    """A kind of table: where its header is stored, and what its errors call it.
+    """A kind of table: where its header is stored, and what its errors call it."""
 
-    Attributes:
-        key: of the header in the file's metadata.
-        name: of such a file, such as "descriptor file".
-        contents: of its rows, such as "descriptors".
-        command: that writes such files.
-        suffix: of their names, by convention.
-        extra: of the package, which installs what such files need.
-        header: type of the header.
-        read_schema: reads the Arrow schema of a file.
-    """
-
-    key: bytes
-    name: str
-    contents: str
-    command: str
-    suffix: str
-    extra: str
+    key: bytes  # of the header in the file's metadata
+    name: str  # of such a file, such as "descriptor file"
+    contents: str  # of its rows, such as "descriptors"
+    command: str  # that writes such files
+    suffix: str  # of their names, by convention
+    extra: str  # of the package, which installs what such files need
     header: type[H]
-    read_schema: Callable[[Path], Any]
+    read_schema: Callable[[Path], Any]  # reads the Arrow schema of a file
 
     def import_pyarrow(self) -> Any:
         """The library pyarrow, which reads and writes the files."""
@@ -153,12 +137,7 @@ class TableWriter(ABC):
         self._writer = self._open(self._file)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None:
                 self._flush()

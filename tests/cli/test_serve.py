@@ -7,8 +7,7 @@ import torch
 
 from listwise.descriptors import Model
 from listwise.models import RetrievalNet
-from listwise.search.engines import create_store
-from listwise.search.header import header_of
+from listwise.search.opening import create_store, header_of
 
 
 def make_model(folder, seed):

@@ -9,7 +9,6 @@ import pytest
 from filelock import FileLock
 
 from listwise.search import exact_search
-from listwise.search.engines import create_store, open_store
 from listwise.search.entries import Entry, NewEntries, entry_key
 from listwise.search.folder import compressed, search_cache, tuning
 from listwise.search.folder import store as folder_store
@@ -17,6 +16,7 @@ from listwise.search.folder.compressed import CompressedSearch, compressed_memor
 from listwise.search.folder.store import FolderStore
 from listwise.search.folder.table import Rows
 from listwise.search.measuring import ExactNeighbours
+from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader, SearchIntent
 
 DIM = 64

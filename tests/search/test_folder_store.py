@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from listwise.errors import InputError
 from listwise.search import alpha_query_expansion, exact_search
-from listwise.search.engines import create_store, open_store, store_exists
 from listwise.search.entries import Entry, NewEntries, entry_key
 from listwise.search.folder import table as entry_table
+from listwise.search.opening import create_store, open_store, store_exists
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
 MODEL = "ab" * 32

@@ -9,12 +9,11 @@ from listwise.data import Images, load_image, read_images
 from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.search.engines import create_store
 from listwise.search.entries import NoEntryError, entry_key
 from listwise.search.filling import add_photos
-from listwise.search.header import header_of
 from listwise.search.hits import Query, entry_vectors, find_hits
 from listwise.search.index import Index
+from listwise.search.opening import create_store, header_of
 
 
 def unit(vector):

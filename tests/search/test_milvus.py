@@ -13,12 +13,12 @@ import pytest
 
 from listwise.errors import InputError
 from listwise.search import exact_search
-from listwise.search.engines import create_store, open_store, store_exists
 from listwise.search.entries import Entry, NewEntries, entry_key
 from listwise.search.milvus import store as milvus_store
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import MESSAGE, THUMBNAIL_BYTES, messages
 from listwise.search.milvus.tuning import EXACT, fast
+from listwise.search.opening import create_store, open_store, store_exists
 from listwise.search.store import IndexHeader, SearchIntent
 
 pytest.importorskip("milvus_lite")

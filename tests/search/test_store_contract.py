@@ -10,8 +10,8 @@ import pytest
 from listwise.errors import InputError
 from listwise.search import alpha_query_expansion, exact_search
 from listwise.search import entries as entries_module
-from listwise.search.engines import create_store, open_store, store_exists
 from listwise.search.entries import Entry, NewEntries
+from listwise.search.opening import create_store, open_store, store_exists
 from listwise.search.store import IndexHeader, SearchIntent
 
 DIM = 16

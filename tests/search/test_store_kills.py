@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from listwise.search.engines import create_store, open_store, store_exists
 from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.opening import create_store, open_store, store_exists
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
 DIM = 8

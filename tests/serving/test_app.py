@@ -19,11 +19,11 @@ from serving_examples import TOKEN, wait_for
 
 from listwise.data import Images, load_image
 from listwise.errors import InputError
-from listwise.search.engines import open_store
 from listwise.search.entries import entry_key
 from listwise.search.filling import add_photos
 from listwise.search.hits import entry_vectors
 from listwise.search.index import Index
+from listwise.search.opening import open_store
 from listwise.serving.settings import Limits
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

@@ -15,9 +15,8 @@ from serving_examples import TOKEN, Process
 
 from listwise.data import read_images
 from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
-from listwise.search.engines import create_store
 from listwise.search.filling import add_photos
-from listwise.search.header import header_of
+from listwise.search.opening import create_store, header_of
 
 PHOTOS = 104
 PHONE = {

@@ -13,9 +13,8 @@ from PIL import Image
 from serving_examples import TOKEN, Process, wait_for
 
 from listwise.data import read_images
-from listwise.search.engines import create_store
 from listwise.search.filling import add_photos
-from listwise.search.header import header_of
+from listwise.search.opening import create_store, header_of
 
 
 def jpeg(photo):

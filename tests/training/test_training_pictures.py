@@ -2,7 +2,7 @@ import numpy as np
 
 from listwise.data import read_labelled
 from listwise.data.sheets import COLORS
-from listwise.training.run.pictures import choose_queries, ranked_list_picture
+from listwise.training.run.record import choose_queries, ranked_list_picture
 
 
 def frames(picture):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from listwise.training.upload import arriving
+from listwise.training.forward import arriving
 
 
 def test_what_needs_no_upload_is_left_as_it_is():

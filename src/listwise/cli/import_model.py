@@ -34,7 +34,7 @@ def import_model(
     """Make a model folder of a released checkpoint; nothing in the file is run."""
     console = open_console(json)
     with console.status(f"reading {file.name}"):
-        from listwise.descriptors.importing import import_to_folder
+        from listwise.descriptors.loading import import_to_folder
 
         model = import_to_folder(file, folder, whitening, whiten_power)
     config, dim = model.net.config, model.net.dim

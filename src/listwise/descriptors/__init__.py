@@ -1,10 +1,9 @@
 """Descriptors: extraction at full resolution, whitening, storage."""
 
-from listwise.descriptors.extract import extract
+from listwise.descriptors.extract import Shard, extract
 from listwise.descriptors.learning import learn_whitening, remove_whitening
 from listwise.descriptors.loading import load_model
 from listwise.descriptors.model import Model
-from listwise.descriptors.sharding import Shard
 from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.descriptors.whitening import Whitening, matching_pairs
 

@@ -1,8 +1,12 @@
-"""Photos to a descriptor file, in parts, so that an interrupted run can be continued."""
+"""Photos to a descriptor file, in parts that survive an interruption, by several processes."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from listwise.data import Images
 from listwise.descriptors.model import Model
@@ -35,19 +39,9 @@ def extract(
     model, settings and photos. The values are those of an unbroken run. Photos that cannot be read
     are left out and named in the file's `header.unreadable`.
 
-    Args:
-        model: the network, with or without whitening.
-        images: photos; each one's box is cut out first, if it has one.
-        out: the file, conventionally `.parquet`.
-        max_side: as for `Model.describe`, like the next three.
-        scales: sizes at which each photo is seen, as factors.
-        power: of the mean over the scales.
-        precision: bfloat16 on a GPU that has it, else float32, by default.
-        strict: stop at the first photo that cannot be read.
-        workers: processes that decode, or threads that read files where the GPU decodes; from
-            the cores by default.
-        on_progress: called with the number of photos just done.
-        on_note: called with a sentence when earlier work is used, or discarded.
+    The settings are those of `Model.encode`. Each photo's box is cut out first, if it has one. With
+    `strict` the first photo that cannot be read stops it. `on_progress` is called with the number
+    of photos just done, `on_note` with a sentence when earlier work is used, or discarded.
     """
     settings = model.settings(max_side, scales, power, precision)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
@@ -75,3 +69,44 @@ def extract(
                 ids = [images.ids[part.photos[i]] for i in found.kept]
                 writer.write(ids, found.sizes, found.descriptors)
     return parts.join()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share number `index`, from 0, of `count` equal ones; the only one by default.
+
+    In a script that `torchrun` started:
+
+        shard = Shard.from_torchrun()
+        model = load_model("runs/a/model", shard.device())
+        extract(model, shard.images(photos), shard.file("photos.parquet"))
+    """
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def from_torchrun(cls) -> "Shard":
+        """The share of this process: its rank among those that `torchrun` started."""
+        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+    def images(self, images: Images) -> Images:
+        """The photos of this share: consecutive ones."""
+        if self.count == 1:
+            return images
+        first, past = (len(images) * i // self.count for i in (self.index, self.index + 1))
+        return images.subset(range(first, past))
+
+    def file(self, out: str | Path) -> Path:
+        """The file of this share: `out`, or out-00001-of-00008 and so on."""
+        out = Path(out)
+        if self.count == 1:
+            return out
+        return out.with_name(f"{out.stem}-{self.index + 1:05d}-of-{self.count:05d}{out.suffix}")
+
+    def device(self, device: str = "auto") -> str:
+        """The device to use: `auto` gives each process on a machine a GPU of its own."""
+        gpus = torch.cuda.device_count()
+        if device != "auto" or self.count == 1 or not gpus:
+            return device
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}"

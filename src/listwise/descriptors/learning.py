@@ -18,12 +18,7 @@ from listwise.errors import InputError
 
 
 def whitening_source(source: str | Path, supervised: bool = False) -> Images | DescriptorFile:
-    """Open what a whitening is learned from: a descriptor file, or photos.
-
-    Args:
-        source: the descriptor file, or photos as `photos_of` takes them.
-        supervised: the photos need labels.
-    """
+    """Open what a whitening is learned from: a descriptor file, or photos, labelled ones if so."""
     if Path(source).is_file() and is_descriptor_file(source):
         return DescriptorFile.open(source)
     return labelled_of(source) if supervised else photos_of(source)

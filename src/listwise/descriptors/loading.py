@@ -1,4 +1,4 @@
-"""Opening a model: a folder, or a timm backbone off the shelf."""
+"""Models to work with: a folder, a timm backbone off the shelf, or what others have released."""
 
 from pathlib import Path
 
@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from listwise.descriptors.model import Model
-from listwise.descriptors.whitening import Whitening
+from listwise.descriptors.whitening import Whitening, WhiteningInfo
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.backbone import check_backbone
+from listwise.models.imported import WHITEN_POWER, ImportedModel, import_model
 from listwise.models.storage import CONFIG_FILE
 
 
@@ -87,3 +88,27 @@ def _on_device(net: RetrievalNet, machine: Machine) -> RetrievalNet:
     if machine.device.startswith("cuda"):
         net.to(memory_format=torch.channels_last)
     return net
+
+
+def import_to_folder(
+    file: str | Path,
+    folder: str | Path,
+    whitening: str | None = None,
+    whiten_power: float = WHITEN_POWER,
+) -> ImportedModel:
+    """Make a model folder of a released checkpoint; nothing in the file is run.
+
+    The folder must be new or empty; the other arguments are those of `import_model`.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists already: give a new folder")
+    model = import_model(file, whitening, whiten_power)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The network's config is written last: a folder that has it is complete.
+    if model.whitening_mean is not None and model.whitening_projection is not None:
+        info = WhiteningInfo(method="imported", power=model.whitening_power)
+        learned = Whitening(model.whitening_mean, model.whitening_projection, info)
+        learned.save(folder, model.net.fingerprint())
+    model.net.save(folder)
+    return model

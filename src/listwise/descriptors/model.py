@@ -82,9 +82,11 @@ class Model:
                 a list of them, or a folder, table, text list or data set of photos.
             max_side: long side that larger photos are reduced to; their own size by default.
             scales: sizes at which each photo is described, as factors.
-            power: of the mean over the scales.
-            precision: bfloat16 on a GPU that has it, else float32, by default.
-            workers: processes that decode files; from the cores by default.
+            power: of the mean over the scales (see `power_mean`).
+            precision: bfloat16 on a GPU that has it, else float32, by default. The two give
+                descriptors with a cosine of 0.999 or more between them (ResNet-50, photos).
+            workers: processes that decode, or threads that read files where the GPU decodes; from
+                the cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
 
         Raises:
@@ -188,16 +190,8 @@ class Model:
     ) -> Described:
         """Whitened descriptors of photos, in memory; `extract` puts them into a file.
 
-        Args:
-            images: photos; each one's box is cut out first, if it has one.
-            max_side: long side that larger photos are reduced to.
-            scales: sizes at which each photo is seen, as factors.
-            power: of the mean over the scales (see `power_mean`).
-            precision: bfloat16 on a GPU that has it, else float32, by default. The two give
-                descriptors with a cosine of 0.999 or more between them (ResNet-50, photos).
-            workers: processes that decode, or threads that read files where the GPU decodes; from
-                the cores by default.
-            on_progress: called with the number of photos just done, unreadable ones too.
+        The settings are those of `encode`. Each photo's box is cut out first, if it has one.
+        `on_progress` is called with the number of photos just done, unreadable ones too.
         """
         settings = self.settings(max_side, scales, power, precision)
         (found,) = self.describe_parts(
@@ -217,13 +211,7 @@ class Model:
     ) -> Generator[Described, None, None]:
         """`describe` part by part; a part's descriptors depend on its own photos alone.
 
-        Args:
-            files: the photos.
-            sizes: numbers of photos in the parts; `Described.kept` has positions in the part.
-            settings: how photos are described.
-            thumbnails: make thumbnails too.
-            workers: as for `describe`.
-            on_progress: called with the number of photos just done.
+        `sizes` are the numbers of photos in the parts; `Described.kept` has positions in the part.
         """
         with (
             explain_lost_workers(),

@@ -33,15 +33,7 @@ class Parts(Generic[F]):
     """
 
     def __init__(self, table: type[F], out: Path, images: Images, size: int, how: str) -> None:
-        """Prepare an extraction; `start` makes its folder.
-
-        Args:
-            table: the kind of file.
-            out: the file.
-            images: photos.
-            size: photos in a part.
-            how: names the model or extractor, with its settings.
-        """
+        """Prepare parts of `size` photos; `how` names the model or extractor, with its settings."""
         if not len(images):
             raise InputError(f"there are no photos to extract {table.kind.contents} from")
         if out.exists() and not table.kind.matches(out):
@@ -52,10 +44,9 @@ class Parts(Generic[F]):
         self._table = table
         self._suffix = table.kind.suffix
         self._key = _key(f"{how} {size}", images)
-        starts = range(0, len(images), size)
         self._parts = [
             Part(range(i, min(i + size, len(images))), self.folder / f"{i:09d}{self._suffix}")
-            for i in starts
+            for i in range(0, len(images), size)
         ]
 
     def start(

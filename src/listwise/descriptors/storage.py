@@ -134,11 +134,7 @@ class DescriptorFile(TableFile[DescriptorHeader]):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Read a file's header and nothing more.
-
-        Raises:
-            InputError: there is no such file, it is damaged, or it holds no descriptors.
-        """
+        """Read a file's header and nothing more; refuse what is not a descriptor file."""
         path = Path(path)
         with _parquet(path) as file:
             return cls(path, *_read_head(path, file))

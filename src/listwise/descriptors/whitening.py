@@ -168,11 +168,7 @@ class Whitening:
 
     @classmethod
     def load(cls, folder: str | Path, network: str) -> "Whitening | None":
-        """The whitening in a model's folder, None without one.
-
-        Raises:
-            InputError: it is damaged, or belongs to other weights than `network`'s.
-        """
+        """The whitening in a model's folder, None without one; refuse that of another network."""
         path = Path(folder) / WHITENING_FILE
         if not path.exists():
             return None

@@ -1,18 +1,12 @@
 """Finding the nearest descriptors: exactly, in an index, and with expanded queries."""
 
-from listwise.search.engines import create_store, open_store
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.exact import ExactIndex, exact_search
-from listwise.search.expansion import (
-    VectorIndex,
-    alpha_query_expansion,
-    database_augmentation,
-)
+from listwise.search.expansion import VectorIndex, alpha_query_expansion, database_augmentation
 from listwise.search.filling import Added, add_descriptors, add_photos
-from listwise.search.header import header_of
 from listwise.search.hits import Hit
 from listwise.search.index import Index
-from listwise.search.opening import open_index
+from listwise.search.opening import create_store, header_of, open_index, open_store
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
 __all__ = [

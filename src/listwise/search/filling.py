@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from listwise.data import ImageError, Images, PhotoFile
+from listwise.data.catalog import photos_of
+from listwise.data.given import image_files, is_one_photo
 from listwise.data.photos import THUMBNAIL_SIDE, thumbnail
 from listwise.descriptors import DescriptorFile, Model
+from listwise.descriptors.extract import PART
 from listwise.descriptors.settings import ExtractSettings
+from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
 from listwise.search.entries import Entry, NewEntries
-from listwise.search.header import settings_here
 from listwise.search.store import Store
 
-# Photos in a commit, which is what a kill can cost: some seconds on a GPU, a minute without.
-PART = {"cpu": 64, "cuda": 2048}
 # Photos looked up at a time: as many as this, or as have this many bytes, which are in memory.
 WINDOW = 8192
 WINDOW_BYTES = 2**28
@@ -29,6 +30,11 @@ READ = 64  # files read at a time
 
 NewPhoto = tuple[Entry, PhotoFile]
 """What the index will know of a photo, and the photo's file with its content."""
+
+Source = str | Path | Images | DescriptorFile
+Sources = Source | Sequence[Source]
+"""A folder, a table, a text list, an image file, a descriptor file, the name of a data set, or a
+list of these."""
 
 
 @dataclass
@@ -47,6 +53,34 @@ class Added:
     errors: list[str] = field(default_factory=list)
 
 
+def open_sources(given: Sources) -> list[Images | DescriptorFile]:
+    """Photos and descriptor files, in the order given; image files in a row come together."""
+    if isinstance(given, str | Path | Images | DescriptorFile):
+        given = [given]
+    found: list[Images | DescriptorFile] = []
+    files: list[str | Path] = []
+    for source in given:
+        if isinstance(source, Images | DescriptorFile):
+            found.append(source)
+            continue
+        if not isinstance(source, str | Path):
+            raise InputError(
+                f"an index keeps the places of its photos: add a file or a folder, not "
+                f"{type(source).__name__}"
+            )
+        if is_one_photo(source) and Path(source).expanduser().exists():
+            files.append(source)
+            continue
+        if files:
+            found.append(image_files(files))
+            files = []
+        if str(source).lower().endswith(".parquet") and is_descriptor_file(source):
+            found.append(DescriptorFile.open(source))
+        else:
+            found.append(photos_of(source))
+    return [*found, *([image_files(files)] if files else [])]
+
+
 def add_photos(
     store: Store,
     model: Model,
@@ -61,15 +95,8 @@ def add_photos(
     Each part of them is committed when it is done, so that the same call resumes after a kill. A
     photo is known by its content: what is in the index already is not described again, and is one
     entry whatever its names. If the file of that entry is gone, the photo has moved, and the entry
-    moves with it.
-
-    Args:
-        store: an index of this model's descriptors.
-        model: the network and its whitening.
-        images: photos; each one's box is cut out first, if it has one.
-        thumbnails: keep a small picture of each.
-        workers: processes that decode; from the cores by default.
-        on_progress: called with the number of photos just done.
+    moves with it. `on_progress` is called with the number of photos just done; the other arguments
+    are those of `Index.add`.
     """
     store.header.check(model.fingerprint, store.uri)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
@@ -81,7 +108,7 @@ def add_photos(
             model.describe_parts(
                 files,
                 repeat(size),
-                settings_here(store.header, model),
+                settings_here(store, model),
                 thumbnails=thumbnails,
                 workers=workers,
                 on_progress=on_progress,
@@ -150,12 +177,8 @@ def add_descriptors(
 ) -> Added:
     """Put a descriptor file's rows into an index, in place of those with the same ids.
 
-    Args:
-        store: an index of the same model's descriptors, made with the same settings.
-        file: descriptors that `extract` wrote.
-        root: the folder that the photos' ids are relative to; gives them paths and thumbnails.
-        thumbnails: keep a small picture of each, where its photo is readable.
-        on_progress: called with the number of rows just done.
+    Model and settings must be the index's. `root` is the folder that the photos' ids are relative
+    to: it gives them paths, and thumbnails where they are readable.
     """
     store.header.check(file.model, store.uri)
     theirs, ours = (_comparable(each) for each in (file.settings, store.header.settings))
@@ -183,13 +206,21 @@ def add_descriptors(
                 )
             ]
             known = store.get([entry.key for entry in entries])
-            make = thumbnail_from_photo if thumbnails else _no_thumbnail
-            store.put(NewEntries(entries, rows, list(pool.map(make, entries))))
+            small = (
+                list(pool.map(thumbnail_from_photo, entries)) if thumbnails else [b""] * len(rows)
+            )
+            store.put(NewEntries(entries, rows, small))
             for entry in entries:
                 (result.replaced if entry.key in known else result.added).append(entry.id)
             on_progress(len(rows))
             start = stop
     return result
+
+
+def settings_here(store: Store, model: Model) -> ExtractSettings:
+    """How this machine makes descriptors for an index."""
+    settings = store.header.settings
+    return model.settings(settings.max_side, settings.scales, settings.power, None)
 
 
 def thumbnail_from_photo(entry: Entry) -> bytes:
@@ -282,10 +313,6 @@ def _read_photo(images: Images, position: int) -> NewPhoto | ImageError:
         return error
     attributes = {} if images.attributes is None else dict(images.attributes[position])
     return Entry(name, file.path, width, height, file.box, file.digest(), attributes), file
-
-
-def _no_thumbnail(entry: Entry) -> bytes:
-    return b""
 
 
 def _comparable(settings: ExtractSettings) -> str:

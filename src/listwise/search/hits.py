@@ -79,11 +79,7 @@ def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
 
 
 def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
-    """Descriptors of entries: [n] -> [n, C].
-
-    Raises:
-        NoEntryError: there is no such entry.
-    """
+    """Descriptors of entries: [n] -> [n, C]; a `NoEntryError` if there is no such entry."""
     known = store.get(keys)
     for key in keys:
         if key not in known:

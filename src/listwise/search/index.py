@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -13,14 +12,19 @@ from PIL import Image
 from listwise.data.catalog import photos_of
 from listwise.data.given import Photo, open_photo
 from listwise.data.images import Box, cut_out, load_image
-from listwise.descriptors import DescriptorFile, Model
+from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.progress import counting
 from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
-from listwise.search.filling import Added, add_descriptors, add_photos
-from listwise.search.header import remembered_model, settings_here
+from listwise.search.filling import (
+    Added,
+    Sources,
+    add_descriptors,
+    add_photos,
+    open_sources,
+    settings_here,
+)
 from listwise.search.hits import Hit, Query, find_hits
-from listwise.search.sources import Sources, open_sources
 from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
 
 if TYPE_CHECKING:
@@ -64,14 +68,10 @@ class Index:
 
     @property
     def model(self) -> Model:
-        """The model that describes photos for this index.
-
-        Raises:
-            InputError: it is no longer where it was, or it has changed.
-        """
+        """The model that describes photos for this index, as it was when the index was made."""
         with self._opening:
             if self._model is None:
-                self._model = remembered_model(self.store, self.device)
+                self._model = _remembered_model(self.store, self.device)
             return self._model
 
     def __len__(self) -> int:
@@ -87,12 +87,7 @@ class Index:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -198,19 +193,12 @@ class Index:
         Args:
             photos: ids, keys or entries of the index; or image files, folders and tables, whose
                 photos are looked up by their content.
-
-        Raises:
-            InputError: the index holds no such photo.
         """
         given = [photos] if isinstance(photos, str | int | Path | Entry) else photos
         return self.store.remove([key for each in given for key in self._keys(each)])
 
     def entry(self, name: str | int) -> Entry:
-        """The entry with an id or a key.
-
-        Raises:
-            NoEntryError: there is none.
-        """
+        """The entry with an id or a key; a `NoEntryError` if there is none."""
         found = self.store.get([_key(name)])
         if not found:
             raise NoEntryError(f"{self.uri} has no photo {name}: give an id or a key of the index")
@@ -232,7 +220,7 @@ class Index:
                 zip(photos, boxes or [None] * len(photos), strict=True), 1
             )
         ]
-        return self.model.describe_photos(parts, settings_here(self.header, self.model))
+        return self.model.describe_photos(parts, settings_here(self.store, self.model))
 
     def rerank(
         self,
@@ -289,3 +277,22 @@ def _listed(given: Names) -> list[str | int]:
 
 def _key(name: str | int) -> int:
     return name if isinstance(name, int) else entry_key(name)
+
+
+def _remembered_model(store: Store, device: str) -> Model:
+    """The model that an index was made with, from its folder or by its name."""
+    header = store.header
+    source = header.model_folder or header.model_name
+    if not source:
+        raise InputError(f"the model of {store.uri} was never saved: give it as `model`")
+    if header.model_folder and not Path(source).is_dir():
+        raise InputError(
+            f"the model of {store.uri} was in {source} and is gone: say where it is with `model`"
+        )
+    model = load_model(source, device)
+    if model.fingerprint != header.model:
+        raise InputError(
+            f"the model in {source} has changed since {store.uri} was made: give the one that made "
+            "it as `model`, or build another index"
+        )
+    return model

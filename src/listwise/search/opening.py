@@ -1,4 +1,4 @@
-"""Opening an index, or making one."""
+"""Opening an index, or making one: in a folder of this machine, or in Milvus."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models.choice import choose_backbone
-from listwise.search.engines import create_store, open_store, store_exists
-from listwise.search.header import check_settings, header_of
+from listwise.optional import requires
 from listwise.search.index import Index
+from listwise.search.store import IndexHeader, Store
 
 
 def open_index(
@@ -46,7 +46,7 @@ def open_index(
     if not create or store_exists(place):
         store = open_store(place)
         try:
-            check_settings(store, max_side, scales, power)
+            _check_settings(store, max_side, scales, power)
             return Index(store, _open_model(model, device), device)
         except BaseException:
             store.close()
@@ -71,11 +71,7 @@ def open_index_for(
     model: str | Path | None = None,
     **settings: Any,
 ) -> Index:
-    """`open_index` for what will be added: a new index takes the settings of descriptor files.
-
-    Raises:
-        InputError: a descriptor file was made by another model.
-    """
+    """`open_index` for what will be added: a new index takes the settings of descriptor files."""
     files = [source for source in sources if isinstance(source, DescriptorFile)]
     if not files or store_exists(str(uri)):
         return open_index(uri, model, **settings)
@@ -90,6 +86,90 @@ def open_index_for(
             )
     made = files[0].settings.model_dump(include={"max_side", "scales", "power"})
     return open_index(uri, opened, **{**settings, **made})
+
+
+def header_of(
+    model: Model,
+    *,
+    max_side: int | None = None,
+    scales: Sequence[float] = (1.0,),
+    power: float = 3.0,
+) -> IndexHeader:
+    """The header of a new index of a model's descriptors; the settings are those of `extract`.
+
+    In which precision a network computes is a matter of the machine, not of the index.
+    """
+    return IndexHeader(
+        model=model.fingerprint,
+        model_folder="" if model.folder is None else str(model.folder),
+        # With a whitening it is no longer the one off the shelf.
+        model_name="" if model.folder or model.whitening else model.name,
+        whitened=model.whitening is not None,
+        dim=model.dim,
+        settings=model.settings(max_side, scales, power, "float32"),
+    )
+
+
+def store_exists(uri: str) -> bool:
+    """Whether there is an index."""
+    engine, place = _engine(uri)
+    found: bool = engine.exists(place)
+    return found
+
+
+def open_store(uri: str | Path) -> Store:
+    """Open an index: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite."""
+    engine, place = _engine(str(uri))
+    if not engine.exists(place):
+        raise InputError(
+            f"there is no index at {uri}: make one with listwise index build {uri} PHOTOS"
+        )
+    opened: Store = engine.open(place)
+    return opened
+
+
+def create_store(uri: str | Path, header: IndexHeader) -> Store:
+    """Make an empty index where there is none; places are named as for `open_index`."""
+    engine, place = _engine(str(uri))
+    if engine.exists(place):
+        raise InputError(f"there is an index at {uri} already: add to it, or give another name")
+    created: Store = engine.create(place, header)
+    return created
+
+
+def _engine(uri: str) -> tuple[Any, str]:
+    # milvus-lite's files are folders, which shells end with a slash.
+    file = uri.rstrip("/").endswith(".db")
+    if file or uri.startswith("milvus://"):
+        from listwise.search.milvus.store import MilvusStore
+
+        return MilvusStore, uri.rstrip("/") if file else uri
+    if "://" in uri:
+        raise InputError(
+            f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
+        )
+    with requires("index", "an index in a folder"):
+        from listwise.search.folder.store import FolderStore
+
+    return FolderStore, uri
+
+
+def _check_settings(
+    store: Store, max_side: int | None, scales: Sequence[float] | None, power: float | None
+) -> None:
+    """Refuse settings other than those that the index was made with."""
+    has = store.header.settings
+    wanted = {
+        "max_side": has.max_side if max_side is None else max_side,
+        "scales": has.scales if scales is None else tuple(scales),
+        "power": has.power if power is None else power,
+    }
+    for name, value in wanted.items():
+        if value != getattr(has, name):
+            raise InputError(
+                f"{store.uri} was made with other settings, {name} {getattr(has, name)}: leave "
+                f"`{name}` out, or make another index"
+            )
 
 
 def _open_model(model: Model | str | Path | None, device: str) -> Model | None:

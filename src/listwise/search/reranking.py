@@ -23,16 +23,10 @@ def rerank_hits(
     boxes: Sequence[Box | None] | None = None,
     until: float | None = None,
 ) -> list[Hit]:
-    """Put what shares the query photos' geometry first, of the first 100 hits.
+    """Put what shares the geometry of the upright query photos first, of the first 100 hits.
 
-    Args:
-        reranker: remembers the features of photos it has seen.
-        photos: the query photos, upright; there should be one at least.
-        hits: what a search found, best first.
-        boxes: the parts of the photos that are meant.
-        until: a time of `time.monotonic` before which this should be done: hits further down the
-            list are left as they are, the more the more photos there are. What was looked at is
-            remembered, so the next time gets further.
+    To be done before `until`, a time of `time.monotonic`, hits further down the list are left as
+    they are. What was looked at is remembered, so the next time gets further.
     """
     entries = [hit.entry for hit in hits[:TOP]]
     if until is not None:

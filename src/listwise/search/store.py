@@ -3,54 +3,32 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from listwise import __version__
 from listwise.blocks import as_queries
+from listwise.columns import FileHeader
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
 
-FORMAT_VERSION = 1
 
-
-class IndexHeader(BaseModel):
+class IndexHeader(FileHeader):
     """What an index remembers of its descriptors: the model that makes them, and how.
 
     `model` is the fingerprint of network and whitening, `model_folder` the folder they were opened
     from, `model_name` the timm backbone for a model off the shelf.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    format_version: int = FORMAT_VERSION
-    listwise: str = __version__
     model: str
     model_folder: str = ""
     model_name: str = ""
     whitened: bool
     dim: int = Field(ge=1)
     settings: ExtractSettings = ExtractSettings()
-
-    @staticmethod
-    def parse(text: str | bytes, where: str) -> "IndexHeader":
-        """The header that JSON text holds; `where` names the index in an error."""
-        try:
-            version = _Version.model_validate_json(text)
-            if version.format_version != FORMAT_VERSION:
-                raise InputError(
-                    f"{where} has the format {version.format_version}, this listwise reads "
-                    f"{FORMAT_VERSION}: use the listwise {version.listwise} that made it"
-                )
-            return IndexHeader.model_validate_json(text)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise InputError(f"{where} is damaged ({reason}): build the index again") from error
 
     def check(self, model: str, where: str) -> None:
         """Refuse the descriptors of another model."""
@@ -60,11 +38,6 @@ class IndexHeader(BaseModel):
                 f"{where} holds descriptors of the model {self.model[:12]} (from {source}), "
                 f"not of {model[:12]}: use that model, or build another index"
             )
-
-
-class _Version(BaseModel):
-    format_version: int
-    listwise: str = "version"
 
 
 class SearchIntent(BaseModel):
@@ -172,11 +145,7 @@ class Store(ABC):
         """Close files and connections."""
 
     def vectors(self, keys: ArrayLike, /) -> Float32:
-        """The descriptors of entries: [n] -> [n, C].
-
-        Raises:
-            NoEntryError: there is no entry with one of the keys.
-        """
+        """The descriptors of entries: [n] -> [n, C]; a `NoEntryError` if one does not exist."""
         wanted, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
         found = np.empty((len(wanted), self.header.dim), np.float32)
         known = np.zeros(len(wanted), bool)
@@ -206,12 +175,7 @@ class Store(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Entry]:

@@ -144,12 +144,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     async def add(request: Request) -> AddedView:
         """Put photos into the index. Needs the token."""
         async with form_of(request, limits, service.held) as form:
-            stored = await service.add(form.photos, _gone(request))
-        return AddedView(
-            added=list(map(str, stored.added)),
-            unchanged=list(map(str, stored.unchanged)),
-            errors=stored.errors,
-        )
+            return await service.add(form.photos, _gone(request))
 
     @app.delete("/api/entries/{key}")
     async def remove(request: Request, key: str) -> Removed:

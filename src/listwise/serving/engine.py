@@ -3,19 +3,13 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
-from listwise.data.images import (
-    Box,
-    ImageError,
-    Source,
-    TooManyPixelsError,
-    image_size,
-    load_image,
-)
+from listwise.data.images import Box, ImageError, Source, TooManyPixelsError, image_size, load_image
 from listwise.local.rerank import TOP
 from listwise.machine import core_count
 from listwise.search.entries import Float32
@@ -141,9 +135,7 @@ class Engine:
 
     def _reranked(self, found: RerankRequest) -> list[Hit]:
         request = found.request
-        numbers: list[int] = []
-        photos: list[Image.Image] = []
-        boxes: list[Box | None] = []
+        loaded: list[tuple[int, Image.Image, Box | None]] = []
         sources: list[tuple[Source, Box | None]] = [
             *zip(request.photos, request.boxes, strict=True)
         ]
@@ -151,14 +143,11 @@ class Engine:
         there = [entries.get(key) for key in request.keys]
         sources += [(entry.path, entry.box) if entry else ("", None) for entry in there]
         for number, (source, box) in enumerate(sources):
-            try:
-                photos.append(load_image(source))
-            except ImageError:
-                continue
-            numbers.append(number)
-            boxes.append(box)
-        if not photos:
+            with suppress(ImageError):
+                loaded.append((number, load_image(source), box))
+        if not loaded:
             return list(found.hits)
+        numbers, photos, boxes = zip(*loaded, strict=True)
         hits = self.index.rerank(photos, found.hits, boxes, found.until)
         return [
             hit if hit.photo is None else replace(hit, photo=numbers[hit.photo]) for hit in hits

@@ -37,11 +37,7 @@ class BadRequestError(InputError):
 
 
 def search_request(form: Form, limits: Limits) -> SearchRequest:
-    """The search that a form describes.
-
-    Raises:
-        BadRequestError: a field cannot be understood; the message names it.
-    """
+    """The search that a form describes; a `BadRequestError` names a field that is wrong."""
     fields = form.fields
     unknown = sorted(set(fields) - set(FORM))
     if unknown:

@@ -13,11 +13,7 @@ from listwise.errors import InputError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one.
-
-    Raises:
-        InputError: the port is in use, or the address is not this machine's.
-    """
+    """A socket that listens; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)

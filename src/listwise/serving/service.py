@@ -15,9 +15,9 @@ from listwise.serving.engine import Engine, RerankRequest, SearchRequest
 from listwise.serving.fields import BadRequestError
 from listwise.serving.metrics import Metrics
 from listwise.serving.settings import ServeSettings
-from listwise.serving.upload_folder import StoredPhotos, UploadFolder
+from listwise.serving.upload_folder import UploadFolder
 from listwise.serving.uploads import Held, Upload
-from listwise.serving.views import Answer
+from listwise.serving.views import AddedView, Answer
 
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Returns when the client of a request has gone."""
@@ -66,7 +66,7 @@ class Service:
         reranked = any(hit.inliers is not None for hit in hits)
         return Answer.of(hits, time.monotonic() - started, request.expand, reranked)
 
-    async def add(self, photos: Sequence[Upload], gone: Gone) -> StoredPhotos:
+    async def add(self, photos: Sequence[Upload], gone: Gone) -> AddedView:
         """Put photos into the index; once begun it is finished."""
         uploads = self._uploads
         if uploads is None:
@@ -76,7 +76,7 @@ class Service:
         if not photos:
             raise BadRequestError("there is nothing to add: send photos (curl -F photos=@FILE)")
         await to_thread.run_sync(self._engine.check, photos)
-        stored: StoredPhotos = await self._write(lambda: uploads.add(photos), gone)
+        stored: AddedView = await self._write(lambda: uploads.add(photos), gone)
         return stored
 
     async def remove(self, key: int, gone: Gone) -> int:
@@ -93,11 +93,7 @@ class Service:
         return removed
 
     def entry(self, key: int) -> Entry:
-        """An entry.
-
-        Raises:
-            NoEntryError: there is none with this key.
-        """
+        """The entry with a key; a `NoEntryError` if there is none."""
         found = self.store.get([key])
         if key not in found:
             raise NoEntryError(f"there is no entry {key} in the index")

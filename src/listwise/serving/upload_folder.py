@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from listwise.data import Images
@@ -13,18 +12,10 @@ from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
 from listwise.serving.uploads import Upload
+from listwise.serving.views import AddedView
 
 PREFIX = "uploads/"
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif"}
-
-
-@dataclass(frozen=True)
-class StoredPhotos:
-    """Keys of entries that are new or were there, and a line for each photo that is neither."""
-
-    added: list[int]
-    unchanged: list[int]
-    errors: list[str]
 
 
 class UploadFolder:
@@ -34,7 +25,7 @@ class UploadFolder:
         self.index = index
         self.folder = folder.absolute()
 
-    def add(self, photos: Sequence[Upload]) -> StoredPhotos:
+    def add(self, photos: Sequence[Upload]) -> AddedView:
         """Store photos and put them into the index; a file without an entry does not stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
         contents = {self._name(photo.getvalue()): photo for photo in photos}
@@ -59,10 +50,11 @@ class UploadFolder:
             errors = [error.replace(str(path), photo.name) for error in errors]
         copied = self.index.store.with_digests([Path(name).stem for name in result.copies])
         known = [entry_key(name) for name in (*result.unchanged, *result.updated)]
-        return StoredPhotos(
-            [entry_key(name) for name in (*result.added, *result.replaced)],
-            [*known, *(entry.key for entry in copied.values())],
-            errors,
+        known += [entry.key for entry in copied.values()]
+        return AddedView(
+            added=[str(entry_key(name)) for name in (*result.added, *result.replaced)],
+            unchanged=list(map(str, known)),
+            errors=errors,
         )
 
     def forget(self, entry: Entry) -> None:

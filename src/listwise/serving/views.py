@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from listwise.data.images import Box
 from listwise.search.entries import Entry
@@ -40,6 +40,8 @@ class Info(BaseModel):
 class EntryView(BaseModel):
     """A photo of the index."""
 
+    model_config = ConfigDict(from_attributes=True, coerce_numbers_to_str=True)
+
     key: Key
     id: str
     width: int
@@ -50,7 +52,7 @@ class EntryView(BaseModel):
     @staticmethod
     def of(entry: Entry) -> "EntryView":
         """Show an entry."""
-        return EntryView(**_shown(entry))
+        return EntryView.model_validate(entry)
 
 
 class Page(BaseModel):
@@ -75,7 +77,7 @@ class Result(EntryView):
             None if hit.matches is None else hit.matches[:MATCHES].astype(float).round(1).tolist()
         )
         return Result(
-            **_shown(hit.entry),
+            **EntryView.of(hit.entry).model_dump(),
             score=round(hit.score, 6),
             inliers=hit.inliers,
             photo=hit.photo,
@@ -127,14 +129,3 @@ class Failure(BaseModel):
     """Why a request was not answered, in one line."""
 
     error: str
-
-
-def _shown(entry: Entry) -> dict[str, object]:
-    return {
-        "key": str(entry.key),
-        "id": entry.id,
-        "width": entry.width,
-        "height": entry.height,
-        "box": entry.box,
-        "attributes": dict(entry.attributes),
-    }

@@ -15,7 +15,7 @@ from listwise.errors import InputError
 from listwise.optional import requires
 from listwise.results import BenchmarkDescriptors, describe_benchmark
 from listwise.search import open_index
-from listwise.search.engines import store_exists
+from listwise.search.opening import store_exists
 from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.run.folder import RUN_FILE, read_run
 from listwise.training.run.view import TrainView

@@ -39,21 +39,12 @@ class _Choices:
 
 
 def choose_settings(
-    given: dict[str, Any],
-    images: LabelledImages,
-    sizes: npt.NDArray[np.int64],
-    machine: Machine,
+    given: dict[str, Any], images: LabelledImages, sizes: npt.NDArray[np.int64], machine: Machine
 ) -> tuple[TrainConfig, dict[str, str]]:
     """Fill up what the user gave with settings that suit the training images and the machine.
 
-    Args:
-        given: settings the user named; they stand.
-        images: the training images.
-        sizes: [n, 2] widths and heights of photos like them.
-        machine: what there is to compute with.
-
-    Returns:
-        The config, and for each setting chosen here the reason.
+    `sizes` [n, 2] are widths and heights of photos like them. Returns the config, and for each
+    setting chosen here the reason.
     """
     choices = _Choices(given)
     gpu = machine.device.startswith("cuda")

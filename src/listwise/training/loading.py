@@ -51,15 +51,10 @@ def load_batches(
 ) -> Generator[CropBatch, None, None]:
     """The batches of the given updates in order; the next is made while one is in use.
 
-    Args:
-        dataset: makes the crops.
-        draw: the indices of an update's batch (of this process's part of it).
-        updates: numbers of the updates.
-        workers: processes that decode; 0 decodes here, when asked.
-        pin_memory: keep batches where a GPU can fetch them quickly.
-        device: where they are needed. A GPU that can decodes and crops the photos itself, which
-            `workers` threads read, and keeps the batches if it has room for many; their pixels
-            differ a little from those that workers make.
+    `draw` gives the indices of an update's batch (of this process's part of it). With 0 `workers`
+    photos are decoded here, when asked for. A `device` that can decodes and crops the photos
+    itself, which `workers` threads read, and keeps the batches if it has room for many; their
+    pixels differ a little from those that workers make.
     """
     stopped = threading.Event()
     if gpu_decodes(device):

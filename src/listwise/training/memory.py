@@ -48,9 +48,7 @@ class Fit:
 def images_that_fit(forward: Forward, images: Tensor) -> Fit:
     """Measure what one image's graph keeps and divide the free memory by it.
 
-    Args:
-        forward: the network whose graph it is.
-        images: [B, 3, H, W]; the first two are used, a single one twice.
+    Of the images [B, 3, H, W] the first two are used, a single one twice.
     """
     pair = images[:2] if len(images) > 1 else images.repeat(2, 1, 1, 1)
     free = free_bytes(forward.device)

@@ -56,11 +56,7 @@ def make_loss(config: TrainConfig) -> Loss:
 
 
 def accepted_arguments(loss: Loss) -> frozenset[str]:
-    """Which of `weights` and `queries` a loss takes, by its signature; it is not called.
-
-    Raises:
-        InputError: it cannot be called with descriptors and labels.
-    """
+    """Which of `weights` and `queries` a loss takes, by its signature; it is not called."""
     if isinstance(loss, type):
         raise InputError(f"loss must be a callable, not a class: pass {loss.__name__}()")
     if not callable(loss):

@@ -21,15 +21,8 @@ def draw_batch(
     small for two images of each class, as many random classes as it can hold take part. If not
     all classes take part, those of a single image, in which nothing can be found, come last.
 
-    Args:
-        labels: [N] class of each image.
-        batch_size: images wanted; fewer come if the classes that take part have fewer.
-        seed: of the run.
-        update: number of the update.
-        classes_per_batch: how many classes take part; all by default.
-
-    Returns:
-        [B] in random order.
+    Fewer than `batch_size` come if the classes that take part have fewer. Shapes: labels [N] -> [B]
+    in random order.
     """
     generator = np.random.default_rng([seed, update])
     shuffled = generator.permutation(len(labels))

@@ -31,15 +31,9 @@ from listwise.training.distributed import (
     sum_over_processes,
     world,
 )
-from listwise.training.forward import Forward
+from listwise.training.forward import Forward, arriving
 from listwise.training.memory import Fit, images_that_fit
-from listwise.training.objective import (
-    Loss,
-    accepted_arguments,
-    check_processes,
-    loss_module,
-)
-from listwise.training.upload import arriving
+from listwise.training.objective import Loss, accepted_arguments, check_processes, loss_module
 
 
 @dataclass

@@ -42,8 +42,7 @@ from listwise.training.run.folder import (
     reopen_run,
     start_run,
 )
-from listwise.training.run.pictures import choose_queries, ranked_list_picture
-from listwise.training.run.record import Record
+from listwise.training.run.record import Record, choose_queries, ranked_list_picture
 from listwise.training.run.view import TrainView, UpdateReport, ValidationReport
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
@@ -267,7 +266,7 @@ class Trainer:
         """Choose the tuples of the updates until the next mining."""
         assert self.miner is not None
         config = self.plan.config
-        mined = mine_tuples(
+        self._tuples, forwards = mine_tuples(
             self.miner,
             self.progress.update,
             self.net,
@@ -278,8 +277,7 @@ class Trainer:
             on_progress=lambda done, total: self.view.working("mining", done, total),
             on_errors=lambda errors: self._report_unreadable(errors, "mining leaves it out"),
         )
-        self._tuples = mined.tuples
-        self.step.counts.forwards += mined.forwards
+        self.step.counts.forwards += forwards
 
     def _set_learning_rate(self, update: int) -> float:
         """Linear fall to zero (section 4.2), after a linear rise if a warm-up is set."""
@@ -446,12 +444,7 @@ def resume(
 ) -> Trainer:
     """The trainer of an interrupted run, with its own data and settings.
 
-    Args:
-        run: the run's folder.
-        view: receives what happens, to show it.
-        loss: the loss, if the run was started with one of your own.
-        backbone: likewise.
-        pooling: likewise.
+    A loss, backbone or pooling of your own that the run was started with is given again.
     """
     about = read_run(run)
     settings = read_settings(Path(run) / CONFIG_FILE)

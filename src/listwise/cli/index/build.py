@@ -75,8 +75,8 @@ def build(
     }
     console = open_console(json)
 
+    from listwise.search.filling import open_sources
     from listwise.search.opening import open_index_for
-    from listwise.search.sources import open_sources
 
     sources = open_sources(photos)
     with console.status("loading the model"):

@@ -1,36 +1,22 @@
 """What FAISS searches, kept equal to what the table holds."""
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from listwise.errors import InputError
-from listwise.search.entries import Float32, Keys
+from listwise.search.entries import Keys
+from listwise.search.folder.compressed import CompressedSearch
+from listwise.search.folder.flat import FlatSearch
 from listwise.search.folder.keymap import KeyMap
 from listwise.search.folder.table import EntryTable, Rows
 
 _TRIES = 3
 
 
-class DescriptorSearch(Protocol):
-    """Descriptors by key that can be searched while they change, by several threads."""
-
-    @property
-    def memory(self) -> int:
-        """Bytes in memory."""
-
-    def put(self, keys: Keys, descriptors: Float32, known: NDArray[np.bool_]) -> None:
-        """Add descriptors, in place of those that are `known`: [n] distinct, [n, C], [n]."""
-
-    def remove(self, keys: Keys) -> None:
-        """Remove descriptors that are there: [n] distinct."""
-
-    def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
-        """Scores and keys of the nearest, best first: [Q, C] -> [Q, min(k, N)], twice."""
-
-
+DescriptorSearch = FlatSearch | CompressedSearch
 Search = TypeVar("Search", bound=DescriptorSearch, covariant=True)
 
 

@@ -321,13 +321,8 @@ class FolderStore(Store):
         """Some entries at random."""
         keys, _ = self._table.stamps()
         chosen = np.random.default_rng(0).choice(keys, min(count, len(keys)), replace=False)
-        parts = list(self._table.rows(chosen))
-        empty = np.zeros((0, self.header.dim), np.float32)
-        return Rows(
-            np.concatenate([keys[:0], *(part.keys for part in parts)]),
-            np.concatenate([keys[:0], *(part.stamps for part in parts)]),
-            np.concatenate([empty, *(part.descriptors for part in parts)]),
-        )
+        none = Rows(keys[:0], keys[:0], np.zeros((0, self.header.dim), np.float32))
+        return Rows(*map(np.concatenate, zip(none, *self._table.rows(chosen), strict=True)))
 
     def _save(
         self, state: SearchState, mirror: Mirror[DescriptorSearch], patience: float = -1
@@ -362,6 +357,6 @@ def _distinct(new: NewEntries) -> NewEntries:
 
 def _read_header(path: Path) -> IndexHeader:
     try:
-        return IndexHeader.parse(path.read_bytes(), str(path))
+        return IndexHeader.parse(path.read_bytes(), path, "build the index again")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error

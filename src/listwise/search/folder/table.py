@@ -4,10 +4,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +34,7 @@ _SLACK = 64 << 20  # bytes of old versions that are always allowed
 _OLD = timedelta(minutes=1)  # a version this old is read by nobody
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(NamedTuple):
     """Descriptors as they stand in the table: keys, stamps, both [n], and rows [n, C]."""
 
     keys: Keys

@@ -22,12 +22,7 @@ from listwise.search.milvus.rows import (
     messages,
     schema,
 )
-from listwise.search.milvus.tuning import (
-    EXACT,
-    Method,
-    fast,
-    take_sample,
-)
+from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
 from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
@@ -166,10 +161,7 @@ class MilvusStore(Store):
         return as_thumbnail(rows[0]) if rows else None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
-        """Scores and keys of the k nearest entries, best first, -1 where there are fewer.
-
-        Shapes: [Q, C] -> [Q, k'], [Q, k'] with k' = min(k, len(self)).
-        """
+        """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
         vectors = self.check_queries(queries, k)
         if k > _MOST:
             raise InputError(f"k is {k}; Milvus gives between 1 and {_MOST} results")
@@ -279,10 +271,7 @@ class MilvusStore(Store):
         found: list[dict[str, Any]] = []
         for some in _parts(possible_keys(keys), _NAMED):
             found += self._connection.call(
-                "query",
-                ids=list(some),
-                output_fields=["key", *fields],
-                consistency_level=_SESSION,
+                "query", ids=list(some), output_fields=["key", *fields], consistency_level=_SESSION
             )
         return found
 
@@ -415,7 +404,7 @@ def _remembered(connection: Connection) -> tuple[IndexHeader, _State]:
     where, found = connection.place.shown, _properties(connection)
     if _HEADER not in found or _SEARCH not in found:
         raise InputError(f"{where} is not an index, or a damaged one: build it again")
-    header = IndexHeader.parse(found[_HEADER], where)
+    header = IndexHeader.parse(found[_HEADER], where, "build the index again")
     try:
         return header, _State.model_validate_json(found[_SEARCH])
     except ValidationError as error:

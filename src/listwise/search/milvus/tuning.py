@@ -64,9 +64,7 @@ def fast(count: int, dim: int, memory: int | None, lossy: bool) -> Method | None
         methods.append(Method(type="IVF_SQ8", build={"nlist": lists}, search=probed))
         methods += [
             Method(
-                type="IVF_PQ",
-                build={"nlist": lists, "m": dim // part, "nbits": 8},
-                search=probed,
+                type="IVF_PQ", build={"nlist": lists, "m": dim // part, "nbits": 8}, search=probed
             )
             for part in (2, 4, 8, 16, 32)
             if dim % part == 0

@@ -32,10 +32,7 @@ class Miner(Protocol):
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
         """Photos of the tuples of the next updates: [period × per_update, 2 + N].
 
-        Args:
-            update: the one before which is mined.
-            photos: [n] those of `photos(update)` that can be read, in the same order.
-            descriptors: [n, C] of them, unit rows.
+        `photos` [n] are those of `photos(update)` that can be read, `descriptors` [n, C] theirs.
         """
         ...
 
@@ -53,12 +50,8 @@ class TripletMiner:
     """Triplets as Gordo et al. draw them (IJCV 2017).
 
     A query is drawn from the pool, and one of its hardest triplets that have a loss: any other
-    image of its class in the pool as the positive, any of another class as the negative.
-
-    Args:
-        settings: of the triplets.
-        labels: [N] class of each training photo.
-        seed: of the run.
+    image of its class in the pool as the positive, any of another class as the negative. `labels`
+    [N] are those of all training photos.
     """
 
     def __init__(self, settings: TripletSettings, labels: Indices, seed: int) -> None:
@@ -99,12 +92,8 @@ class ContrastiveMiner:
     """Tuples as Radenović et al. choose them (TPAMI 2018).
 
     Every photo has one positive for the whole run. Random photos are queries; the negatives are the
-    nearest of a random pool, each of another class than the query and the other negatives.
-
-    Args:
-        settings: of the tuples.
-        labels: [N] class of each training photo.
-        seed: of the run.
+    nearest of a random pool, each of another class than the query and the other negatives. `labels`
+    [N] are those of all training photos.
     """
 
     def __init__(self, settings: ContrastiveSettings, labels: Indices, seed: int) -> None:
@@ -142,16 +131,10 @@ class ContrastiveMiner:
 
 
 def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple[Tensor, Tensor]:
-    """The triplets of largest loss for each image of a pool as the query.
+    """The h triplets of largest loss for each image of a pool as the query; h is n at most.
 
-    Args:
-        descriptors: [n, C] unit rows.
-        labels: [n].
-        hardest: number h of triplets wanted of each query, at most n.
-
-    Returns:
-        Gaps q·n − q·p [n, h], largest first, −∞ where there is no triplet; and the rows of the
-        positives and negatives [n, h, 2].
+    Shapes: unit rows [n, C], labels [n] -> gaps q·n − q·p [n, h], largest first, −∞ where there is
+    no triplet; and the rows of the positives and negatives [n, h, 2].
     """
     hardest = min(hardest, len(labels))
     # With the i-th farthest positive and the j-th nearest negative there are i j triplets at least
@@ -167,15 +150,9 @@ def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple
         positive = scores.masked_fill(~same, torch.inf).topk(hardest, largest=False)
         best = (negative.values[:, of_negative] - positive.values[:, of_positive]).topk(hardest)
         gaps.append(best.values)
-        pairs.append(
-            torch.stack(
-                [
-                    positive.indices.gather(1, of_positive[best.indices]),
-                    negative.indices.gather(1, of_negative[best.indices]),
-                ],
-                2,
-            )
-        )
+        far = positive.indices.gather(1, of_positive[best.indices])
+        near = negative.indices.gather(1, of_negative[best.indices])
+        pairs.append(torch.stack([far, near], 2))
     return torch.cat(gaps), torch.cat(pairs)
 
 
@@ -184,15 +161,8 @@ def nearest_of_other_classes(
 ) -> Tensor:
     """The nearest images of a pool to each query, one of a class and none of the query's.
 
-    Args:
-        descriptors: [n, C] unit rows.
-        labels: [n].
-        queries: [Q] rows.
-        pool: [P] rows.
-        count: number N of images wanted.
-
-    Returns:
-        [Q, N] rows of the pool, nearest first.
+    Shapes: unit rows [n, C], labels [n], rows of queries [Q] and of the pool [P] -> rows of the
+    pool, nearest first: [Q, count].
     """
     queries, pool = queries.to(labels.device), pool.to(labels.device)
     if len(torch.unique(labels[pool])) <= count:

@@ -37,17 +37,8 @@ def mine_tuples(
     """Embed the photos that a miner needs, a share in each process, and let it choose.
 
     Photos are embedded whole, at the size of the training crops, as the papers do it.
-
-    Args:
-        miner: chooses the photos and the tuples.
-        update: the one before which is mined.
-        net: the network.
-        images: the training photos.
-        max_side: long side that larger photos are reduced to.
-        workers: processes that decode.
-        autocast: dtype in which the network runs.
-        on_progress: called with the photos of this process done and their number.
-        on_errors: called with the errors of photos that cannot be read; may raise.
+    `on_progress` is called with the photos of this process done and their number, `on_errors` with
+    the errors of photos that cannot be read; it may raise.
     """
     rank, processes = world()
     device = next(net.parameters()).device
