@@ -69,8 +69,7 @@ def _affinity() -> int:
 def cpu_quota(root: str | Path = "/") -> float | None:
     """The CPU quota of this process's control group in cores (`docker run --cpus`), if it has one.
 
-    Args:
-        root: the folder in which `proc` and `sys` are.
+    `root` is the folder in which `proc` and `sys` are.
     """
     root = Path(root)
     try:

@@ -37,10 +37,6 @@ def load_model(
         >>> model = listwise.load("resnet50")               # doctest: +SKIP
         >>> model.encode(["a.jpg", "b.jpg"]).shape          # doctest: +SKIP
         (2, 2048)
-
-    Raises:
-        InputError: it is none of these, or its weights are missing; the message explains what
-            to do.
     """
     folder = Path(source).expanduser()
     if not folder.exists() and folder.name == str(source):

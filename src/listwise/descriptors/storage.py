@@ -81,7 +81,7 @@ class DescriptorWriter(TableWriter):
         rows = np.ascontiguousarray(descriptors, dtype=np.float32)
         if rows.shape != (len(ids), self.dim):
             raise InputError(
-                f"{len(ids)} ids need descriptors [{len(ids)}, {self.dim}], not {list(rows.shape)}"
+                f"descriptors must be [{len(ids)}, {self.dim}], not {list(rows.shape)}"
             )
         broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(broken):

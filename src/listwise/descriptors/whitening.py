@@ -72,8 +72,7 @@ class Whitening:
         """Whiten [n, C] -> [n, D], unit rows in float32, an array or a tensor as was given."""
         if descriptors.ndim != 2 or descriptors.shape[1] != len(self.mean):
             raise InputError(
-                f"the whitening is for descriptors [n, {len(self.mean)}], "
-                f"not {list(descriptors.shape)}"
+                f"descriptors must be [n, {len(self.mean)}], not {list(descriptors.shape)}"
             )
         if isinstance(descriptors, Tensor):
             mean = torch.from_numpy(self.mean).to(descriptors.device)

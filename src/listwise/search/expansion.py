@@ -50,15 +50,9 @@ def database_augmentation(
 ) -> NDArray[np.floating]:
     """DBA: each database descriptor becomes the αQE of itself with its k nearest others.
 
-    Args:
-        database: descriptors [N, C], unit rows.
-        k: neighbours, the descriptor itself not among them: it counts once, with weight 1.
-        alpha: the power of the similarities.
-        index: where neighbours are looked up, if not by exact search; of the same descriptors in
-            the same order.
-
-    Returns:
-        [N, C], unit rows.
+    It counts once itself, with weight 1. `index` is where neighbours are looked up, if not by exact
+    search; it holds the same descriptors in the same order.
+    Shapes: [N, C] -> [N, C], unit rows.
     """
     _check(alpha, k)
     vectors = np.asarray(database)

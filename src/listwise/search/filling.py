@@ -65,8 +65,7 @@ def open_sources(given: Sources) -> list[Images | DescriptorFile]:
             continue
         if not isinstance(source, str | Path):
             raise InputError(
-                f"an index keeps the places of its photos: add a file or a folder, not "
-                f"{type(source).__name__}"
+                f"an index keeps the places of its photos: add files, not {type(source).__name__}"
             )
         if is_one_photo(source) and Path(source).expanduser().exists():
             files.append(source)

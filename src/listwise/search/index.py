@@ -247,9 +247,7 @@ class Index:
         given = query if several else [] if query is None else [query]
         boxes = [box] if query is not None and not several else list(box or [None] * len(given))
         if len(boxes) != len(given):
-            raise InputError(
-                f"`box`: {len(boxes)} boxes for {len(given)} photos: give one for each"
-            )
+            raise InputError(f"`box`: {len(boxes)} boxes for {len(given)} photos: give each one")
         photos = [open_photo(photo) for photo in given]
         if not photos:
             return [], np.empty((0, self.header.dim), np.float32)

@@ -43,10 +43,12 @@ def open_index(
         InputError: the index holds descriptors of another model, or of other settings.
     """
     place = str(uri)
+    settings = {"max_side": max_side, "scales": scales, "power": power}
+    given: dict[str, Any] = {k: value for k, value in settings.items() if value is not None}
     if not create or store_exists(place):
         store = open_store(place)
         try:
-            _check_settings(store, max_side, scales, power)
+            _check_settings(store, given)
             return Index(store, _open_model(model, device), device)
         except BaseException:
             store.close()
@@ -56,13 +58,7 @@ def open_index(
         on_note(f"the model is {model}, off the shelf: {reason}; `model` names another")
     opened = _open_model(model, device)
     assert opened is not None
-    header = header_of(
-        opened,
-        max_side=max_side,
-        scales=(1.0,) if scales is None else scales,
-        power=3.0 if power is None else power,
-    )
-    return Index(create_store(place, header), opened, device)
+    return Index(create_store(place, header_of(opened, **given)), opened, device)
 
 
 def open_index_for(
@@ -121,9 +117,7 @@ def open_store(uri: str | Path) -> Store:
     """Open an index: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite."""
     engine, place = _engine(str(uri))
     if not engine.exists(place):
-        raise InputError(
-            f"there is no index at {uri}: make one with listwise index build {uri} PHOTOS"
-        )
+        raise InputError(f"there is no index at {uri}: listwise index build {uri} PHOTOS makes one")
     opened: Store = engine.open(place)
     return opened
 
@@ -154,21 +148,14 @@ def _engine(uri: str) -> tuple[Any, str]:
     return FolderStore, uri
 
 
-def _check_settings(
-    store: Store, max_side: int | None, scales: Sequence[float] | None, power: float | None
-) -> None:
+def _check_settings(store: Store, given: dict[str, Any]) -> None:
     """Refuse settings other than those that the index was made with."""
-    has = store.header.settings
-    wanted = {
-        "max_side": has.max_side if max_side is None else max_side,
-        "scales": has.scales if scales is None else tuple(scales),
-        "power": has.power if power is None else power,
-    }
-    for name, value in wanted.items():
-        if value != getattr(has, name):
+    for name, value in given.items():
+        has = getattr(store.header.settings, name)
+        if (tuple(value) if name == "scales" else value) != has:
             raise InputError(
-                f"{store.uri} was made with other settings, {name} {getattr(has, name)}: leave "
-                f"`{name}` out, or make another index"
+                f"{store.uri} was made with other settings, {name} {has}: leave `{name}` out, or "
+                "make another index"
             )
 
 

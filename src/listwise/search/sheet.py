@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from listwise.data.images import Box, cut_out, load_image
+from listwise.data.images import Box, load_image
 from listwise.data.sheets import contact_sheet
 from listwise.search.entries import Entry
 from listwise.search.filling import thumbnail_from_photo
@@ -17,16 +17,12 @@ def draw_sheet(
     index: Index,
     hits: Sequence[Hit],
     photos: Sequence[str] = (),
-    boxes: Sequence[Box] = (),
+    boxes: Sequence[Box | None] = (),
     like: Sequence[str] = (),
 ) -> Image.Image:
     """A picture of a search's query (files with their boxes, entries by id) and its hits."""
-    queries = [load_image(photo) for photo in photos]
-    if boxes:
-        queries = [
-            cut_out(image, box, name)
-            for image, box, name in zip(queries, boxes, photos, strict=True)
-        ]
+    parts = zip(photos, boxes or [None] * len(photos), strict=True)
+    queries = [load_image(photo, box) for photo, box in parts]
     examples = [_thumbnail(index, index.entry(name)) for name in like]
     found = []
     for hit in hits:

@@ -40,13 +40,8 @@ class Batcher(Generic[Given, Result]):
     """Gives what is submitted to `work`, several at a time while others are being worked on.
 
     Nobody waits for a batch to fill: what is alone is taken alone. If work on several fails, each
-    of them is tried alone.
-
-    Args:
-        work: answers each of some; an exception in place of an answer is raised to who asked.
-        waiting: how many may wait; one more is refused.
-        size: how much may be in a batch, as the sum of the sizes; one is taken whatever its size.
-        on_batch: called with the size of each batch.
+    of them is tried alone; an exception in place of an answer is raised to who asked. More than
+    `waiting` are refused. A batch has at most `size`, as the sum of the sizes, or is a single one.
     """
 
     def __init__(

@@ -60,9 +60,7 @@ async def _read(request: Request, reader: "_Reader", limits: Limits) -> None:
             async for piece in request.stream():
                 reader.take(piece)
     except TimeoutError:
-        raise HTTPException(
-            408, f"the upload took longer than {limits.upload_seconds:g} s"
-        ) from None
+        raise HTTPException(408, f"the upload took over {limits.upload_seconds:g} s") from None
     except FormParserError as error:
         raise HTTPException(400, f"the form cannot be read: {error}") from None
     if not reader.whole:
@@ -110,9 +108,7 @@ class _Reader:
         if self._body > self._limits.body_bytes:
             raise _too_large("the request", self._limits.body_bytes)
         if self._held.bytes + len(piece) > self._held.limit:
-            raise HTTPException(
-                503, "too many uploads at one time: try again", {"Retry-After": "1"}
-            )
+            raise HTTPException(503, "too many uploads at once: try again", {"Retry-After": "1"})
         self._held.bytes += len(piece)
         self.held_here += len(piece)
         self._parser.write(piece)

@@ -20,16 +20,9 @@ class Forward:
     In half precision the network's `Twin` computes in its place; the gradients are the network's
     own after `give_gradients`. A network that cannot be copied computes itself, under autocast.
 
-    Args:
-        net: images [b, 3, H, W] to descriptors [b, C], with at least one parameter.
-        autocast: dtype for autocast; the caller's autocast, if any, when None.
-        compile: compile the network for each size of images, and fill up smaller batches, so that
-            there is one size only.
-
-    Attributes:
-        net: the network that gets the gradients.
-        compile: whether the next forward is compiled.
-        fallback: why it is not although `compile` was set.
+    If `autocast` is None, the caller's is used, if any. With `compile` the network is compiled for
+    each size of images, and smaller batches are filled up, so that there is one size only;
+    `fallback` says why it is not, if the compiler fails.
     """
 
     def __init__(self, net: nn.Module, autocast: torch.dtype | None, compile: bool = False) -> None:

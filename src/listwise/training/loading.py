@@ -27,18 +27,12 @@ GPU_CHUNK = 64
 CPU = torch.device("cpu")
 
 
-class _Chunks:
-    """Batch sampler: the keys of all batches from an update on, in chunks that workers share."""
-
-    def __init__(self, draw: Callable[[int], Indices], updates: range) -> None:
-        self.draw = draw
-        self.updates = updates
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for update in self.updates:
-            keys = [(update, int(index)) for index in self.draw(update)]
-            for start in range(0, len(keys), CHUNK):
-                yield keys[start : start + CHUNK]
+def _chunks(draw: Callable[[int], Indices], updates: range) -> Iterator[list[tuple[int, int]]]:
+    """The keys of all batches from an update on, in chunks that workers share."""
+    for update in updates:
+        keys = [(update, int(index)) for index in draw(update)]
+        for start in range(0, len(keys), CHUNK):
+            yield keys[start : start + CHUNK]
 
 
 def load_batches(
@@ -62,7 +56,7 @@ def load_batches(
         return _handed_over(_ahead(made, stopped) if workers else made, device)
     loader = DataLoader(
         dataset,
-        batch_sampler=_Chunks(draw, updates),
+        batch_sampler=_chunks(draw, updates),
         num_workers=workers,
         collate_fn=collate,
         worker_init_fn=start_worker,

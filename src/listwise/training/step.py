@@ -118,15 +118,10 @@ class MultistageStep:
         self._fit_shape: torch.Size | None = None
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Add the gradient of the loss of this batch to `.grad`; return the loss.
+        """Add the gradient of the loss of this batch to `.grad`; return the loss, without graph.
 
-        Args:
-            images: [B, 3, H, W] on any device; they go to the network's, as they are, one
-                micro-batch at a time.
-            labels: [B] integers; images of equal label are relevant to each other.
-
-        Returns:
-            The loss of the whole batch, a scalar without graph.
+        Shapes: images [B, 3, H, W] on any device, from which they go to the network's one
+        micro-batch at a time; labels [B], equal for images relevant to each other -> a scalar.
         """
         check_processes(self.loss, world()[1])
         parameters = _trainable(self.net, self.loss)

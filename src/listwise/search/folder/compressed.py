@@ -29,9 +29,7 @@ _SEED = 1
 class CompressedSearch:
     """RaBitQ codes in inverted lists, candidates re-scored. Safe with several threads.
 
-    Args:
-        index: trained by `trained_index`, filled or empty.
-        read: returns the rows of the entries with these keys.
+    The FAISS index comes from `trained_index`; `read` returns the rows of some entries.
     """
 
     def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:

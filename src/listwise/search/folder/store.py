@@ -80,8 +80,7 @@ class FolderStore(Store):
             foreign = {path.name for path in folder.iterdir()} - _OURS
             if foreign and not cls.exists(place):
                 raise InputError(
-                    f"{folder} holds other things ({min(foreign)}): give the index a folder "
-                    "of its own"
+                    f"{folder} holds other things ({min(foreign)}): give another folder"
                 )
             with FileLock(folder / _LOCK):
                 if cls.exists(place):

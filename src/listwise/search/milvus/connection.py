@@ -47,9 +47,7 @@ def parse_place(uri: str) -> Place:
     name = "" if host is None else parts.path.strip("/")
     if not host or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         shown = re.sub(r"//.*@", "//", uri)
-        raise InputError(
-            f"{shown}: write milvus://host:port/name, the name of letters, digits and underscores"
-        )
+        raise InputError(f"{shown}: write milvus://host:port/name, name of letters, digits and _")
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
     return Place(f"milvus://{where}/{name}", f"http://{where}", name, token)

@@ -59,8 +59,3 @@ def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         size += more
     if message:
         yield message
-
-
-def as_thumbnail(row: dict[str, Any]) -> bytes | None:
-    """The thumbnail of a row, None if there is none."""
-    return base64.b64decode(row["thumbnail"]) or None

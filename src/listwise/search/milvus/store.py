@@ -1,5 +1,6 @@
 """An index in Milvus: a server, a cluster, or a file of milvus-lite."""
 
+import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from listwise.search.milvus.rows import (
     FIELDS,
     MESSAGE,
     as_rows,
-    as_thumbnail,
     messages,
     schema,
 )
@@ -158,7 +158,7 @@ class MilvusStore(Store):
     def thumbnail(self, key: int) -> bytes | None:
         """An entry's thumbnail, a JPEG file's content; None if it has none."""
         rows = self._rows([key], ["thumbnail"])
-        return as_thumbnail(rows[0]) if rows else None
+        return (base64.b64decode(rows[0]["thumbnail"]) or None) if rows else None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
         """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""

@@ -64,7 +64,7 @@ def load_checkpoint(
         progress = Progress(**json.loads(metadata["progress"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} is damaged, or not a checkpoint of this version: {error}"
+            f"{path} is damaged or not a checkpoint of this version: {error}"
         ) from error
     try:
         net.load_state_dict(_part(tensors, "net."))

@@ -39,8 +39,7 @@ def reopen_run(run: Path, plan: "TrainPlan") -> None:
     """Check that a run's data are as they were, and remove what a kill has left."""
     if read_run(run)["data_fingerprint"] != plan.fingerprint():
         raise InputError(
-            f"{run} was trained on other photos or labels than {plan.data} holds now: "
-            "start a new run"
+            f"{run} was trained on other photos or labels than {plan.data} has: start a new run"
         )
     # safetensors writes into a hidden .tmp… of its own first.
     for left_by_a_kill in (*run.rglob("*.tmp"), *run.rglob(".tmp*")):
