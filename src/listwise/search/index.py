@@ -1,7 +1,7 @@
 """An index of photos: add them, and find them by photo."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,7 @@ from listwise.search.filling import (
     settings_here,
 )
 from listwise.search.hits import Hit, Query, find_hits
-from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
+from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
@@ -204,9 +204,7 @@ class Index:
             raise NoEntryError(f"{self.uri} has no photo {name}: give an id or a key of the index")
         return found[_key(name)]
 
-    def tune(
-        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> TuningResult:
+    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both."""
         return self.store.tune(intent, on_note)
 

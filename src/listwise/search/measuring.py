@@ -1,7 +1,7 @@
 """How well and how fast descriptors are searched: recall@10, and milliseconds per query."""
 
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,10 +12,8 @@ RECALL_AT = 10
 _TIMED = 20  # queries, one by one
 
 
-class VectorSearch(Protocol):
-    """What can be measured: scores and keys of the nearest, [Q, C] -> [Q, k'], twice."""
-
-    def search(self, queries: Float32, k: int, /) -> tuple[Float32, Keys]: ...  # noqa: D102
+Search = Callable[[Float32, int], tuple[Float32, Keys]]
+"""What can be measured: scores and keys of the k nearest, [Q, C] -> [Q, k'], twice."""
 
 
 class ExactNeighbours:
@@ -46,22 +44,22 @@ class ExactNeighbours:
         return float(there[wanted].mean()) if wanted.any() else 1.0
 
 
-def measure(search: VectorSearch, exact: ExactNeighbours) -> tuple[float, float]:
+def measure(search: Search, exact: ExactNeighbours) -> tuple[float, float]:
     """Recall@10 of all queries, and the median milliseconds of some, asked one by one."""
     if not len(exact.own):
         return 1.0, 0.0
-    found = search.search(exact.queries, RECALL_AT + 1)[1]
+    found = search(exact.queries, RECALL_AT + 1)[1]
     # Itself last, if it is there: ten others are counted.
     order = np.argsort(found == exact.own[:, None], axis=1, kind="stable")[:, :RECALL_AT]
     recall = exact.recall(np.take_along_axis(found, order, 1))
     return recall, median_milliseconds(search, exact.queries)
 
 
-def median_milliseconds(search: VectorSearch, queries: Float32) -> float:
+def median_milliseconds(search: Search, queries: Float32) -> float:
     """The median time of some queries, asked one by one."""
     times = []
     for query in queries[:_TIMED]:
         start = time.perf_counter()
-        search.search(query[None], RECALL_AT)
+        search(query[None], RECALL_AT)
         times.append(time.perf_counter() - start)
     return 1000 * float(np.median(times)) if times else 0.0

@@ -64,6 +64,10 @@ def search_intent(
         raise InputError(f"`{first['loc'][0]}` {first['input']}: {first['msg'].lower()}") from None
 
 
+Note = Callable[[str], object]
+"""Is called with a sentence for the user."""
+
+
 @dataclass(frozen=True)
 class TuningResult:
     """How an index searches, in words, and what was measured: recall@10, ms per query, bytes."""
@@ -127,9 +131,7 @@ class Store(ABC):
         """Descriptors of entries with distinct keys, part by part: keys [n], rows [n, C]."""
 
     @abstractmethod
-    def tune(
-        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> TuningResult:
+    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both."""
 
     @abstractmethod

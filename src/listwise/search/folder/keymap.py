@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-Keys = NDArray[np.int64]
+from listwise.search.entries import Keys
 
 
 class KeyMap:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isqrt
 from pathlib import Path
@@ -34,14 +34,13 @@ from listwise.search.folder.tuning import (
     shortcomings,
 )
 from listwise.search.measuring import ExactNeighbours, measure, median_milliseconds
-from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
+from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER = "index.json"
 _LOCK = "lock"
 _OURS = {_LOCK, "entries.lance", f"{_HEADER}.tmp"}  # of an index that was not finished
 _SAMPLE = 200  # entries that are queries of a measurement
 
-Note = Callable[[str], object]
 _log = logging.getLogger(__name__)
 
 
@@ -278,7 +277,7 @@ class FolderStore(Store):
         mirror = self._mirror
         if mirror is None or not isinstance(mirror.search, FlatSearch):
             mirror = self._take(Mirror(FlatSearch(self.header.dim)))
-        spent = median_milliseconds(mirror.search, self._sample(_SAMPLE).descriptors)
+        spent = median_milliseconds(mirror.search.search, self._sample(_SAMPLE).descriptors)
         tuned = TuningResult("exact", 1.0, spent, mirror.search.memory)
         self._save(SearchState(intent=intent, tuned=tuned, entries=len(mirror.stamps)), mirror)
         return tuned
@@ -300,18 +299,12 @@ class FolderStore(Store):
             mirror.catch_up(self._table, lambda rows: exact.add(rows.keys, rows.descriptors))
         set_probes(search, exact, intent.recall)
         self._take(mirror)
-        measured = measure(search, exact)
-        method = (
-            f"compressed: 1 bit a dimension, {search.probes} of {search.lists} lists, "
-            f"{search.candidates} re-scored"
-        )
-        tuned = TuningResult(method, *measured, search.memory)
+        measured = measure(search.search, exact)
+        probes, candidates = search.probes, search.candidates
+        method = f"compressed: 1 bit a dimension, {probes} of {search.lists} lists, "
+        tuned = TuningResult(f"{method}{candidates} re-scored", *measured, search.memory)
         state = SearchState(
-            intent=intent,
-            tuned=tuned,
-            entries=entries,
-            probes=search.probes,
-            candidates=search.candidates,
+            intent=intent, tuned=tuned, entries=entries, probes=probes, candidates=candidates
         )
         self._save(state, mirror)
         return tuned

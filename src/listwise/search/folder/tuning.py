@@ -99,7 +99,7 @@ def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbours) -> flo
     search.probes = 1
     times = []
     for search.candidates in (_CANDIDATES[0], _CANDIDATES[-1]):
-        times.append(median_milliseconds(search, exact.queries))
+        times.append(median_milliseconds(search.search, exact.queries))
     return max(0.0, times[1] - times[0]) / (_CANDIDATES[-1] - _CANDIDATES[0])
 
 

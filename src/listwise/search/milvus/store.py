@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from listwise.search.milvus.rows import (
     schema,
 )
 from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
-from listwise.search.store import IndexHeader, SearchIntent, Store, TuningResult
+from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
 _MOST = 16384  # rows that a server gives at once
@@ -145,7 +145,7 @@ class MilvusStore(Store):
         found: dict[str, Entry] = {}
         for some in _parts(sorted({digest for digest in digests if digest}), _NAMED):
             named = json.dumps(some, ensure_ascii=False)
-            rows = self._query(f"digest in {named}", ENTRY)
+            rows = self._query(ENTRY, filter=f"digest in {named}", limit=_MOST)
             found |= {row["digest"]: from_row(row) for row in rows}
         return found
 
@@ -187,9 +187,7 @@ class MilvusStore(Store):
                 found = np.array([row["descriptor"] for row in rows], np.float32)
                 yield np.array([row["key"] for row in rows], np.int64), found
 
-    def tune(
-        self, intent: SearchIntent, on_note: Callable[[str], object] = lambda note: None
-    ) -> TuningResult:
+    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both.
 
         Exact search if it is fast enough and fits into memory, HNSW if that does, an index of
@@ -251,28 +249,18 @@ class MilvusStore(Store):
         self._count(_STRONG)
 
     def _count(self, level: str) -> int:
-        rows = self._connection.call(
-            "query", filter="", output_fields=["count(*)"], consistency_level=level
-        )
-        return int(rows[0]["count(*)"])
+        return int(self._query(["count(*)"], level, filter="")[0]["count(*)"])
 
-    def _query(self, condition: str, fields: Sequence[str]) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._connection.call(
-            "query",
-            filter=condition,
-            output_fields=list(fields),
-            limit=_MOST,
-            consistency_level=_SESSION,
-        )
-        return rows
+    def _query(self, fields: list[str], level: str = _SESSION, **which: Any) -> list[Any]:
+        """Fields of the entries that a filter or a list of ids chooses."""
+        which |= {"output_fields": fields, "consistency_level": level}
+        return list(self._connection.call("query", **which))
 
     def _rows(self, keys: Sequence[int] | Keys, fields: Sequence[str]) -> list[dict[str, Any]]:
         """Fields of the entries with these keys, in any order."""
         found: list[dict[str, Any]] = []
         for some in _parts(possible_keys(keys), _NAMED):
-            found += self._connection.call(
-                "query", ids=list(some), output_fields=["key", *fields], consistency_level=_SESSION
-            )
+            found += self._query(["key", *fields], ids=list(some))
         return found
 
     def _keys(self, count: int | None = None) -> Keys:
@@ -288,7 +276,7 @@ class MilvusStore(Store):
             stop = start + width
             # Milvus does not accept a number as large as the end.
             end = f" and key < {stop}" if stop < _KEYS else ""
-            rows = self._query(f"key >= {start}{end}", ["key"])
+            rows = self._query(["key"], filter=f"key >= {start}{end}", limit=_MOST)
             if len(rows) == _MOST:
                 width //= 2
                 continue
@@ -342,11 +330,7 @@ class MilvusStore(Store):
             self._connection.call("load_collection", timeout=None)
 
     def _tune_fast(
-        self,
-        method: Method,
-        intent: SearchIntent,
-        sample: ExactNeighbours,
-        on_note: Callable[[str], object],
+        self, method: Method, intent: SearchIntent, sample: ExactNeighbours, on_note: Note
     ) -> TuningResult:
         """Search harder until recall is reached, or harder is of no use or too slow."""
         on_note(f"building {method.type}")
@@ -372,7 +356,7 @@ class MilvusStore(Store):
         self._remember()
         self._build()
         self._wait_for_writes()
-        recall, milliseconds = measure(self, sample)
+        recall, milliseconds = measure(self.search, sample)
         self._state = _State(method=method, intent=intent, recall=recall, milliseconds=milliseconds)
         self._remember()
         memory = method.memory(len(self), self.header.dim)
