@@ -99,12 +99,8 @@ class Whitening:
         """Learn a PCA that divides by λ^`power`, λ the variance, in one pass over the batches.
 
         The power 0.25 is the paper's square-rooted PCA (section 4.2), 0.5 is full whitening and 0
-        only turns. Memory does not depend on the number of descriptors.
-
-        Args:
-            batches: arrays [n, C].
-            dim: dimensions to keep, those of most variance; all that vary by default.
-            power: of the variance.
+        only turns. Memory does not depend on the number of descriptors [n, C] in the batches. The
+        `dim` dimensions of most variance are kept; all that vary by default.
         """
         if not 0 <= power <= 1:
             raise InputError(f"`power` must be between 0 and 1, not {power}")
@@ -127,12 +123,9 @@ class Whitening:
 
         After Radenović et al. (2018): m is the mean of the pairs' first photos, S the covariance of
         their differences, L its Cholesky factor, and D the directions of L⁻¹ (x − m), those of most
-        variance first; the projection is Dᵀ L⁻¹.
+        variance first; the projection is Dᵀ L⁻¹. `dim` of them are kept; by default all that vary.
 
-        Args:
-            descriptors: [N, C], of all photos, in pairs or not.
-            pairs: positions of two photos of the same thing, integers [P, 2].
-            dim: dimensions to keep; all that vary by default.
+        Shapes: descriptors [N, C], of all photos, in pairs or not; positions of pairs [P, 2].
         """
         count = len(descriptors)
         pairs = np.asarray(pairs)

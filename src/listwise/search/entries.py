@@ -1,7 +1,7 @@
 """The photos of an index: entries, their keys, and entries to be written."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -80,6 +80,11 @@ def entry_key(name: str) -> int:
 def possible_keys(keys: Iterable[int]) -> list[int]:
     """Those that can be keys: a number that a user typed may be any."""
     return [int(key) for key in keys if 0 <= key < 1 << 63]
+
+
+def in_parts(values: Any, size: int) -> Iterator[Any]:
+    """Slices of a sequence, each of at most so many values."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from listwise.errors import InputError
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row
+from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row, in_parts
 
 # LanceDB's settings, read when it is imported: be silent, hold little of what is read in advance,
 # and let an update be as large as the descriptors that are in memory for it anyway.
@@ -101,10 +101,8 @@ class EntryTable:
     def has_any(self, keys: Keys) -> bool:
         """Whether there is an entry with one of these keys."""
         with _one_line_errors(self.folder):
-            return any(
-                self._table.count_rows(_among("key", keys[first : first + _NAMED].tolist()))
-                for first in range(0, len(keys), _NAMED)
-            )
+            parts = in_parts(keys.tolist(), _NAMED)
+            return any(self._table.count_rows(_among("key", part)) for part in parts)
 
     def stamps(self) -> tuple[Keys, Keys]:
         """Keys and stamps of all entries: [N], [N]."""
@@ -121,26 +119,22 @@ class EntryTable:
                 for batch in query.to_batches(batch_size=min(65536, max(256, _BATCH // (4 * dim)))):
                     yield _as_rows(pa.Table.from_batches([batch]))
                 return
-            for first in range(0, len(keys), _NAMED):
-                part = np.unique(keys[first : first + _NAMED]).tolist()
-                yield _as_rows(self._taken(part, _DESCRIPTORS))
+            for part in in_parts(keys, _NAMED):
+                yield _as_rows(self._taken(np.unique(part).tolist(), _DESCRIPTORS))
 
     def get(self, keys: Sequence[int]) -> list[Entry]:
         """The entries with these keys, in any order."""
-        found: list[Entry] = []
         with _one_line_errors(self.folder):
-            for first in range(0, len(keys), _NAMED):
-                found += _as_entries(self._taken(keys[first : first + _NAMED], _COLUMNS))
-        return found
+            parts = [self._taken(part, _COLUMNS) for part in in_parts(keys, _NAMED)]
+            return [entry for part in parts for entry in _as_entries(part)]
 
     def with_digests(self, digests: Sequence[str]) -> list[Entry]:
         """The entries with these digests, in any order."""
         asked = [digest for digest in digests if digest]
         found: list[Entry] = []
         with _one_line_errors(self.folder):
-            for first in range(0, len(asked), _NAMED):
-                condition = _among("digest", asked[first : first + _NAMED])
-                query = self._table.search().where(condition).select(_COLUMNS)
+            for part in in_parts(asked, _NAMED):
+                query = self._table.search().where(_among("digest", part)).select(_COLUMNS)
                 found += _as_entries(query.to_arrow())
         return found
 

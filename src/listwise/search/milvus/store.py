@@ -11,7 +11,15 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
 from listwise.errors import InputError
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, from_row, possible_keys
+from listwise.search.entries import (
+    Entry,
+    Float32,
+    Keys,
+    NewEntries,
+    from_row,
+    in_parts,
+    possible_keys,
+)
 from listwise.search.measuring import ExactNeighbours, measure
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import (
@@ -126,7 +134,7 @@ class MilvusStore(Store):
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries, and return how many there were."""
         removed = 0
-        for some in _parts(sorted({int(key) for key in keys}), _MOST):
+        for some in in_parts(sorted({int(key) for key in keys}), _MOST):
             present = [row["key"] for row in self._rows(some, ["key"])]
             if present:
                 self._connection.call("delete", ids=present)
@@ -143,7 +151,7 @@ class MilvusStore(Store):
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
         """Entries by digest; digests without an entry are left out."""
         found: dict[str, Entry] = {}
-        for some in _parts(sorted({digest for digest in digests if digest}), _NAMED):
+        for some in in_parts(sorted({digest for digest in digests if digest}), _NAMED):
             named = json.dumps(some, ensure_ascii=False)
             rows = self._query(ENTRY, filter=f"digest in {named}", limit=_MOST)
             found |= {row["digest"]: from_row(row) for row in rows}
@@ -181,7 +189,7 @@ class MilvusStore(Store):
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
         """Descriptors by key, as many at a time as fit into a message."""
-        for some in _parts(keys, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
+        for some in in_parts(keys, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
             rows = self._rows(some, ["descriptor"])
             if rows:
                 found = np.array([row["descriptor"] for row in rows], np.float32)
@@ -259,7 +267,7 @@ class MilvusStore(Store):
     def _rows(self, keys: Sequence[int] | Keys, fields: Sequence[str]) -> list[dict[str, Any]]:
         """Fields of the entries with these keys, in any order."""
         found: list[dict[str, Any]] = []
-        for some in _parts(possible_keys(keys), _NAMED):
+        for some in in_parts(possible_keys(keys), _NAMED):
             found += self._query(["key", *fields], ids=list(some))
         return found
 
@@ -393,7 +401,3 @@ def _remembered(connection: Connection) -> tuple[IndexHeader, _State]:
         return header, _State.model_validate_json(found[_SEARCH])
     except ValidationError as error:
         raise InputError(f"{where} is damaged: build the index again") from error
-
-
-def _parts(values: Any, size: int) -> Iterator[Any]:
-    return (values[start : start + size] for start in range(0, len(values), size))

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from listwise.search.entries import Keys
+from listwise.search.entries import Keys, in_parts
 from listwise.search.measuring import ExactNeighbours
 from listwise.search.store import Store
 
@@ -79,7 +79,6 @@ def take_sample(store: Store, keys: Keys) -> ExactNeighbours:
     It reads the descriptors of all. Shape: keys [n].
     """
     sample = ExactNeighbours(keys[:SAMPLE], store.vectors(keys[:SAMPLE]))
-    for start in range(0, len(keys) if len(sample.own) else 0, _BLOCK):
-        some = keys[start : start + _BLOCK]
+    for some in in_parts(keys, _BLOCK):
         sample.add(some, store.vectors(some))
     return sample
