@@ -77,7 +77,9 @@ def _boxes(text: str, photos: int) -> list[Box | None]:
     if found is None:
         return [None] * photos
     if not isinstance(found, list) or len(found) != photos:
-        raise BadRequestError(f"boxes is a JSON list: a box or null for each of {photos} photos")
+        raise BadRequestError(
+            f"boxes is a JSON list, a box or null for each of the {photos} photos"
+        )
     return [_box(box) for box in found]
 
 
