@@ -1,6 +1,7 @@
 """Photos as a GPU gets them; here the CPU decodes in its place, by the same function."""
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,10 @@ def expected(wanted):
 
 
 def decoded_photos(wanted, device, threads, how=FULL):
-    for chunk in decode_on_gpu(wanted, how, device, threads):
-        for photo in chunk:
-            yield photo if isinstance(photo, ImageError) else photo.pixels
+    with closing(decode_on_gpu(wanted, how, device, threads)) as chunks:
+        for chunk in chunks:
+            for photo in chunk:
+                yield photo if isinstance(photo, ImageError) else photo.pixels
 
 
 @pytest.fixture
