@@ -19,20 +19,8 @@ if TYPE_CHECKING:
     from listwise.search import Added, Entry, Hit, Index, open_index
 
 __version__ = "0.1.0"
-__all__ = [
-    "Added",
-    "Entry",
-    "Evaluation",
-    "Hit",
-    "Index",
-    "Model",
-    "Run",
-    "__version__",
-    "evaluate",
-    "load",
-    "open_index",
-    "train",
-]
+__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Model", "Run"]
+__all__ += ["__version__", "evaluate", "load", "open_index", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,19 +16,8 @@ if TYPE_CHECKING:
     from listwise.training import TrainPlan, TrainResult
     from listwise.training.run.view import TrainView
 
-__all__ = [
-    "Added",
-    "Entry",
-    "Evaluation",
-    "Hit",
-    "Index",
-    "Model",
-    "Run",
-    "evaluate",
-    "load",
-    "open_index",
-    "train",
-]
+__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Model", "Run"]
+__all__ += ["evaluate", "load", "open_index", "train"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,6 +77,8 @@ class Model:
     ) -> npt.NDArray[np.float32]:
         """Descriptors of photos, unit rows: [n, dim]; of a single photo [dim].
 
+        Photos that cannot be read raise an `ImageError` that names them.
+
         Args:
             photos: one photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
                 a list of them, or a folder, table, text list or data set of photos.
@@ -88,9 +90,6 @@ class Model:
             workers: processes that decode, or threads that read files where the GPU decodes; from
                 the cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
-
-        Raises:
-            ImageError: photos cannot be read; the message names them.
         """
         given = list_photos(photos)
         settings = self.settings(max_side, scales, power, precision)

@@ -38,9 +38,6 @@ def open_index(
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
         create: make an index where there is none.
         on_note: called with a sentence about what was chosen.
-
-    Raises:
-        InputError: the index holds descriptors of another model, or of other settings.
     """
     place = str(uri)
     settings = {"max_side": max_side, "scales": scales, "power": power}

@@ -22,14 +22,7 @@ from listwise.search.entries import (
 )
 from listwise.search.measuring import ExactNeighbours, measure
 from listwise.search.milvus.connection import Connection, parse_place
-from listwise.search.milvus.rows import (
-    ENTRY,
-    FIELDS,
-    MESSAGE,
-    as_rows,
-    messages,
-    schema,
-)
+from listwise.search.milvus.rows import ENTRY, FIELDS, MESSAGE, as_rows, messages, schema
 from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
