@@ -75,7 +75,14 @@ def print_json(result: Any) -> None:
     """
     import json
 
-    typer.echo(json.dumps(_plain(result)))
+    from pydantic_core import to_jsonable_python
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
+    values = to_jsonable_python(result, by_alias=False, fallback=plain)
+    # Again, since what is not finite stays as it is in the fields of a model.
+    typer.echo(json.dumps(to_jsonable_python(values, inf_nan_mode="null")))
 
 
 def print_result(console: Console, json: bool, facts: Any, text: str) -> None:
@@ -84,25 +91,6 @@ def print_result(console: Console, json: bool, facts: Any, text: str) -> None:
         print_json(facts)
     else:
         say(console, text, "bold")
-
-
-def _plain(value: Any) -> Any:
-    import dataclasses
-    import math
-
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    elif hasattr(value, "model_dump"):
-        value = value.model_dump()
-    elif hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 @contextmanager
