@@ -7,16 +7,5 @@ from listwise.descriptors.model import Model
 from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.descriptors.whitening import Whitening, matching_pairs
 
-__all__ = [
-    "DescriptorFile",
-    "DescriptorHeader",
-    "DescriptorWriter",
-    "Model",
-    "Shard",
-    "Whitening",
-    "extract",
-    "learn_whitening",
-    "load_model",
-    "matching_pairs",
-    "remove_whitening",
-]
+__all__ = ["DescriptorFile", "DescriptorHeader", "DescriptorWriter", "Model", "Shard", "Whitening"]
+__all__ += ["extract", "learn_whitening", "load_model", "matching_pairs", "remove_whitening"]

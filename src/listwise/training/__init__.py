@@ -10,17 +10,8 @@ if TYPE_CHECKING:
     from listwise.training.plan import TrainPlan, prepare
     from listwise.training.trainer import Trainer, TrainResult, resume
 
-__all__ = [
-    "Counts",
-    "Loss",
-    "MultistageStep",
-    "TrainConfig",
-    "TrainPlan",
-    "TrainResult",
-    "Trainer",
-    "prepare",
-    "resume",
-]
+__all__ = ["Counts", "Loss", "MultistageStep", "TrainConfig", "TrainPlan", "TrainResult", "Trainer"]
+__all__ += ["prepare", "resume"]
 
 
 def __getattr__(name: str) -> Any:
