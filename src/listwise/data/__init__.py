@@ -24,31 +24,9 @@ from listwise.data.pipeline import decode_photos
 from listwise.data.sources import read_images, read_labelled
 from listwise.settings import CropSettings
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "MAX_PIXELS",
-    "Box",
-    "Crop",
-    "CropBatch",
-    "CropDataset",
-    "CropSettings",
-    "DecodedPhoto",
-    "Decoding",
-    "ImageError",
-    "ImageReport",
-    "Images",
-    "LabelledImages",
-    "PhotoFile",
-    "UnreadableClassError",
-    "check_images",
-    "collate",
-    "decode_photos",
-    "hold_out_classes",
-    "image_size",
-    "list_images",
-    "load_image",
-    "random_crop",
-    "read_images",
-    "read_labelled",
-    "whole_image",
-]
+__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "Box", "Crop", "CropBatch", "CropDataset"]
+__all__ += ["CropSettings", "DecodedPhoto", "Decoding", "ImageError", "ImageReport", "Images"]
+__all__ += ["LabelledImages", "PhotoFile", "UnreadableClassError"]
+__all__ += ["check_images", "collate", "decode_photos", "hold_out_classes", "image_size"]
+__all__ += ["list_images", "load_image", "random_crop", "read_images", "read_labelled"]
+__all__ += ["whole_image"]

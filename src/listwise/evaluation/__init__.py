@@ -16,20 +16,7 @@ from listwise.evaluation.measures import ProtocolResult
 from listwise.evaluation.metrics import average_precision
 from listwise.evaluation.ranks import rank_judged, rank_scores
 
-__all__ = [
-    "JudgedQueries",
-    "Protocol",
-    "ProtocolResult",
-    "Results",
-    "average_precision",
-    "evaluate_descriptors",
-    "evaluate_labelled",
-    "evaluate_ranks",
-    "evaluate_revisited",
-    "evaluate_scores",
-    "judged_images",
-    "mean_average_precision",
-    "rank_judged",
-    "rank_scores",
-    "ranks_of_positives",
-]
+__all__ = ["JudgedQueries", "Protocol", "ProtocolResult", "Results"]
+__all__ += ["average_precision", "evaluate_descriptors", "evaluate_labelled", "evaluate_ranks"]
+__all__ += ["evaluate_revisited", "evaluate_scores", "judged_images", "mean_average_precision"]
+__all__ += ["rank_judged", "rank_scores", "ranks_of_positives"]

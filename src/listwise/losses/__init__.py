@@ -7,14 +7,6 @@ from listwise.losses.contrastive import ContrastiveLoss
 from listwise.losses.smooth_ap import SmoothAPLoss
 from listwise.losses.triplet import TripletLoss
 
-__all__ = [
-    "ContrastiveLoss",
-    "FastAPLoss",
-    "MultiSimilarityLoss",
-    "QuantizedAPLoss",
-    "SmoothAPLoss",
-    "TieAwareAPLoss",
-    "TripletLoss",
-    "class_balanced_weights",
-    "quantized_ap",
-]
+__all__ = ["ContrastiveLoss", "FastAPLoss", "MultiSimilarityLoss", "QuantizedAPLoss"]
+__all__ += ["SmoothAPLoss", "TieAwareAPLoss", "TripletLoss"]
+__all__ += ["class_balanced_weights", "quantized_ap"]

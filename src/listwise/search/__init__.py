@@ -9,24 +9,7 @@ from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of, open_index, open_store
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
-__all__ = [
-    "Added",
-    "Entry",
-    "ExactIndex",
-    "Hit",
-    "Index",
-    "IndexHeader",
-    "NewEntries",
-    "SearchIntent",
-    "Store",
-    "VectorIndex",
-    "add_descriptors",
-    "add_photos",
-    "alpha_query_expansion",
-    "create_store",
-    "database_augmentation",
-    "exact_search",
-    "header_of",
-    "open_index",
-    "open_store",
-]
+__all__ = ["Added", "Entry", "ExactIndex", "Hit", "Index", "IndexHeader", "NewEntries"]
+__all__ += ["SearchIntent", "Store", "VectorIndex"]
+__all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "create_store"]
+__all__ += ["database_augmentation", "exact_search", "header_of", "open_index", "open_store"]

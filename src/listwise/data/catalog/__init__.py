@@ -12,16 +12,5 @@ from listwise.data.catalog.dataset import (
 )
 from listwise.data.catalog.entries import ENTRIES, DataSetEntry, RemoteFile
 
-__all__ = [
-    "DATA_FOLDER",
-    "ENTRIES",
-    "Benchmark",
-    "DataSetEntry",
-    "Dataset",
-    "RemoteFile",
-    "find_dataset",
-    "find_entry",
-    "labelled_of",
-    "photos_of",
-    "recognise",
-]
+__all__ = ["DATA_FOLDER", "ENTRIES", "Benchmark", "DataSetEntry", "Dataset", "RemoteFile"]
+__all__ += ["find_dataset", "find_entry", "labelled_of", "photos_of", "recognise"]

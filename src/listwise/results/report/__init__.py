@@ -5,12 +5,5 @@ from listwise.results.report.content import ModelResult, TableRow
 from listwise.results.report.curves import precision_recall_curve
 from listwise.results.report.page import write_report
 
-__all__ = [
-    "ModelResult",
-    "ModelSearch",
-    "PointsOf",
-    "TableRow",
-    "precision_recall_curve",
-    "report_models",
-    "write_report",
-]
+__all__ = ["ModelResult", "ModelSearch", "PointsOf", "TableRow"]
+__all__ += ["precision_recall_curve", "report_models", "write_report"]
