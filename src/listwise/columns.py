@@ -99,7 +99,9 @@ class TableKind(Generic[H]):
         """The header in a file's Arrow schema."""
         content = (schema.metadata or {}).get(self.key)
         if content is None:
-            raise InputError(f"{path} is not a table of {self.contents}: {self.command} makes them")
+            raise InputError(
+                f"{path} is a table, but not one of {self.contents}: {self.command} makes them"
+            )
         return self.header.parse(content, path, "extract again")
 
 
