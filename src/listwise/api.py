@@ -75,7 +75,7 @@ def train(
     from listwise.training.run.folder import check_unused
     from listwise.training.run.view import LiveTrainView
 
-    folder = Path("runs") / Path(photos).resolve().stem if run_folder is None else Path(run_folder)
+    folder = default_run_folder(photos) if run_folder is None else Path(run_folder)
     check_unused(folder)
     plan = prepare(photos, settings, preset)
     on_plan(plan)
@@ -88,3 +88,8 @@ def train(
     result = Trainer(plan, folder, view).fit()
     modules = {kind: part for kind, part in plan.parts.items() if kind != "loss"}
     return Run(folder, result, {"device": plan.config.device, **modules})
+
+
+def default_run_folder(photos: str | Path) -> Path:
+    """The folder of a run that is given none: `runs/NAME`, by the name of the photos."""
+    return Path("runs") / Path(photos).resolve().stem

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from listwise.cli.output import note, print_json, say
+from listwise.cli.output import note, print_result, say
 from listwise.training import TrainPlan, TrainResult
 from listwise.training.run.view import readable_time
 
@@ -29,15 +29,11 @@ def show_plan(plan: TrainPlan, console: Console) -> None:
     console.print(table)
 
 
-def show_result(result: TrainResult, console: Console, as_json: bool) -> None:
+def show_result(result: TrainResult, console: Console, json: bool) -> None:
     """Print what a run came to."""
-    if as_json:
-        print_json(result)
-        return
-    say(
-        console,
+    text = (
         f"validation mAP {100 * result.first_map:.1f} -> {100 * result.best_map:.1f} "
         f"(best at update {result.best_update} of {result.updates}, "
-        f"{readable_time(result.seconds)})\nthe network is in {result.model}",
-        "bold",
+        f"{readable_time(result.seconds)})\nthe network is in {result.model}"
     )
+    print_result(console, json, result, text)

@@ -11,7 +11,7 @@ from listwise.cli import options
 from listwise.cli.settings import given_settings, with_setting_flags
 
 if TYPE_CHECKING:
-    from listwise.training import Trainer
+    from listwise.training import TrainPlan, TrainResult
 
 EXAMPLES = options.examples("""Examples:
   listwise train photos                          settings from the photos and this machine
@@ -56,20 +56,18 @@ def train(
         raise InputError("--resume takes everything from the run itself: give nothing else")
     if resume is None and data is None:
         raise InputError("say what to train on: listwise train FOLDER-OF-CLASS-FOLDERS (or --help)")
-    if preset not in ("auto", "paper"):
-        raise InputError(f"--preset is auto or paper, not {preset!r}")
     given = merge(read_settings(config) if config else {}, given)
 
+    from listwise import api
     from listwise.cli.run import show_result
     from listwise.training.distributed import joined_processes
     from listwise.training.run.folder import RUN_FILE
 
-    folder = resume or run or Path("runs") / Path(str(data)).resolve().stem
+    folder = resume or run or api.default_run_folder(str(data))
     with joined_processes() as first:
         console = Console(stderr=json, quiet=not first)
         try:
-            trainer = _open(folder, console, None if resume else data, given, preset)
-            result = trainer.fit()
+            result = _train(data, folder, console, given | {"preset": preset})
         except KeyboardInterrupt:
             started = (folder / RUN_FILE).exists()
             how = f"; resume with: listwise train --resume {folder}" if started else ""
@@ -79,22 +77,24 @@ def train(
             show_result(result, console, json)
 
 
-def _open(
-    folder: Path, console: Console, data: str | None, given: dict[str, Any], preset: str
-) -> "Trainer":
-    """The trainer of a new run on `data`, or of the run in the folder."""
+def _train(
+    data: str | None, folder: Path, console: Console, given: dict[str, Any]
+) -> "TrainResult":
+    """Train on `data`, or without it resume the run in the folder."""
+    from listwise import api, training
     from listwise.cli.run import show_plan
-    from listwise.training import Trainer, prepare, resume
-    from listwise.training.run.folder import check_unused
     from listwise.training.run.view import LiveTrainView
 
     view = LiveTrainView(console)
-    if data is None:
-        with console.status("opening the run"):
-            return resume(folder, view)
-    check_unused(folder)
-    with console.status("checking the photos"):
-        plan = prepare(data, given, preset)  # type: ignore[arg-type]
-    show_plan(plan, console)
-    with console.status(f"loading {plan.config.backbone}"):
-        return Trainer(plan, folder, view)
+    status = console.status("opening the run" if data is None else "checking the photos")
+
+    def on_plan(plan: "TrainPlan") -> None:
+        status.stop()
+        show_plan(plan, console)
+
+    with status:
+        if data is not None:
+            return api.train(data, folder, view=view, on_plan=on_plan, **given).result
+        trainer = training.resume(folder, view)
+        status.stop()
+        return trainer.fit()

@@ -2,6 +2,7 @@
 
 from listwise.evaluation.figures import (
     Results,
+    average_precision,
     evaluate_descriptors,
     evaluate_labelled,
     evaluate_ranks,
@@ -13,7 +14,6 @@ from listwise.evaluation.figures import (
 )
 from listwise.evaluation.judged import JudgedQueries, Protocol
 from listwise.evaluation.measures import ProtocolResult
-from listwise.evaluation.metrics import average_precision
 from listwise.evaluation.ranks import rank_judged, rank_scores
 
 __all__ = ["JudgedQueries", "Protocol", "ProtocolResult", "Results"]

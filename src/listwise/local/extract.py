@@ -113,16 +113,10 @@ def extract_features(
 
     What is done is kept in `OUT.partial/` until the end, and is used by the next run of the same
     extractor and photos. Photos that cannot be read are left out and named in the file's
-    `header.unreadable`.
+    `header.unreadable`. Of a photo with a box, only the box is looked at.
 
-    Args:
-        images: photos; of one with a box, only the box is looked at.
-        out: the file, conventionally `.arrow`.
-        extractor: makes the features.
-        strict: stop at the first photo that cannot be read.
-        workers: processes, one for each core by default; 0 works in this one. On a GPU they decode.
-        on_progress: called with the number of photos just done.
-        on_note: called with a sentence when earlier work is used, or thrown away.
+    `workers` are processes, one for each core by default; 0 works in this one. On a GPU they
+    decode. The other arguments are those of `listwise.descriptors.extract`.
     """
     parts = Parts(FeatureFile, Path(out), images, PART, extractor.name)
     missing = parts.start(strict, on_progress, on_note)

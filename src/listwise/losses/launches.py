@@ -59,21 +59,15 @@ class Mailbox:
         """The numbers, after a wait for the kernel."""
         if self._event is not None:
             self._event.synchronize()
-        numbers: NDArray[np.float32] = self._room.numpy()[:count]
-        return numbers
+        return self._room.numpy()[:count]
 
 
-class _Mailboxes(threading.local):
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, Mailbox] = {}
-
-
-_MAILBOXES = _Mailboxes()
+_MAILBOXES = threading.local()
 
 
 def mailbox(device: torch.device) -> Mailbox:
     """This thread's mailbox for a device."""
-    box = _MAILBOXES.by_device.get(device)
-    if box is None:
-        box = _MAILBOXES.by_device[device] = Mailbox(device)
-    return box
+    boxes: dict[str, Mailbox] = vars(_MAILBOXES)
+    if str(device) not in boxes:
+        boxes[str(device)] = Mailbox(device)
+    return boxes[str(device)]

@@ -12,6 +12,10 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from listwise.errors import InputError
+from listwise.machine import Machine
+
+SMALL_BACKBONE = "tf_efficientnet_lite0"  # for machines without a GPU
+GPU_BACKBONE = "resnet50"
 
 # To take images of any size and leave the feature map unpooled is spelled in several ways among
 # timm's families, and some models refuse some of them: the first that a model accepts is used.
@@ -25,6 +29,13 @@ _OPTIONS = [size | pool for size, pool in itertools.product(_ANY_SIZE, _UNPOOLED
 
 # How torch words it when an image does not divide as a backbone needs it to.
 _SIZE_COMPLAINTS = ("must match the size of tensor", "is invalid for input of size")
+
+
+def choose_backbone(machine: Machine) -> tuple[str, str]:
+    """The timm backbone to use off the shelf on a machine, and the reason."""
+    if machine.device.startswith("cuda"):
+        return GPU_BACKBONE, "there is a GPU"
+    return SMALL_BACKBONE, "there is no GPU, and this one is small"
 
 
 def check_backbone(name: str) -> None:

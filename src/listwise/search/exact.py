@@ -1,10 +1,13 @@
 """Exact search through descriptors that need not fit into memory."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from listwise.blocks import Database, Vectors, as_queries, blocks, each_block
 from listwise.errors import InputError
+from listwise.search.entries import Float32, Keys
 
 
 def exact_search(
@@ -79,9 +82,19 @@ class ExactIndex:
         return np.concatenate(parts)[inverse]
 
 
-def best_of(
-    scores: NDArray[np.float32], keys: NDArray[np.int64], k: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def search_in_parts(
+    search: Callable[[Float32, int], tuple[Float32, Keys]], queries: Float32, k: int, size: int
+) -> tuple[Float32, Keys]:
+    """Scores and keys [Q, k] of a search for `size` queries at a time: [Q, C] -> [Q, k], twice."""
+    scores = np.empty((len(queries), k), np.float32)
+    keys = np.empty((len(queries), k), np.int64)
+    for first in range(0, len(queries) if k else 0, size):
+        part = slice(first, first + size)
+        scores[part], keys[part] = search(queries[part], k)
+    return scores, keys
+
+
+def best_of(scores: Float32, keys: Keys, k: int) -> tuple[Float32, Keys]:
     """The k best candidates of each query, best first, equal ones by key: [Q, n] -> [Q, k]."""
     if scores.shape[1] > k:
         kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]

@@ -8,7 +8,7 @@ from listwise.data import Images
 from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.machine import Machine
-from listwise.models.choice import choose_backbone
+from listwise.models.backbone import choose_backbone
 from listwise.optional import requires
 from listwise.search.index import Index
 from listwise.search.store import IndexHeader, Store

@@ -1,5 +1,6 @@
 """Training: the three-stage step and what is built around it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from listwise.settings import TrainConfig
@@ -16,12 +17,7 @@ __all__ += ["prepare", "resume"]
 
 def __getattr__(name: str) -> Any:
     """The trainer, when it is first used: it needs more packages than the step."""
-    if name in ("TrainPlan", "prepare"):
-        from listwise.training import plan
-
-        return getattr(plan, name)
-    if name in ("Trainer", "TrainResult", "resume"):
-        from listwise.training import trainer
-
-        return getattr(trainer, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "plan" if name in ("TrainPlan", "prepare") else "trainer"
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from listwise.data import LabelledImages
 from listwise.machine import Machine
-from listwise.models.choice import SMALL_BACKBONE
+from listwise.models.backbone import SMALL_BACKBONE
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; small sets overfit beyond

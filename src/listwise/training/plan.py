@@ -63,6 +63,8 @@ def prepare(
         import tensorboard  # type: ignore[import-untyped]  # noqa: F401
         import yaml  # noqa: F401
 
+    if preset not in ("auto", "paper"):
+        raise InputError(f"`preset` is auto or paper, not {preset!r}")
     parts, named = _take_parts(given)
     config = make_config(named, "the settings")
     machine = Machine.detect(config.device)

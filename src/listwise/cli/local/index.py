@@ -41,15 +41,9 @@ def codebook(
 
     console = open_console()
     with stoppable(), progress_bar(console, "k-means", iterations) as advance:
+        how = {"words": words, "per_word": per_word, "iterations": iterations, "seed": seed}
         found = learn_from_files(
-            features,
-            out,
-            words,
-            per_word,
-            iterations,
-            seed,
-            on_iteration=lambda _: advance(1),
-            device=device,
+            features, out, **how, on_iteration=lambda _: advance(1), device=device
         )
     say(console, f"{len(found)} words of {found.info.extractor} in {out}", "bold")
 

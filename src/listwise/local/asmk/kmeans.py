@@ -50,15 +50,9 @@ def learn_codebook(
     While they move, a descriptor's nearest word is looked for among those of similar words only;
     among all of them on a GPU.
 
-    Args:
-        batches: local descriptors [n, D] of photos, of any number.
-        extractor: names what made them, and its settings.
-        words: K.
-        per_word: size of the sample, in descriptors a word.
-        iterations: of k-means.
-        seed: of the sample and of the words it begins with.
-        on_iteration: called with the number of iterations done.
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+    Shapes: batches of local descriptors [n, D], which `extractor` names with its settings. The
+    sample has `per_word` descriptors a word; `seed` draws it and the words that k-means begins
+    with. `on_iteration` is called with the number of iterations done.
     """
     chosen = Machine.detect(device).device
     if words < 1 or per_word < 1 or iterations < 1:
@@ -82,36 +76,16 @@ def learn_codebook(
     return Codebook(centroids, info, device)
 
 
-def learn_from_files(
-    features: Sequence[str | Path],
-    out: str | Path,
-    words: int = WORDS,
-    per_word: int = PER_WORD,
-    iterations: int = ITERATIONS,
-    seed: int = 0,
-    on_iteration: Callable[[int], object] = lambda done: None,
-    device: str = "auto",
-) -> Codebook:
-    """Learn visual words from files of local features, and write the codebook.
-
-    The other arguments are those of `learn_codebook`.
-    """
+def learn_from_files(features: Sequence[str | Path], out: str | Path, **settings: Any) -> Codebook:
+    """Learn visual words from files of local features by `learn_codebook`, and write them."""
     out = Path(out)
     if out.exists() and not is_codebook(out):
         raise InputError(f"{out} exists and is not a codebook: give another name")
     files = [FeatureFile.open(path) for path in features]
     for file in files[1:]:
         file.require(files[0].header.extractor)
-    codebook = learn_codebook(
-        (each.descriptors for file in files for each in file),
-        files[0].header.extractor,
-        words,
-        per_word,
-        iterations,
-        seed,
-        on_iteration,
-        device,
-    )
+    descriptors = (each.descriptors for file in files for each in file)
+    codebook = learn_codebook(descriptors, files[0].header.extractor, **settings)
     codebook.save(out)
     return codebook
 

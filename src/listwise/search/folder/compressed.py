@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.search.entries import Float32, Keys
-from listwise.search.exact import best_of
+from listwise.search.exact import best_of, search_in_parts
 from listwise.search.folder.table import Rows
 
 _MOST_LISTS = 4096
@@ -76,8 +76,7 @@ class CompressedSearch:
     def found(self, queries: Float32, count: int) -> Keys:
         """Candidates by their codes, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
         with self._lock:
-            _, keys = self.index.search(queries, count)
-        found: Keys = keys
+            found: Keys = self.index.search(queries, count)[1]
         return found
 
     def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
@@ -85,13 +84,7 @@ class CompressedSearch:
 
         Where too few are found, keys are -1 and scores -inf.
         """
-        k = min(k, len(self))
-        scores = np.empty((len(queries), k), np.float32)
-        keys = np.empty((len(queries), k), np.int64)
-        for first in range(0, len(queries) if k else 0, _QUERIES):
-            part = slice(first, first + _QUERIES)
-            scores[part], keys[part] = self._search(queries[part], k)
-        return scores, keys
+        return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
 
     def _count(self, k: int) -> int:
         """Candidates for k results: in proportion to k, while reading them is fast."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from listwise.machine import core_count
 from listwise.search.entries import Float32, Keys
-from listwise.search.exact import best_of
+from listwise.search.exact import best_of, search_in_parts
 from listwise.search.folder.keymap import KeyMap
 
 _BLOCK = 64 << 20  # bytes: memory grows by as much, and nothing is ever moved for it
@@ -76,13 +76,7 @@ class FlatSearch:
     def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
         """Scores and keys of the nearest, best first: [Q, C] -> [Q, min(k, N)], twice."""
         with self._lock:
-            k = min(k, len(self))
-            scores = np.empty((len(queries), k), np.float32)
-            keys = np.empty((len(queries), k), np.int64)
-            for first in range(0, len(queries) if k else 0, _QUERIES):
-                part = slice(first, first + _QUERIES)
-                scores[part], keys[part] = self._search(queries[part], k)
-            return scores, keys
+            return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
 
     def vectors(self, keys: Keys) -> tuple[NDArray[np.bool_], Float32]:
         """Which keys there are, and the descriptors of those: [n] -> [n], [found, C]."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import read_json, write_text
 
 if TYPE_CHECKING:
     from listwise.training.plan import TrainPlan
@@ -49,14 +49,11 @@ def reopen_run(run: Path, plan: "TrainPlan") -> None:
 def read_run(run: str | Path) -> dict[str, str]:
     """What a run's folder says about its data and versions."""
     path = Path(run) / RUN_FILE
-    try:
-        about: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"data", "data_fingerprint"} <= about.keys():
-            raise ValueError("it does not name its data")
-    except OSError as error:
-        raise InputError(f"{run} is not a run to resume: it has no {RUN_FILE}") from error
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} was not written by listwise train: {error}") from error
+    if not path.is_file():
+        raise InputError(f"{run} is not a run to resume: it has no {RUN_FILE}")
+    about = read_json(path, "was not written by listwise train")
+    if not {"data", "data_fingerprint"} <= about.keys():
+        raise InputError(f"{path} was not written by listwise train: it does not name its data")
     return about
 
 
