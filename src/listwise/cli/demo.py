@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from listwise.cli import options
-from listwise.cli.bars import total_bar
 from listwise.cli.output import open_console, stoppable
+from listwise.progress import total_bar
 
 if TYPE_CHECKING:
     from listwise.results.table import Figures

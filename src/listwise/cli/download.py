@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from listwise.cli import options
-from listwise.cli.bars import download_bar
 from listwise.cli.output import note, open_console, print_json, say, stoppable
 from listwise.errors import InputError
+from listwise.progress import download_bar
 
 if TYPE_CHECKING:
     from listwise.data.catalog import DataSetEntry

@@ -6,8 +6,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar, total_bar
 from listwise.cli.output import open_console, print_json, say, typed_command, warn_of_unreadable
+from listwise.progress import progress_bar, total_bar
 
 EXAMPLES = options.examples("""Examples:
   listwise evaluate runs/a/model roxford5k --data data           a benchmark by name

@@ -7,8 +7,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar
 from listwise.cli.output import note, open_console, print_result, stoppable, warn_of_unreadable
+from listwise.progress import progress_bar
 
 EXAMPLES = options.examples("""Examples:
   listwise extract runs/a/model photos photos.parquet            original size, one scale

@@ -9,6 +9,7 @@ import typer
 
 from listwise import __version__
 from listwise.cli import (
+    app,
     benchmark,
     demo,
     download,
@@ -23,7 +24,6 @@ from listwise.cli import (
     train,
     whiten,
 )
-from listwise.cli.app import app
 from listwise.cli.output import with_flags
 from listwise.errors import InputError
 from listwise.machine import set_thread_environment

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from listwise.cli.app import app
+from listwise.cli import app
 
 RESUME = "run the same command again to resume"
 

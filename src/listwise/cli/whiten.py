@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar
 from listwise.cli.output import note, open_console, print_result, stoppable, warn_of_unreadable
 from listwise.errors import InputError
+from listwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from listwise.descriptors import Whitening

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar, total_bar
 from listwise.cli.output import note, open_console, print_json, say, stoppable, typed_command
+from listwise.progress import progress_bar, total_bar
 
 EXAMPLES = options.examples("""Examples:
   listwise local evaluate roxford5k --codebook words.safetensors

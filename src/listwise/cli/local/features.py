@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar
 from listwise.cli.output import note, open_console, print_result, say, stoppable, warn_of_unreadable
+from listwise.progress import progress_bar
 
 EXTRACT = options.examples("""Examples:
   listwise local extract photos photos.arrow                  Hessian-affine regions, RootSIFT

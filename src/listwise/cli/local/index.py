@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar
 from listwise.cli.output import open_console, print_json, print_result, say, stoppable
+from listwise.progress import progress_bar
 
 CODEBOOK = options.examples("""Example:
   listwise local codebook other-photos.arrow words.safetensors

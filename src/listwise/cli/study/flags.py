@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from listwise.cli.bars import total_bar
 from listwise.cli.output import say
+from listwise.progress import total_bar
 
 TOY = "toy"
 Photos = Annotated[

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from listwise.cli import options
-from listwise.cli.bars import progress_bar
 from listwise.cli.output import open_console, print_json, typed_command, warn_of_unreadable
 from listwise.cli.study.flags import TOY, draw_toy, say_where
 from listwise.errors import InputError
+from listwise.progress import progress_bar
 
 EXAMPLES = options.examples("""Examples:
   listwise study poolings roxford5k --whiten-on landmarks.csv --backbone resnet50 --out poolings

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 
 from rich.console import Console
 
-from listwise.cli.bars import progress_bar
 from listwise.cli.output import say
+from listwise.progress import progress_bar
 from listwise.studies.outcome import Findings
 from listwise.studies.runs import StudyView
 from listwise.training.run.view import LiveTrainView, TrainView
