@@ -11,8 +11,9 @@ from listwise.optional import DISTRIBUTIONS
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "listwise"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# Packages whose modules have another name; Triton and Starlette come with what is declared.
+# Packages whose modules have another name, or come with what is declared.
 NAMES = {"PIL": "pillow", "starlette": "fastapi", "triton": "torch", **DISTRIBUTIONS}
+NAMES["pydantic_core"] = "pydantic"
 # The extras whose packages a part of the source may import; the others do with the core.
 EXTRAS = {
     "benchmarks": ("all", "compare"),
