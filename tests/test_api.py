@@ -262,7 +262,7 @@ def test_an_index_remembers_its_model(
         listwise.open_index(tmp_path / "shop", tmp_path / "other")
     with pytest.raises(InputError, match="other settings, max_side None: leave `max_side` out"):
         listwise.open_index(tmp_path / "shop", max_side=40)
-    with pytest.raises(InputError, match="there is no index at"):
+    with pytest.raises(InputError, match="no index at"):
         listwise.open_index(tmp_path / "nothing", create=False)
 
 

@@ -134,7 +134,7 @@ def test_answers_for_people(shop, tmp_path):
 MISTAKES = [
     (("search", "shop"), "nothing to search for"),
     (("search", "shop", "no.jpg"), "no.jpg: no such file"),
-    (("search", "nowhere", "photos/class0/0.jpg"), "there is no index at nowhere"),
+    (("search", "nowhere", "photos/class0/0.jpg"), "no index at nowhere"),
     (("search", "shop", "--entry", "class9/9.jpg"), "shop has no photo class9/9.jpg"),
     (("search", "shop", "photos/class0/0.jpg", "--box", "1,2,3"), "four numbers"),
     (("search", "shop", "photos/class0/0.jpg", "--box", "900,900,990,990"), "outside"),

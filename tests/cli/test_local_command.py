@@ -53,7 +53,7 @@ def test_a_mistake_is_one_line(listwise, photos):
     listwise("local", "index", "found", "all.arrow", "--codebook", "words.safetensors")
     photo = photos / "class0" / "0.jpg"
     for arguments, said in [
-        (("search", "nowhere", photo), "there is no index at nowhere"),
+        (("search", "nowhere", photo), "no index at nowhere"),
         (("search", "found", photo), "hessian-affine-rootsift-60"),
         (("search", "found", "no.jpg", "--count", 60), "no.jpg"),
         (("index", "new", "all.arrow"), "--codebook"),

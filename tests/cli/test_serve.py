@@ -28,7 +28,7 @@ def index(tmp_path):
 def test_there_must_be_an_index(listwise, tmp_path):
     code, out, err = listwise("serve", "nowhere", "--port", 0)
     assert (code, out) == (2, "")
-    assert err.startswith("listwise: there is no index at nowhere: make one with")
+    assert err.startswith("listwise: no index at nowhere: create one with")
     assert err.count("\n") == 1
 
 

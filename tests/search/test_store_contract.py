@@ -66,7 +66,7 @@ def found_ids(index, query, k):
 def test_an_index_exists_once_it_is_created(new_place):
     place = new_place()
     assert not store_exists(place)
-    with pytest.raises(InputError, match="there is no index at"):
+    with pytest.raises(InputError, match="no index at"):
         open_store(place)
     with create_store(place, HEADER) as made:
         assert len(made) == 0

@@ -104,7 +104,7 @@ def faiss_flat(folder: Path) -> tuple[Ask, str]:
 
 
 def listwise_index(folder: Path, intent: SearchIntent) -> tuple[Ask, str]:
-    """Our index, tuned for an intent beforehand; what is measured opens it anew."""
+    """Our index, tuned for an intent beforehand; the measured search reopens it."""
     places = _places(folder)
     with open_store(folder / "index") as index:
         tuned = index.tune(intent)

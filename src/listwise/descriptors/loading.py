@@ -57,7 +57,7 @@ def _off_the_shelf(name: str, weights: str | Path, device: str) -> Model:
     try:
         check_backbone(name)
     except InputError as error:
-        raise InputError(f"there is no model folder {name}, and {error}") from None
+        raise InputError(f"no model folder {name}, and {error}") from None
     machine = Machine.detect(device)
     try:
         net = RetrievalNet(name, weights=weights).eval()

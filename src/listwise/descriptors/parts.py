@@ -29,7 +29,7 @@ class Parts(Generic[F]):
     """The parts of one extraction, in `OUT.partial/`: what is done survives an interruption.
 
     A part is in its place only when it is whole. The next run with the same photos and settings
-    uses the parts that are done; a run with others starts over.
+    uses the parts that are done; a run with other settings restarts.
     """
 
     def __init__(self, table: type[F], out: Path, images: Images, size: int, how: str) -> None:

@@ -99,7 +99,7 @@ def describe_benchmark(
 
 
 class _WithDistractors:
-    """A database and then distractors, read from disk anew at every iteration."""
+    """A database and then distractors, read from disk again at every iteration."""
 
     def __init__(self, database: Descriptors, distractors: DescriptorFile) -> None:
         if distractors.dim != database.shape[1]:

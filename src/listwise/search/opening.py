@@ -114,9 +114,7 @@ def open_store(uri: str | Path) -> Store:
     """Open an index: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite."""
     engine, place = _engine(str(uri))
     if not engine.exists(place):
-        raise InputError(
-            f"there is no index at {uri}: make one with listwise index build {uri} PHOTOS"
-        )
+        raise InputError(f"no index at {uri}: create one with listwise index build {uri} PHOTOS")
     opened: Store = engine.open(place)
     return opened
 

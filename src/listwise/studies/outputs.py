@@ -20,7 +20,7 @@ VALIDATION = "validation"
 
 
 def write_outputs(made: StudyPlan, findings: Findings, command: str = "") -> None:
-    """Write the three files anew from the runs that are finished; the table shows `command`."""
+    """Rewrite the three files from the finished runs; the table shows `command`."""
     write_csv(made.out / RESULTS_FILE, [run.row() for run in findings.outcomes])
     text = [f"# {made.study.title}\n", about(made), table(made, findings)]
     if len(findings.outcomes) < made.count:

@@ -49,16 +49,14 @@ def choose_settings(
     choices = _Choices(given)
     gpu = machine.device.startswith("cuda")
     if not gpu:
-        reason = "no GPU here: a small network; resnet101 is the paper's"
+        reason = "no GPU is available, so a small network; the paper uses resnet101"
         choices.choose("backbone", SMALL_BACKBONE, reason)
     crop = _choose_crop(choices, sizes, gpu)
     _choose_schedule(choices, len(images), gpu)
-    choices.choose(
-        "val_max_side", 2 * crop, "validation photos up to twice the crop, near what they are used"
-    )
+    choices.choose("val_max_side", 2 * crop, "twice the crop size, close to the size in search")
     if gpu and machine.bfloat16:
         choices.choose("precision", "bfloat16", "this GPU computes it several times faster")
-    choices.choose("device", machine.device, "a GPU is here" if gpu else "no GPU is here")
+    choices.choose("device", machine.device, "a GPU is available" if gpu else "no GPU is available")
     choices.choose("workers", machine.workers(), f"{machine.cores} cores")
     return make_config(merge(choices.chosen, given), "the settings"), choices.reasons
 

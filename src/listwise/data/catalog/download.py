@@ -92,7 +92,7 @@ def get_dataset(
     unverified = download(entry, folder, progress=progress)
     found = recognise(Path(folder))
     if found is None:
-        raise InputError(f"{folder} has not the layout of {entry.name} after the download")
+        raise InputError(f"{folder} does not have the layout of {entry.name} after the download")
     return DownloadResult(found, found.check(), unverified)
 
 

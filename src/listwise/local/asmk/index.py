@@ -77,7 +77,7 @@ class AsmkIndex:
         """
         folder = Path(folder)
         if not cls.exists(folder):
-            raise InputError(f"there is no index at {folder}: listwise local index makes one")
+            raise InputError(f"no index at {folder}: create one with listwise local index")
         codebook = Codebook.load(folder / CODEBOOK, device)
         manifest, parts = read_segments(folder)
         index = cls(folder, codebook, manifest)
@@ -290,7 +290,7 @@ def change_index(
     """
     words = None if codebook is None else Codebook.load(codebook, device)
     if words is None and not AsmkIndex.exists(folder):
-        raise InputError(f"there is no index at {folder}: give a `codebook` to make one")
+        raise InputError(f"no index at {folder}: pass a `codebook` to create one")
     if words is not None:
         for file in files:  # before an index is made: an empty one of wrong words is in the way
             words.require(file.header.extractor)

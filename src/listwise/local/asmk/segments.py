@@ -16,7 +16,7 @@ from listwise.local.asmk.postings import Postings, map_postings
 MANIFEST: Final = "manifest.json"
 
 _LARGEST = 1 << 25  # postings of a segment made of others; merging it needs about 2 GB
-_DEAD = 0.25  # share of a segment's photos that may be removed before it is written anew
+_DEAD = 0.25  # share of a segment's photos that may be removed before it is rewritten
 
 
 class Segment(BaseModel):
@@ -51,7 +51,7 @@ class IndexPart:
 
     @property
     def wasteful(self) -> bool:
-        """Whether so many of its photos were removed that it should be written anew."""
+        """Whether so many of its photos were removed that it should be rewritten."""
         return bool(self.kept.mean() < 1 - _DEAD) if len(self.kept) else True
 
     def without(self, names: Iterable[str]) -> "IndexPart":
@@ -69,7 +69,7 @@ def group_parts(parts: Sequence[IndexPart]) -> list[list[IndexPart]]:
     """What is to be one segment each.
 
     The newest are merged while the one before them is not much larger, so that there are few
-    segments, and a posting is written anew only as often as the index doubles.
+    segments, and a posting is rewritten only when the index doubles.
     """
     groups = [[part] for part in parts]
     if not parts or parts[-1].name is not None:

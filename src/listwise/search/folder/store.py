@@ -85,7 +85,7 @@ class FolderStore(Store):
                 if cls.exists(place):
                     raise InputError(f"there is an index at {folder} already")
                 table = EntryTable.create(folder, header.dim)
-                # Last: without it there is no index, and the next attempt starts over.
+                # Written last: a folder without it is not an index, and the next attempt restarts.
                 write_text(folder / _HEADER, header.model_dump_json(indent=2))
         except OSError as error:
             raise InputError(f"cannot make an index at {folder}: {error.strerror}") from error
