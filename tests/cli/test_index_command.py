@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,3 +182,11 @@ def test_an_index_without_a_model_takes_a_backbone_for_this_machine(listwise):
     assert "note: the model is tf_efficientnet_lite0, off the shelf: there is no GPU" in out
     _, out, _ = listwise("search", "shop", "photos/class0/1.jpg", "-k", 1, "--device", "cpu")
     assert "1.jpg" in out
+
+
+def test_an_index_of_no_readable_photo_is_an_error(shop):
+    Path("broken.jpg").write_text("not an image")
+    code, _, err = shop("index", "build", "none", "broken.jpg", *BUILD)
+    assert code == 2
+    assert "no photo can be read; the first:" in err
+    assert "broken.jpg" in err

@@ -9,6 +9,7 @@ import typer
 from listwise.cli import options
 from listwise.cli.index import shared
 from listwise.cli.output import note, open_console, stoppable
+from listwise.errors import InputError
 
 BUILD = options.examples("""Examples:
   listwise index build shop photos
@@ -88,6 +89,8 @@ def build(
             note(console, f"{index} has {shared.count_photos(len(opened))} already; adding to it")
         with stoppable():
             added = opened.add(sources, root=root, thumbnails=thumbnails, workers=workers)
+            if added.errors and not len(opened):
+                raise InputError(f"no photo can be read; the first: {added.errors[0]}")
             with console.status("choosing a search method"):
                 tuned = opened.tune(wanted, partial(note, console))
         shared.report_added(console, opened, added, json, tuned)
