@@ -196,7 +196,7 @@ def test_an_index_that_was_not_finished_is_none(
         with pytest.raises(KeyboardInterrupt):
             create_store(folder, header(2))
     assert not store_exists(str(folder))
-    with pytest.raises(InputError, match="there is no index"):
+    with pytest.raises(InputError, match="no index at"):
         open_store(folder)
     with create_store(folder, header(3)) as index:
         index.put(some(["a"], np.ones((1, 3))))
