@@ -101,7 +101,7 @@ def test_parts_of_different_lengths_are_refused() -> None:
     with pytest.raises(InputError, match="every query needs"):
         JudgedQueries.labelled([0, 1], queries=["a"])
     judged = JudgedQueries.labelled([0, 0])
-    with pytest.raises(InputError, match="3 descriptors of queries, but 2 queries"):
+    with pytest.raises(InputError, match="3 query descriptors for 2 queries"):
         evaluate_descriptors(np.ones((3, 2)), np.ones((3, 2)), judged)
     with pytest.raises(InputError, match="one model"):
         evaluate_descriptors(np.ones((2, 2)), np.ones((2, 3)), judged)

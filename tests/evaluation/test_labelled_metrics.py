@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from listwise.errors import InputError
 from listwise.evaluation import (
     ProtocolResult,
+    evaluate,
     evaluate_labelled,
-    figures,
     mean_average_precision,
 )
 
@@ -60,7 +60,7 @@ def test_all_against_all(seed: int, size: int, classes: int, block: int, level: 
     labels[:2] = 0
     descriptors = rng.integers(-level, level, (size, 5)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_BLOCK", block)
+        patch.setattr(evaluate, "_BLOCK", block)
         found = evaluate_labelled(descriptors, [f"class {k}" for k in labels])
     agree(found, plain(descriptors, labels.tolist(), descriptors, labels.tolist(), alone=True))
     assert mean_average_precision(descriptors, labels) == pytest.approx(found.mAP, abs=1e-12)
@@ -76,7 +76,7 @@ def test_queries_in_a_gallery(
     queries = rng.integers(-level, level, (size, 5)).astype(np.float64)
     gallery = rng.integers(-level, level, (count, 5)).astype(np.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_BLOCK", block)
+        patch.setattr(evaluate, "_BLOCK", block)
         found = evaluate_labelled(queries, labels, gallery, others)
     agree(found, plain(queries, labels.tolist(), gallery, others.tolist(), alone=False))
     assert np.isnan(found.per_query_ap).tolist() == [label not in others for label in labels]
@@ -107,7 +107,7 @@ def test_singletons_are_no_queries_but_stay_in_the_list() -> None:
     [
         (np.zeros(3), [0, 0, 0], r"\[N, C\]"),
         (np.zeros((3, 2)), [0, 0], r"\[N, C\]"),
-        (np.zeros((3, 2)), [0, 1, 2], "two of one label"),
+        (np.zeros((3, 2)), [0, 1, 2], "two images with the same label"),
         (np.full((3, 2), np.nan), [0, 0, 2], "NaN"),
     ],
 )
@@ -124,5 +124,5 @@ def test_bad_galleries_are_refused() -> None:
         evaluate_labelled(queries, labels, np.ones((2, 3)))
     with pytest.raises(InputError, match="3 dimensions but the gallery has 4"):
         evaluate_labelled(queries, labels, np.ones((2, 4)), [0, 0])
-    with pytest.raises(InputError, match="gallery descriptors should be"):
+    with pytest.raises(InputError, match="gallery descriptors should have"):
         evaluate_labelled(queries, labels, np.ones((2, 3)), [0])

@@ -48,8 +48,8 @@ def test_all_equal_scores_give_the_list_as_it_is(relevance: list[bool]) -> None:
 @pytest.mark.parametrize(
     ("scores", "relevance", "reason"),
     [
-        ([1.0, 2.0], [True], "one length"),
-        ([[1.0]], [[True]], "one length"),
+        ([1.0, 2.0], [True], "the same length"),
+        ([[1.0]], [[True]], "the same length"),
         ([1.0, 2.0], [False, False], "no image is relevant"),
         ([1.0, float("nan")], [True, False], "NaN"),
     ],

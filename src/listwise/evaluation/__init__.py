@@ -1,6 +1,9 @@
-"""How good ranked lists are."""
+"""Measure how good ranked lists are: average precision and the protocols of the benchmarks.
 
-from listwise.evaluation.figures import (
+The functions take arrays only: descriptors, scores or ranks.
+"""
+
+from listwise.evaluation.evaluate import (
     Results,
     average_precision,
     evaluate_descriptors,
@@ -13,7 +16,7 @@ from listwise.evaluation.figures import (
     ranks_of_positives,
 )
 from listwise.evaluation.judged import JudgedQueries, Protocol
-from listwise.evaluation.measures import ProtocolResult
+from listwise.evaluation.metrics import ProtocolResult
 from listwise.evaluation.ranks import rank_judged, rank_scores
 
 __all__ = ["JudgedQueries", "Protocol", "ProtocolResult", "Results"]

@@ -1,4 +1,4 @@
-"""What is right for every query of a benchmark: one type for every kind of ground truth."""
+"""The ground truth of a benchmark: which database images are right for each query."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,26 +8,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from listwise.errors import InputError
-from listwise.evaluation.measures import Measure, label_figures, trapezoid_figures
+from listwise.evaluation.metrics import Measure, label_metrics, trapezoid_metrics
 
 Box = tuple[float, float, float, float]
 Indices = NDArray[np.int64]
 
 ORIGINAL, LABELS = "Original", "Labels"
-"""The one protocol of Oxford5k and Paris6k, and that of labelled sets."""
+"""The names of the only protocol of Oxford5k and Paris6k, and of the protocol of labelled sets."""
 SELF = "self"
-"""The grade of a query's own image, which is junk and never shown."""
+"""The grade of a query's own image: it is junk, and no list of results shows it."""
 
 _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Which grades are positive, which are junk, and which figures are computed."""
+    """The rules of a benchmark: which images are positive, which are junk, what is measured.
+
+    Attributes:
+        positive: the grades of the images that a query should find.
+        junk: the grades of the images that are removed from the list before ranks are counted.
+        measure: computes the metrics from the ranks of the positives.
+    """
 
     positive: tuple[str, ...]
     junk: tuple[str, ...] = ()
-    measure: Measure = trapezoid_figures
+    measure: Measure = trapezoid_metrics
 
 
 REVISITED = {
@@ -39,13 +45,23 @@ REVISITED = {
 
 @dataclass(frozen=True, eq=False)
 class JudgedQueries:
-    """The queries of a benchmark, and the grade of the database images for each.
+    """The Q queries of a benchmark, and the grades of its N database images for each query.
 
-    Images without a grade are negatives; junk is removed before ranks are counted.
+    A grade is a name such as "easy" or "junk"; an image without a grade is a negative. A protocol
+    decides which grades are positive and which are junk.
 
-    Shapes: `names` has the N database images (no folder, no extension); `queries` and `boxes`
-    (left, top, right, bottom in pixels, None for the whole photo) have one entry for each of the Q
-    queries, and so has every grade: the positions in `names` of the images of that grade.
+    Attributes:
+        names: the names of the N database images, without folder and extension.
+        queries: the names of the Q queries.
+        boxes: for each query, the box (left, top, right, bottom) in pixels that is searched for,
+            or None for the whole photo.
+        grades: for each grade, one array per query with the positions in `names` of its images.
+        protocols: the protocols of the benchmark, by name.
+
+    Example:
+        >>> judged = JudgedQueries.labelled(["cat", "cat", "dog"])
+        >>> judged.positives("Labels", query=0)
+        array([1])
     """
 
     names: Sequence[str]
@@ -65,7 +81,10 @@ class JudgedQueries:
         hard: Sequence[Indices],
         junk: Sequence[Indices],
     ) -> "JudgedQueries":
-        """The protocols Easy, Medium and Hard of the revisited Oxford and Paris benchmarks."""
+        """Create the ground truth of a revisited benchmark, with the protocols Easy, Medium, Hard.
+
+        `easy`, `hard` and `junk` have, for each query, the positions in `names` of its images.
+        """
         grades = {"easy": easy, "hard": hard, "junk": junk}
         return cls(names, queries, boxes, grades, REVISITED)
 
@@ -80,9 +99,10 @@ class JudgedQueries:
         ok: Sequence[Indices],
         junk: Sequence[Indices],
     ) -> "JudgedQueries":
-        """The protocol of the original Oxford5k and Paris6k.
+        """Create the ground truth of the original Oxford5k or Paris6k.
 
-        A query's own photo is in the database and among its good images, as in the benchmark.
+        `good`, `ok` and `junk` have, for each query, the positions in `names` of its images. The
+        photo of a query is in the database and one of its good images, as in the benchmark.
         """
         grades = {"good": good, "ok": ok, "junk": junk}
         protocols = {ORIGINAL: Protocol(("good", "ok"), ("junk",))}
@@ -98,12 +118,17 @@ class JudgedQueries:
         queries: Sequence[str] | None = None,
         boxes: Sequence[Box | None] | None = None,
     ) -> "JudgedQueries":
-        """Images of a query's label are positive, in a gallery or among the queries themselves.
+        """Create the ground truth of labelled images: those with the query's label are positive.
 
-        Without a gallery every image is a query and is left out of its own list. Positions are
-        computed when they are used, so that a large set needs little memory.
+        Without a gallery, every image is a query and is left out of its own list. Positions are
+        computed on access, so a large data set needs little memory.
 
-        Shapes: labels [Q], gallery_labels [N].
+        Args:
+            labels: [Q] labels of the queries.
+            gallery_labels: [N] labels of the database; by default the queries are the database.
+            names: names of the N database images; by default their positions.
+            queries: names of the Q queries; by default their positions.
+            boxes: boxes of the Q queries; by default whole photos.
         """
         own = np.asarray(labels)
         alone = gallery_labels is None
@@ -120,38 +145,41 @@ class JudgedQueries:
         queries = [str(i) for i in range(len(own))] if queries is None else queries
         if names is None:
             names = queries if alone else [str(i) for i in range(len(others))]
-        grades = {"same": _Computed(len(own), same), SELF: _Computed(len(own), itself)}
-        protocols = {LABELS: Protocol(("same",), (SELF,), label_figures)}
+        grades = {"same": _LazyPositions(len(own), same), SELF: _LazyPositions(len(own), itself)}
+        protocols = {LABELS: Protocol(("same",), (SELF,), label_metrics)}
         return cls(names, queries, boxes or [None] * len(own), grades, protocols)
 
     def __post_init__(self) -> None:
-        """Refuse lists of different lengths."""
+        """Raise an `InputError` if the lists differ in length."""
         lengths = {len(part) for part in (self.queries, self.boxes, *self.grades.values())}
         if len(lengths) > 1:
-            raise InputError("every query needs a name, a box and a list of positions per grade")
+            raise InputError(
+                "every query needs a name, a box and a list of positions per grade: "
+                f"found lists of lengths {sorted(lengths)}"
+            )
 
     def __len__(self) -> int:
-        """Number of queries."""
+        """Return the number of queries."""
         return len(self.queries)
 
     def positives(self, protocol: str, query: int) -> Indices:
-        """Positions of the images that a query should find under a protocol."""
+        """Return the positions of the images that a query should find under a protocol."""
         return self._images(self.protocols[protocol].positive, query)
 
     def junk(self, protocol: str, query: int) -> Indices:
-        """Positions of the images that do not count for a query under a protocol."""
+        """Return the positions of the images that do not count for a query under a protocol."""
         return self._images(self.protocols[protocol].junk, query)
 
     def own(self, query: int) -> Indices:
-        """The position of the query's own image, where it is left out of its own list."""
+        """Return the position of the query's own image: [1], or [0] if it stays in its list."""
         return self._images((SELF,) if SELF in self.grades else (), query)
 
     def images(self, query: int) -> Indices:
-        """Positions of all images that have a grade, grade by grade in the order of `grades`."""
+        """Return the positions of all images that have a grade, in the order of `grades`."""
         return self._images(tuple(self.grades), query)
 
     def subset(self, queries: ArrayLike, database: ArrayLike) -> "JudgedQueries":
-        """Some queries among some images of the database, both given by their positions."""
+        """Keep some queries and some images of the database, both given by their positions."""
         rows, kept = np.asarray(queries, np.int64), np.asarray(database, np.int64)
         place = np.full(len(self.names), -1)
         place[kept] = np.arange(len(kept))
@@ -168,7 +196,7 @@ class JudgedQueries:
             names=[self.names[i] for i in kept],
             queries=[self.queries[i] for i in rows],
             boxes=[self.boxes[i] for i in rows],
-            grades={g: _Computed(len(rows), moved(grade)) for g, grade in self.grades.items()},
+            grades={g: _LazyPositions(len(rows), moved(grade)) for g, grade in self.grades.items()},
         )
 
     def _images(self, grades: tuple[str, ...], query: int) -> Indices:
@@ -176,12 +204,12 @@ class JudgedQueries:
 
 
 def join(parts: Sequence[Indices]) -> Indices:
-    """Positions or ranks one after the other; a single part is not copied."""
+    """Concatenate positions or ranks; a single part is returned without a copy."""
     return parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts])
 
 
-class _Computed(Sequence[Indices]):
-    """Positions for each query, computed when they are used."""
+class _LazyPositions(Sequence[Indices]):
+    """A list with the positions of each query, computed on access."""
 
     def __init__(self, count: int, at: Callable[[int], Indices]) -> None:
         self._queries, self._at = range(count), at
@@ -195,7 +223,7 @@ class _Computed(Sequence[Indices]):
 
 
 def _members(labels: NDArray[np.generic]) -> dict[object, Indices]:
-    """The positions of each label's images, in order."""
+    """Return the sorted positions of the images of each label."""
     names, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     parts = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
     return dict(zip(names.tolist(), parts, strict=True))

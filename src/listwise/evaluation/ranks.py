@@ -1,4 +1,4 @@
-"""Where judged images stand in a ranked list, without sorting the list."""
+"""Compute the ranks of judged images without sorting whole lists."""
 
 from collections.abc import Sequence
 
@@ -22,13 +22,24 @@ Ranks = NDArray[np.int64]
 def rank_judged(
     queries: ArrayLike, database: Database, judged: Sequence[ArrayLike]
 ) -> list[NDArray[np.int64]]:
-    """The ranks, from 0, of each query's judged images among the whole database.
+    """Rank the judged images of each query in the whole database, by dot product.
 
-    The database is streamed: a first pass takes the judged images' scores and ends at the last of
-    them, a second counts how many images score higher. Equal scores rank in database order.
+    The database is read twice, block by block, so it may be larger than memory: the first pass
+    computes the scores of the judged images, the second counts the images that score higher.
+    Images with equal scores rank in database order.
 
-    Shapes: queries [Q, C]; database [N, C], or blocks [n, C] that can be read twice; `judged` has
-    a list of positions for each query, and so has the answer a list of ranks.
+    Args:
+        queries: [Q, C] descriptors.
+        database: [N, C] descriptors, or blocks [n, C] that can be read twice.
+        judged: for each query, the database positions of its judged images.
+
+    Returns:
+        For each query, the ranks of its judged images, counted from 0.
+
+    Example:
+        >>> database = np.array([[0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
+        >>> rank_judged([[1.0, 0.0]], database, [[0, 2]])
+        [array([2, 1])]
     """
     vectors = as_queries(queries)
     positions = _positions(judged, len(vectors))
@@ -50,37 +61,45 @@ def rank_judged(
 
 
 def rank_scores(scores: ArrayLike, judged: Sequence[ArrayLike]) -> list[NDArray[np.int64]]:
-    """The ranks, from 0, of each query's judged images, from all scores.
+    """Rank the judged images of each query by a matrix of scores.
 
-    Equal scores rank in database order. Shapes: scores [Q, N]; `judged` has a list of positions
-    for each query, and so has the answer a list of ranks.
+    The highest score ranks first; images with equal scores rank in database order.
+
+    Args:
+        scores: [Q, N], one row for each query and one column for each database image.
+        judged: for each query, the database positions of its judged images.
+
+    Returns:
+        For each query, the ranks of its judged images, counted from 0.
     """
     table = np.asarray(scores)
     if table.ndim != 2:
-        raise InputError(f"scores should be [Q, N], found shape {table.shape}")
+        raise InputError(f"scores should have the shape [Q, N], found {table.shape}")
     if np.isnan(table).any():
-        raise InputError("scores hold NaN, which has no rank; look for broken descriptors")
+        raise InputError("scores contain NaN, which cannot be ranked: check the descriptors")
     positions = _positions(judged, len(table))
     for places in positions:
-        _refuse_outside(places, table.shape[1])
+        _check_positions(places, table.shape[1])
     return [_before(row, row[places], places) for row, places in zip(table, positions, strict=True)]
 
 
 def _before_in_block(row: Vectors, start: int, wanted: Vectors, positions: Ranks) -> Ranks:
     places = positions - start
     inside = (places >= 0) & (places < len(row))
-    row[places[inside]] = wanted[inside]  # a second product need not have rounded the same
+    row[places[inside]] = wanted[
+        inside
+    ]  # the product of the second pass may be rounded differently
     return _before(row, wanted, places)
 
 
 def _before(row: Vectors, wanted: Vectors, places: Ranks) -> Ranks:
-    """How many of a row's scores come before each wanted score, which stands at its place.
+    """Count the scores of a row that rank before each wanted score, which has a place in the list.
 
-    A place below 0 is before the row and one past its end after it.
+    Places are relative to the row: one below 0 lies before it, one past its end after it.
     """
     if len(wanted) == 0:
         return np.zeros(0, np.int64)
-    ordered = np.sort(row)  # values alone: several times as fast as their order
+    ordered = np.sort(row)  # sorting values is several times as fast as argsort
     higher: Ranks = len(row) - np.searchsorted(ordered, wanted, "right")
     equal = len(row) - np.searchsorted(ordered, wanted, "left") - higher
     itself = (places >= 0) & (places < len(row))
@@ -104,26 +123,35 @@ def _judged_scores(vectors: Vectors, database: Database, positions: list[Ranks])
                     own[inside] = row[places[inside] - start]
             if past == len(everything):
                 break
-    _refuse_outside(everything, end)
+    _check_positions(everything, end)
     return wanted
 
 
 def _positions(judged: Sequence[ArrayLike], queries: int) -> list[Ranks]:
     if len(judged) != queries:
-        raise InputError(f"{queries} queries but {len(judged)} lists of judged images")
+        raise InputError(
+            f"found {len(judged)} lists of judged images for {queries} queries: give one per query"
+        )
     positions = []
     for query, places in enumerate(judged):
         found = np.asarray(places)
         if found.size == 0:
             found = np.zeros(0, np.int64)
         if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-            raise InputError(f"the judged images of query {query} should be a list of positions")
+            raise InputError(
+                f"the judged images of query {query} should be a list of whole numbers, "
+                "their positions in the database"
+            )
         if len(found) and found.min() < 0:
-            raise InputError(f"query {query} judges position {found.min()}; they start at 0")
+            raise InputError(
+                f"query {query} has a judged image at position {found.min()}: positions start at 0"
+            )
         positions.append(found.astype(np.int64))
     return positions
 
 
-def _refuse_outside(places: Ranks, size: int) -> None:
+def _check_positions(places: Ranks, size: int) -> None:
     if len(places) and places.max() >= size:
-        raise InputError(f"position {places.max()} is judged, but the database has {size} images")
+        raise InputError(
+            f"a judged image has position {places.max()}, but the database has only {size} images"
+        )

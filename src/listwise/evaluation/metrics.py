@@ -1,4 +1,4 @@
-"""Figures of one protocol from the ranks of its positives."""
+"""Compute the metrics of one protocol from the ranks of its positives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,12 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ProtocolResult:
-    """The figures of one protocol by their names, from 0 to 1, over the queries that count.
+    """The metrics of one protocol, as means over the queries that have a positive.
 
-    A query without a positive does not count; where no query counts, figures are NaN.
-    Shapes: `per_query_ap` is [Q], NaN where a query does not count.
+    Attributes:
+        figures: the metrics by name, such as "mAP" or "Recall@1", from 0 to 1; NaN if no query has
+            a positive.
+        per_query_ap: [Q] average precision of each query; NaN where it has no positive.
     """
 
     figures: dict[str, float]
@@ -24,21 +26,24 @@ class ProtocolResult:
 
     @property
     def mAP(self) -> float:
-        """Mean average precision."""
+        """The mean average precision."""
         return self.figures["mAP"]
 
 
 Measure = Callable[[Sequence[Ranks], Sequence[int] | None], ProtocolResult]
-"""From the ranks of each query's positives (from 0, junk removed) and depths k to figures."""
+"""Computes the metrics of a protocol from the ranks of each query's positives and the depths k.
+
+Ranks are counted from 0, after junk is removed; None stands for the protocol's own depths.
+"""
 
 
-def trapezoid_figures(
+def trapezoid_metrics(
     positives: Sequence[Ranks], ks: Sequence[int] | None = None
 ) -> ProtocolResult:
-    """Mean AP by the trapezoid rule, and mP@k for k in 1, 5, 10 unless other depths are given.
+    """Compute mAP by the trapezoid rule, and mP@k for the depths k (default 1, 5 and 10).
 
-    mP@k looks no further than the last positive. Shapes: for each query the ranks of its
-    positives, from 0 and without junk.
+    mP@k is the mean precision at k, or at the rank of the last positive if that is smaller.
+    `positives` has, for each query, the ranks of its positives, counted from 0 without junk.
     """
     depths = (1, 5, 10) if ks is None else tuple(ks)
     rows = np.full((len(positives), 1 + len(depths)), np.nan)
@@ -51,10 +56,11 @@ def trapezoid_figures(
     return _means(rows, ["mAP", *(f"mP@{k}" for k in depths)])
 
 
-def label_figures(positives: Sequence[Ranks], ks: Sequence[int] | None = None) -> ProtocolResult:
-    """Mean AP, mAP@R and Recall@k for k in 1, 2, 4, 8 unless other depths are given.
+def label_metrics(positives: Sequence[Ranks], ks: Sequence[int] | None = None) -> ProtocolResult:
+    """Compute mAP, mAP@R and Recall@k for the depths k (default 1, 2, 4 and 8).
 
-    AP is the mean precision at the ranks of the positives. Shapes: as for `trapezoid_figures`.
+    AP is the mean precision at the ranks of the positives. `positives` has, for each query, the
+    ranks of its positives, counted from 0 without junk.
     """
     depths = (1, 2, 4, 8) if ks is None else tuple(ks)
     rows = np.full((len(positives), 2 + len(depths)), np.nan)
@@ -66,7 +72,7 @@ def label_figures(positives: Sequence[Ranks], ks: Sequence[int] | None = None) -
             row[1] = precision[places <= len(places)].sum() / len(places)
             row[2:] = places[0]
     if np.isnan(rows[:, 0]).all():
-        raise InputError("no query has another image of its label to find; give two of one label")
+        raise InputError("no query has a positive: give at least two images with the same label")
     rows[:, 2:] = np.where(np.isnan(rows[:, 2:]), np.nan, rows[:, 2:] <= np.array(depths))
     return _means(rows, ["mAP", "mAP@R", *(f"Recall@{k}" for k in depths)])
 
@@ -78,7 +84,10 @@ def _means(rows: NDArray[np.float64], names: list[str]) -> ProtocolResult:
 
 
 def _trapezoid_ap(ranks: Ranks) -> float:
-    """The area under straight lines from the precision just before each positive to that at it."""
+    """Return the area under the precision-recall curve by the trapezoid rule.
+
+    Each positive adds the mean of the precision just before it and the precision at it.
+    """
     before = np.arange(len(ranks))
     left = np.where(ranks > 0, before / np.maximum(ranks, 1), 1.0)
     right = (before + 1) / (ranks + 1)
