@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test floors lint format types check clean
-help:                     ## say what there is
+.PHONY: help demo test quick floors lint format types check package clean
+help:                     ## list these commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(VENV)/.installed  ## make a toy data set, train on it, show what training brought
@@ -25,21 +25,33 @@ floors: $(VENV)/bin/python ## run the core's tests on the lowest versions that p
 	PYTHONPATH=src $(FLOORS)/bin/python -m pytest tests/losses tests/evaluation tests/models \
 	  tests/training/test_step.py tests/data/test_images.py
 
-lint: $(VENV)/.installed-dev ## ruff: rules and format
+lint: $(VENV)/.installed-dev ## check code, workflows, templates and the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/hadolint Dockerfile
 
-format: $(VENV)/.installed-dev ## let ruff mend what it can
+format: $(VENV)/.installed-dev ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 types: $(VENV)/.installed-dev ## mypy, strict
 	$(BIN)/mypy
 
-check: lint types test    ## all that must pass
+check: lint types test    ## everything a change must pass
+
+package: $(VENV)/.installed-dev ## build the wheel and the sdist; install the wheel in a new environment and use it
+	rm -rf dist .package
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv .package
+	.package/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
+	cd .package && bin/python -I ../tests/try_wheel.py
+	rm -rf .package
 
 clean:                    ## remove the environment and caches
-	rm -rf $(VENV) $(FLOORS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS) .package dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -3,6 +3,7 @@
 import colorsys
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 # Where tests run side by side, threads of theirs would wait for one another. Libraries read this as
@@ -47,6 +48,37 @@ def pytest_xdist_make_scheduler(config, log):
             return "Milvus" if file in OF_ONE_SERVER else file
 
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--expected-skips",
+        metavar="REGEX",
+        help="Fail if a test is skipped for a reason that this regular expression does not match.",
+    )
+
+
+def unexpected_skips(config) -> list[str]:
+    """Place and reason of each skipped test that `--expected-skips` does not allow."""
+    expected = config.getoption("--expected-skips")
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if expected is None or reporter is None:
+        return []
+    skips = [report.longrepr for report in reporter.stats.get("skipped", ())]
+    return [f"{file}:{line}: {why}" for file, line, why in skips if not re.search(expected, why)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    if unexpected_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if skips := unexpected_skips(config):
+        terminalreporter.section("unexpected skips")
+        for skip in skips:
+            terminalreporter.write_line(skip)
 
 
 def draw_photo(kind: int, generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:

@@ -173,5 +173,5 @@ def test_resampling_in_the_interpreter():
 
 def test_resampling_on_a_gpu():
     if not pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("no CUDA GPU")
+        pytest.skip("needs a CUDA GPU")
     check("cuda")

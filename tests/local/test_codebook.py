@@ -231,7 +231,7 @@ def test_words_learned_by_products_are_as_near(monkeypatch):
     assert error(exact) < 1.01 * error(near)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_finds_and_learns_the_same_words():
     centroids, rows = similar(9000, 128), similar(600, 128, seed=1)
     one, two = (Codebook(centroids, INFO, device).assign(rows, 5) for device in ("cpu", "cuda"))

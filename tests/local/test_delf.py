@@ -281,7 +281,7 @@ def test_half_precision_finds_nearly_the_same(net):
     assert 0.99 < np.median(similarity) < 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_finds_the_same(folder):
     photo = smooth_photo(128, 96)
     settings = DelfSettings(count=EVERYTHING)

@@ -289,7 +289,7 @@ def test_every_photo_comes_once_in_a_pass(count, batch, seed):
         assert sorted(drawn[number * count : (number + 1) * count]) == rows.tolist()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_training_on_a_gpu(images, tmp_path):
     steps: list[DelfProgress] = []
     settings = COMMON.model_copy(update={"device": "cuda"})

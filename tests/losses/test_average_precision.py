@@ -479,7 +479,7 @@ def test_repr_says_the_settings():
     assert "form=closed" in repr(TieAwareAPLoss(form="closed"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),

@@ -182,7 +182,7 @@ def refusals(device):
 def need_a_gpu():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
+        pytest.skip("needs a CUDA GPU")
     return torch
 
 

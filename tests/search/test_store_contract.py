@@ -1,7 +1,6 @@
 """What every index does, whichever engine holds it."""
 
 import dataclasses
-import importlib.util
 import json
 
 import numpy as np
@@ -22,8 +21,6 @@ JPEG = b"\xff\xd8\xff\xe0 not \x00 text \xff\xd9"
 @pytest.fixture(scope="module", params=["embedded", "lite", "server"])
 def new_place(request):
     """Gives the names of places where there is no index yet."""
-    if request.param == "embedded" and not importlib.util.find_spec("listwise.search.folder.store"):
-        pytest.skip("there is no embedded engine")
     return request.getfixturevalue(f"{request.param}_places")
 
 

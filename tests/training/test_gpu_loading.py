@@ -82,7 +82,7 @@ def run(folder, device, workers):
 
 def need(device):
     if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("no CUDA GPU")
+        pytest.skip("needs a CUDA GPU")
 
 
 @pytest.fixture

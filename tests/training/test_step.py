@@ -182,7 +182,7 @@ def test_counts_are_the_images_that_went_through(micro_batch, forwards):
     assert step.counts == Counts(forwards=2 * forwards, backwards=20, updates=2)
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @needs_cuda

@@ -9,7 +9,7 @@ def test_what_needs_no_upload_is_left_as_it_is():
     assert [id(c) for c in arriving(crops, torch.device("cpu"))] == [id(c) for c in crops]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("place", ["pinned", "pageable", "cuda"])
 def test_they_arrive_whole_and_in_order(place):
     images = torch.randint(0, 256, (40, 3, 256, 256), dtype=torch.uint8)

@@ -1,0 +1,32 @@
+"""Use an installed wheel without extras: the command, the loss, the message of a missing extra."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+import listwise
+from listwise.losses import QuantizedAPLoss
+
+listwise_command = Path(sys.executable).with_name("listwise")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([listwise_command, *arguments], capture_output=True, text=True)
+
+
+assert Path(listwise.__file__).is_relative_to(sys.prefix), listwise.__file__
+assert run("--version").stdout.split()[-1] == version("listwise") == listwise.__version__
+
+descriptors = torch.nn.functional.normalize(torch.randn(20, 8), dim=1).requires_grad_()
+QuantizedAPLoss()(descriptors, torch.arange(20) // 4).backward()
+assert descriptors.grad is not None
+assert descriptors.grad.abs().sum() > 0
+
+refused = run("index", "info", "nowhere")
+assert refused.returncode == 2, refused
+assert "pip install 'listwise[index]'" in refused.stderr, refused
+assert not list(Path(listwise.__file__).parent.rglob("test_*")), "tests are in the wheel"
+print(f"the wheel of listwise {listwise.__version__} works")
