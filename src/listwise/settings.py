@@ -1,6 +1,6 @@
-"""What can be set, in one place that imports nothing heavy: the command line reads it at start.
+"""The settings of a training run, in a module that is fast to import for the command line.
 
-`TrainConfig()` is the paper's recipe (section 4.2).
+`TrainConfig()` is the recipe of the paper (section 4.2).
 """
 
 import math
@@ -13,31 +13,47 @@ from listwise.errors import InputError
 from listwise.optional import requires
 from listwise.plugins import check_name
 
+MAX_SEED = 2**32 - 1  # the largest that every random number generator in use accepts
+
 
 class CropSettings(BaseModel):
-    """How training crops are drawn; the defaults are the paper's size and mild changes.
+    """Settings of the random training crops; the default size is the paper's.
 
-    A crop is a rotated rectangle that lies within the photo, so that no padding is ever seen.
+    A crop is a rotated rectangle inside the photo, so crops contain no padding.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    size: int = Field(800, ge=8, description="Side of the square crops, in pixels")
+    size: int = Field(800, ge=8, description="Side of the square training crops, in pixels")
     min_area: float = Field(
-        0.5, gt=0, le=1, description="Smallest area, as a share of the largest crop that fits"
+        0.5,
+        gt=0,
+        le=1,
+        description="Minimum area of a crop, as a fraction of the largest crop that fits",
     )
     max_area: float = Field(
-        1.0, gt=0, le=1, description="Largest area, as a share of the largest crop that fits"
+        1.0,
+        gt=0,
+        le=1,
+        description="Maximum area of a crop, as a fraction of the largest crop that fits",
     )
     max_ratio: float = Field(
-        4 / 3, ge=1, le=4, description="Largest ratio of the longer to the shorter side"
+        4 / 3, ge=1, le=4, description="Maximum ratio of the longer to the shorter side of a crop"
     )
-    rotation: float = Field(10.0, ge=0, le=180, description="Largest rotation, in degrees")
-    brightness: float = Field(0.3, ge=0, lt=1, description="Brightness changes by up to this share")
-    contrast: float = Field(0.3, ge=0, lt=1, description="Contrast changes by up to this share")
-    saturation: float = Field(0.3, ge=0, le=1, description="Saturation changes by up to this share")
-    hue: float = Field(0.02, ge=0, le=0.5, description="Largest shift of the hue, in full turns")
-    flip: float = Field(0.0, ge=0, le=1, description="Share of the crops that are mirrored")
+    rotation: float = Field(
+        10.0, ge=0, le=180, description="Maximum rotation of a crop, in degrees"
+    )
+    brightness: float = Field(
+        0.3, ge=0, lt=1, description="Maximum change of the brightness, as a fraction"
+    )
+    contrast: float = Field(
+        0.3, ge=0, lt=1, description="Maximum change of the contrast, as a fraction"
+    )
+    saturation: float = Field(
+        0.3, ge=0, le=1, description="Maximum change of the saturation, as a fraction"
+    )
+    hue: float = Field(0.02, ge=0, le=0.5, description="Maximum shift of the hue, in full turns")
+    flip: float = Field(0.0, ge=0, le=1, description="Probability of flipping a crop horizontally")
 
     @model_validator(mode="after")
     def _areas_in_order(self) -> Self:
@@ -47,42 +63,55 @@ class CropSettings(BaseModel):
 
     @property
     def min_side(self) -> int:
-        """Short side at which the smallest crop, neither turned nor stretched, is not enlarged."""
+        """Minimum shorter side of a photo for which no upright square crop is enlarged."""
         return math.ceil(self.size / math.sqrt(self.min_area))
 
 
 class TripletSettings(BaseModel):
-    """Triplets and how they are mined; the defaults are those of Gordo et al. (IJCV 2017)."""
+    """Settings of the triplet loss and its mining; defaults of Gordo et al. (2017)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tuples: int = Field(64, ge=1, description="Triplets per update")
-    form: Literal["margin", "log-exp"] = Field("margin", description="A hinge, or its smooth form")
-    margin: float = Field(0.1, ge=0, description="Margin of the hinge, in squared distances")
-    pool: int = Field(5000, ge=3, description="Photos among which triplets are mined")
-    refresh: int = Field(4096, ge=1, description="Triplets between two minings")
-    hardest: int = Field(25, ge=1, description="Hardest triplets per query, of which one is drawn")
+    tuples: int = Field(64, ge=1, description="Number of triplets per update")
+    form: Literal["margin", "log-exp"] = Field(
+        "margin",
+        description="Form of the triplet loss: margin (a hinge) or log-exp (its smooth form)",
+    )
+    margin: float = Field(
+        0.1, ge=0, description="Margin of the triplet loss, as a squared distance"
+    )
+    pool: int = Field(5000, ge=3, description="Number of photos from which triplets are mined")
+    refresh: int = Field(4096, ge=1, description="Number of triplets between two rounds of mining")
+    hardest: int = Field(
+        25, ge=1, description="Number of hardest triplets per query from which one is drawn"
+    )
 
     @property
     def negatives(self) -> int:
-        """Negatives of a query."""
+        """Number of negatives per query."""
         return 1
 
 
 class ContrastiveSettings(BaseModel):
-    """Tuples and how they are mined; the defaults are those of Radenović et al. (TPAMI 2018)."""
+    """Settings of the contrastive loss and its mining; defaults of Radenović et al. (2018)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tuples: int = Field(5, ge=1, description="Queries per update, each with all its negatives")
-    margin: float = Field(0.85, gt=0, description="Distance from which a negative adds no loss")
-    negatives: int = Field(5, ge=1, description="Negatives per query, each of another class")
-    pool: int = Field(20_000, ge=2, description="Photos among which negatives are mined")
-    refresh: int = Field(2000, ge=1, description="Queries between two minings")
+    tuples: int = Field(
+        5, ge=1, description="Number of queries per update, each with its positive and negatives"
+    )
+    margin: float = Field(
+        0.85, gt=0, description="Distance above which a negative adds nothing to the loss"
+    )
+    negatives: int = Field(
+        5, ge=1, description="Number of negatives per query, each of a different class"
+    )
+    pool: int = Field(20_000, ge=2, description="Number of photos from which negatives are mined")
+    refresh: int = Field(2000, ge=1, description="Number of queries between two rounds of mining")
 
 
 class TrainConfig(BaseModel):
-    """Everything a training run depends on; the defaults are the paper's (section 4.2)."""
+    """All settings of a training run; the defaults are the paper's (section 4.2)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -91,63 +120,88 @@ class TrainConfig(BaseModel):
         0.1,
         gt=0,
         lt=1,
-        description="Share of the classes to validate on, if the data have no split",
+        description="Fraction of the classes to validate on, if the photos have no split",
     )
-    split_column: str = Field("split", description="Column of a table with train or val")
-    strict: bool = Field(False, description="Stop at the first file that cannot be read")
+    split_column: str = Field("split", description="Column of the table that contains train or val")
+    strict: bool = Field(False, description="Stop at the first photo that cannot be read")
     # network
     backbone: str = Field("resnet101", description="Name of a timm model")
     pooling: str = Field(
-        "gem", description="Pooling: gem, mac, spoc, rmac, crow, or that of an installed package"
+        "gem", description="Pooling: gem, mac, spoc, rmac, crow, or one of an installed package"
     )
-    projection: int | None = Field(None, ge=1, description="Dimensions of a last linear layer")
-    weights: str = Field("auto", description="A file, auto, pretrained, imagenet-package or random")
+    projection: int | None = Field(
+        None,
+        ge=1,
+        description="Number of dimensions of a linear layer after the pooling; none adds no layer",
+    )
+    weights: str = Field(
+        "auto",
+        description="Initial weights: auto, pretrained, imagenet-package, random, or a file",
+    )
     # loss
     loss: str = Field(
         "ap",
         description="Loss: ap, tie-aware, triplet, contrastive, fastap, smoothap, "
-        "multi-similarity, or that of an installed package",
+        "multi-similarity, or one of an installed package",
     )
-    bins: int = Field(20, ge=2, description="Bins of the score axis, for ap and tie-aware")
+    bins: int = Field(
+        20, ge=2, description="Number of quantization bins of the losses ap and tie-aware"
+    )
     class_weights: bool = Field(
-        True, description="Give every class of a batch the same weight; not used with mined tuples"
+        True,
+        description="Weight all classes of a batch equally; not used by triplet and contrastive",
     )
     triplet: TripletSettings = TripletSettings()
     contrastive: ContrastiveSettings = ContrastiveSettings()
     # batches
-    batch_size: int = Field(4096, ge=2, description="Images per update; not used with mined tuples")
+    batch_size: int = Field(
+        4096, ge=2, description="Images per update; not used by triplet and contrastive"
+    )
     classes_per_batch: int | None = Field(
-        None, ge=2, description="Random classes per batch; none means all classes"
+        None, ge=2, description="Number of random classes per batch; none uses all classes"
     )
     crops: CropSettings = CropSettings()
     # optimisation
-    updates: int = Field(200, ge=1, description="Updates until the learning rate is zero")
+    updates: int = Field(
+        200,
+        ge=1,
+        description="Number of updates, over which the learning rate decreases to zero",
+    )
     learning_rate: float = Field(1e-4, gt=0, description="Initial learning rate of Adam")
-    warmup: int = Field(0, ge=0, description="Updates during which the learning rate rises first")
+    warmup: int = Field(
+        0, ge=0, description="Number of updates at the start during which the learning rate rises"
+    )
     weight_decay: float = Field(1e-6, ge=0, description="Weight decay (L2 penalty)")
-    seed: int = Field(0, ge=0, description="Seed of batches, crops and random weights")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of batches, crops and random weights")
     # validation
-    validate_every: int = Field(10, ge=1, description="Updates between two validations")
+    validate_every: int = Field(10, ge=1, description="Number of updates between two validations")
     patience: int | None = Field(
-        None, ge=1, description="Stop after so many validations without a new best; none: never"
+        None,
+        ge=1,
+        description="Stop after this many validations without a better mAP; none never stops",
     )
     val_max_side: int | None = Field(
-        None, ge=32, description="Reduce validation photos to this long side, in pixels"
+        None,
+        ge=32,
+        description="Reduce validation photos whose longer side has more pixels than this",
     )
     # machine
-    device: str = Field("auto", description="cpu, cuda, cuda:1 ...; auto uses a GPU if present")
+    device: str = Field(
+        "auto",
+        description="Device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Precision of the network; bfloat16 runs it under autocast"
+        "float32", description="Precision in which the network computes"
     )
     compile: Literal["auto", "yes", "no"] = Field(
-        "auto", description="Compile the network; auto does so on a GPU if the run is long"
+        "auto", description="Compile the network; auto compiles it for long runs on a GPU"
     )
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="Images whose activations are in memory at once; auto measures what fits",
+        description="Images whose activations are in memory together; auto measures how many fit",
     )
-    workers: int | None = Field(None, ge=0, description="Processes that decode photos")
-    checkpoint_every: int = Field(10, ge=1, description="Updates between two checkpoints")
+    workers: int | None = Field(None, ge=0, description="Number of processes that decode photos")
+    checkpoint_every: int = Field(10, ge=1, description="Number of updates between two checkpoints")
 
     @field_validator("loss")
     @classmethod
@@ -161,18 +215,18 @@ class TrainConfig(BaseModel):
 
     @property
     def mined(self) -> TripletSettings | ContrastiveSettings | None:
-        """The settings of the tuples, if the loss is one that has them mined."""
+        """The settings of the tuples, if the loss needs mined tuples."""
         if self.loss == "triplet":
             return self.triplet
         return self.contrastive if self.loss == "contrastive" else None
 
     @property
     def images_per_update(self) -> int:
-        """Images of a batch, at most."""
+        """Maximum number of images per update."""
         return self.mined.tuples * (2 + self.mined.negatives) if self.mined else self.batch_size
 
 
-# Settings that hold settings.
+# Groups of settings.
 NESTED: dict[str, type[BaseModel]] = {
     "crops": CropSettings,
     "triplet": TripletSettings,
@@ -181,7 +235,7 @@ NESTED: dict[str, type[BaseModel]] = {
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings a YAML file gives, checked against `TrainConfig` but not filled up."""
+    """Read settings from a YAML file, check them, and return only those in the file."""
     with requires("train", "a config file"):
         import yaml
 
@@ -189,19 +243,27 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read the config {path}: {error.strerror}") from error
+        raise InputError(f"cannot read the config file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise InputError(f"{path} must hold settings as 'name: value' lines")
+        raise InputError(f"{path} must contain settings as lines 'name: value'")
     make_config(content, str(path))
     return content
 
 
-def make_config(settings: dict[str, Any], where: str) -> TrainConfig:
-    """A config from settings; what is wrong with them is said in one line."""
+def make_config(settings: dict[str, Any], file: str | None = None) -> TrainConfig:
+    """Check settings and return them as a config.
+
+    Args:
+        settings: by name, with groups as dictionaries.
+        file: the file they were read from, for error messages.
+
+    Raises:
+        InputError: a setting is unknown or has a wrong value.
+    """
     try:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
@@ -209,20 +271,27 @@ def make_config(settings: dict[str, Any], where: str) -> TrainConfig:
         inner = NESTED.get(str(first["loc"][0]))
         name = ".".join(str(part) for part in first["loc"][: 2 if inner else 1])
         if first["type"] == "extra_forbidden":
-            known = inner or TrainConfig
+            known = ", ".join((inner or TrainConfig).model_fields)
+            where = "" if file is None else f"{file}: "
             raise InputError(
-                f"{where}: unknown setting {name!r}; there are {', '.join(known.model_fields)}"
+                f"{where}unknown setting {name!r}; the settings are {known}"
             ) from error
         # A setting of several types has an error for each of them.
         same = [other for other in others if other["loc"][:1] == first["loc"][:1] and not inner]
-        reason = ", or ".join(
-            fault["msg"].removeprefix("Value error, ") for fault in (first, *same)
-        )
-        raise InputError(f"{where}: {name}: {reason}") from error
+        reasons = [fault["msg"].removeprefix("Value error, ") for fault in (first, *same)]
+        # Backticks mark an argument, which the command line shows as a flag; a file has names.
+        shown = f"`{name}`" if file is None else f"{file}: {name}"
+        expected = "Input should be "
+        if not all(reason.startswith(expected) for reason in reasons):
+            raise InputError(f"{shown}: {'; '.join(reasons)}") from error
+        # Pydantic adds how it failed: "a valid integer, unable to parse string as an integer".
+        kinds = [reason.removeprefix(expected).partition(", ")[0] for reason in reasons]
+        value = f"{first['input']!r}"
+        raise InputError(f"{shown} must be {' or '.join(kinds)}, not {value}") from error
 
 
 def merge(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Settings put together; later layers win, also inside nested settings."""
+    """Merge settings; later ones override earlier ones, also inside groups."""
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():

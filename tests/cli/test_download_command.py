@@ -63,7 +63,7 @@ def test_fetches_says_the_terms_and_checks(tmp_path: Path) -> None:
     result = run("sop", "--to", str(folder))
     lines = result.output.splitlines()
     assert lines[0].startswith("Stanford Online Products: product photos from eBay")
-    assert "SHA-256 is noted in downloads.json" in result.output
+    assert "downloads.json stores the SHA-256 of the downloaded file" in result.output
     assert "note: SOP: 8 of 8 photos are missing" in result.output
     assert lines[-1] == f"SOP is in {folder}"
     assert (folder / "Ebay_test.txt").is_file()
@@ -100,9 +100,9 @@ def test_list_names_every_set() -> None:
 
 def test_mistakes_are_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="name a data set; the names are roxford5k"):
+    with pytest.raises(InputError, match="give the name of a data set: choose one of roxford5k"):
         run()
-    with pytest.raises(InputError, match="no data set is called 'birds'"):
+    with pytest.raises(InputError, match="unknown data set 'birds'"):
         run("birds")
     with pytest.raises(InputError, match="Cars-196: its original host is gone"):
         run("Cars-196")

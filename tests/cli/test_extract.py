@@ -22,7 +22,7 @@ def listwise(listwise):
 def test_photos_become_a_file(listwise, photos):
     code, out, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
     assert (code, err) == (0, "")
-    assert "48 descriptors of 96 dimensions in out.parquet" in out
+    assert "wrote 48 descriptors of 96 dimensions to out.parquet" in out
     file = DescriptorFile.open("out.parquet")
     file.require(load_model("model", "cpu").fingerprint)
     assert file.ids[0] == "class0/0.jpg"
@@ -52,7 +52,7 @@ def test_a_table_with_boxes_and_a_broken_photo(listwise, photos, tmp_path):
     (tmp_path / "table.csv").write_text('path,box\na.jpg,"5,6,40,50"\nwreck.jpg,\na.jpg,\n')
     code, out, _ = listwise("extract", "model", "table.csv", "out.parquet", "--workers", 0)
     assert code == 0
-    assert "1 photo is unreadable and left out: " in out
+    assert "1 photo skipped: cannot be read: " in out
     assert "wreck.jpg" in out
     file = DescriptorFile.open("out.parquet")
     assert file.sizes.tolist() == [[35, 44], [64, 64]]

@@ -25,7 +25,7 @@ def test_from_photos_to_search(listwise, photos, tmp_path):
     assert "of 48 photos" in out
     code, out, err = listwise("local", "codebook", "all.arrow", "words.safetensors", "--words", 400)
     assert (code, err) == (0, "")
-    assert "400 words of hessian-affine-rootsift-60" in out
+    assert "wrote 400 visual words (hessian-affine-rootsift-60" in out
     code, out, _ = listwise(
         "local", "index", "found", "all.arrow", "--codebook", "words.safetensors"
     )

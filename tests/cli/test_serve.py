@@ -35,9 +35,7 @@ def test_there_must_be_an_index(listwise, tmp_path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "example.org", "::"])
 def test_others_are_let_in_with_a_token_only(listwise, monkeypatch, host):
     monkeypatch.delenv("LISTWISE_TOKEN", raising=False)
-    said = (
-        f"listwise: listening on {host} lets others in: give a token with LISTWISE_TOKEN or --token"
-    )
+    said = f"listwise: other machines can reach {host}: set a token with LISTWISE_TOKEN or --token"
     assert listwise("serve", "index", "--host", host) == (2, "", f"{said}\n")
     monkeypatch.setenv("LISTWISE_TOKEN", "")
     assert listwise("serve", "index", "--host", host) == (2, "", f"{said}\n")

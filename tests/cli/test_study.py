@@ -50,7 +50,7 @@ def test_a_study_is_made_once_and_goes_on_after_an_interruption(
     assert "results.csv, table.md and plot.svg are in out" in out
     code, out, err = listwise(*command, "--json")
     assert code == 0
-    assert err.count("finished before") == 2
+    assert err.count("already finished") == 2
     rows = [json.loads(line) for line in out.splitlines()]
     with (tmp_path / "out" / "results.csv").open(newline="") as file:
         written = list(csv.DictReader(file))
@@ -110,7 +110,7 @@ def test_the_guide_names_flags_that_exist(listwise):
         (["losses", "PHOTOS", "--updates", "3", "--out", "o"], "No such option: --updates"),
         (["losses", "nowhere", "--out", "o"], "nowhere"),
         (["losses", "PHOTOS", "--preset", "x", "--out", "o"], "auto, paper or small"),
-        (["losses", "PHOTOS", "--dim", "4", "--out", "o"], "are for a --benchmark"),
+        (["losses", "PHOTOS", "--dim", "4", "--out", "o"], "need a --benchmark"),
         (["losses", "PHOTOS", "--variants", "best", "--out", "o"], "no variant 'best'"),
         (["losses", "PHOTOS", "--benchmark", "roxfrod5k", "--out", "o"], "did you mean roxford5k"),
         (["bins", "PHOTOS", "--rates", "fast", "--out", "o"], "numbers separated by commas"),

@@ -14,7 +14,7 @@ from listwise.cli.main import app
 PACKAGE = Path(listwise.__file__).parent
 CLI = PACKAGE / "cli"
 # What commands share; everything else in the folder is a command, a file or a folder of files.
-SHARED = {"app", "options", "output", "run", "settings"}
+SHARED = {"app", "help", "options", "output", "settings"}
 FILE_LINES, FUNCTION_LINES = 150, 60
 # Other programs have flags too, and a whole command may be named.
 OTHER_FLAGS = re.compile(r"(docker run|pip install|listwise [a-z]+)[^:;]* --[a-z]")

@@ -44,11 +44,11 @@ def test_a_run_says_its_settings_with_reasons_its_progress_and_its_result(listwi
     assert code == 0
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "30 photos of 5 classes to train on, 18 of 3 to validate with"
-    assert any("learning_rate" in line and "1e-4 from batches" in line for line in lines)
-    assert not any("batch_size" in line for line in lines)  # it was given
+    assert lines[0] == "training on 30 photos of 5 classes, validating on 18 photos of 3"
+    assert any("--learning-rate" in line and "1e-4 from batches" in line for line in lines)
+    assert not any("--batch-size" in line for line in lines)  # it was given
     assert sum("validation mAP" in line for line in lines) == 4  # three, and the result
-    assert lines[-1] == "the network is in runs/photos/model"
+    assert lines[-1] == "the model is in runs/photos/model"
 
 
 def test_the_result_as_json_is_all_that_goes_to_stdout(listwise, photos):
@@ -58,7 +58,7 @@ def test_the_result_as_json_is_all_that_goes_to_stdout(listwise, photos):
     assert result["model"] == "there/model"
     assert result["updates"] == 2
     assert 0 <= result["first_map"] <= result["best_map"] <= 1
-    assert "Settings chosen for you" in err
+    assert "Chosen settings" in err
 
 
 def test_a_rival_loss_is_one_flag(listwise, photos, tmp_path):
@@ -89,7 +89,7 @@ def test_the_paper_preset_takes_the_other_settings_from_the_paper(listwise, phot
     code, out, _ = listwise("train", photos, *flags, "--preset", "paper")
     assert code == 0
     assert out.startswith("note: batches of 4096 are more than there are training photos")
-    assert "Settings chosen" not in out
+    assert "Chosen settings" not in out
     used = TrainConfig(**yaml.safe_load((tmp_path / "runs/photos/config.yaml").read_text()))
     assert used.learning_rate == 1e-4
     assert used.patience is None
@@ -109,12 +109,12 @@ def test_resume_goes_on(listwise, photos):
     assert code == 0
     code, out, _ = listwise("train", "--resume", "r")
     assert code == 0
-    assert out.splitlines()[-1] == "the network is in r/model"
+    assert out.splitlines()[-1] == "the model is in r/model"
 
 
 def test_resume_takes_nothing_else(fails, photos):
     for extra in (["photos"], ["--seed", 1], ["--run-folder", "x"], ["--preset", "paper"]):
-        assert "give nothing else" in fails("train", "--resume", "r", *extra)
+        assert "leave out all other options" in fails("train", "--resume", "r", *extra)
 
 
 def test_no_run_to_resume(fails, tmp_path):
@@ -131,7 +131,7 @@ def test_a_used_run_folder_is_refused_before_any_work(fails, tmp_path):
 
 
 def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
-    assert "say what to train on" in fails("train")
+    assert "give the photos to train on" in fails("train")
     assert "no such file or folder" in fails("train", "nowhere")
     (tmp_path / "empty").mkdir()
     assert "no image in this folder" in fails("train", "empty")
@@ -148,16 +148,16 @@ def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
         ({"backbone": "resnet10x"}, "resnet10x"),
         ({"pooling": "gum"}, "gum"),
         ({"weights": "no.safetensors"}, "no weights file"),
-        ({"batch_size": "0"}, "batch_size"),
+        ({"batch_size": "0"}, "--batch-size must be greater than or equal to 2, not 0"),
         ({"batch_size": "many"}, "--batch-size"),
-        ({"micro_batch": "0"}, "micro_batch"),
-        ({"patience": "never"}, "patience"),
+        ({"micro_batch": "0"}, "--micro-batch must be greater than or equal to 1 or 'auto', not"),
+        ({"patience": "never"}, "--patience must be a valid integer, not 'never'"),
         ({"loss": "hinge"}, "choose one of ap, tie-aware, triplet"),
-        ({"triplet_form": "hinge"}, "triplet.form: Input should be 'margin' or 'log-exp'"),
+        ({"triplet_form": "hinge"}, "--triplet-form must be 'margin' or 'log-exp', not 'hinge'"),
         ({"device": "tpu"}, "tpu"),
-        ({"crops_min_area": "0"}, "crops.min_area"),
+        ({"crops_min_area": "0"}, "--crops-min-area must be greater than 0, not 0.0"),
         ({"preset": "best"}, "auto or paper"),
-        ({"config": "none.yaml"}, "cannot read the config"),
+        ({"config": "none.yaml"}, "cannot read the config file"),
         ({"colour": "red"}, "--colour"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_broken_config_file_is_one_line(fails, photos, tmp_path):
     assert "is not YAML" in fails("train", photos, "--config", "bad.yaml")
     (tmp_path / "bad.yaml").write_text("batchsize: 3")
     line = fails("train", photos, "--config", "bad.yaml")
-    assert "unknown setting 'batchsize'; there are" in line
+    assert "bad.yaml: unknown setting 'batchsize'; the settings are" in line
 
 
 def test_broken_photos_are_named_and_strict_stops_at_one(listwise, fails, photos, tmp_path):

@@ -68,16 +68,16 @@ def test_supervised_uses_the_labels(listwise, photos, tmp_path):
     broken.write_text("path,label\nno.jpg,0\n" + "\n".join(names) + "\n")
     code, out, _ = listwise("whiten", "model", broken, "--supervised", "--dim", 3)
     assert code == 0
-    assert "1 photo is unreadable and left out" in out
+    assert "1 photo skipped: cannot be read" in out
     assert load_model("model").dim == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("model",), "nothing to learn from"),
+        (("model",), "give the photos to learn from"),
         (("model", "--remove"), "has no whitening"),
-        (("model", "photos", "--remove"), "--remove takes nothing but the model"),
+        (("model", "photos", "--remove"), "--remove takes only MODEL and --json"),
         (("model", "photos", "--supervised", "--power", "0.5"), "leave it out with --supervised"),
         (("model", "photos", "--dim", "96"), "vary in"),
         (("nothing", "photos"), "no model folder"),

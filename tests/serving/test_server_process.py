@@ -59,7 +59,7 @@ def server(folder, start):
 
 
 def test_it_says_where_it_is(server, folder, photos):
-    assert server.said.startswith(f"48 photos of {folder} at http://127.0.0.1:")
+    assert server.said.startswith(f"serving 48 photos of {folder} at http://127.0.0.1:")
     assert server.client.get("/health").json() == {"status": "ok", "entries": 48}
     info = server.client.get("/api/info").json()
     assert info["can_write"] is True

@@ -1,12 +1,16 @@
 """The command line: the program to which the commands are added."""
 
-import typer
+from listwise.cli.help import Program
 
-app = typer.Typer(
+app = Program(
     name="listwise",
-    help="Image retrieval trained on the metric it is judged by.",
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train image retrieval on average precision, index photos, and search them.",
+    epilog="""Examples:
+  listwise demo             # train on toy photos and search them, in minutes
+  listwise train photos     # a folder of class folders
+  listwise index build shop photos --model runs/photos/model
+  listwise search shop chair.jpg
+
+See listwise COMMAND --help for the options and examples of a command.
+""",
 )

@@ -1,4 +1,4 @@
-"""`listwise demo`: draw photos, train, search, and make an index, on toy landmarks."""
+"""`listwise demo`: draw photos, train, search, and build an index, on toy landmarks."""
 
 import os
 import shlex
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from listwise.studies.demo import Demo
     from listwise.training import TrainResult
 
-EXAMPLES = options.examples("""Example:
+EXAMPLES = """Example:
   listwise demo --folder /tmp/demo
-""")
+"""
 
 
 def demo(
     folder: Annotated[
-        Path, typer.Option(help="Folder for the photos, the trained network and the index.")
+        Path, options.path("Folder for the photos, the trained model and the index.")
     ] = Path("listwise-demo"),
     seed: options.Seed = 0,
 ) -> None:
-    """Draw toy landmarks, train on some, and search others before and after."""
-    from listwise.cli.run import show_plan
+    """Train on drawn toy landmarks and compare search before and after training."""
+    from listwise.cli.output import show_plan
     from listwise.descriptors import Model, load_model
     from listwise.results.table import figures_of
     from listwise.studies.demo import Demo
@@ -44,7 +43,7 @@ def demo(
     with stoppable("run the same command again"):
         with total_bar(console, "drawing toy landmarks") as report:
             steps.draw_photos(report)
-        console.print(f"toy landmarks are in [bold]{_typed(steps.photos)}[/bold]")
+        console.print(f"the toy landmarks are in [bold]{_typed(steps.photos)}[/bold]")
         plan = steps.plan()
         show_plan(plan, console)
         trainer = steps.trainer(plan, LiveTrainView(console))
@@ -56,17 +55,20 @@ def demo(
             after = steps.search(model)
         _show_gain(console, figures_of(before.evaluate()), figures_of(after.evaluate()))
         steps.draw_matches(before, after)
-        with console.status("making an index of the photos"):
+        with console.status("building an index of the photos"):
             steps.make_index(model)
     _show_next(console, steps, result)
 
 
 def _show_gain(console: Console, before: "Figures", after: "Figures") -> None:
-    table = Table(title="mAP on buildings never seen in training", title_justify="left")
+    table = Table(title="mAP on buildings outside the training photos", title_justify="left")
     table.add_column("")
     for level in before:
         table.add_column(level, justify="right")
-    rows = (("ImageNet network, before training", before), ("trained with the AP loss", after))
+    rows = (
+        ("before training (ImageNet weights)", before),
+        ("after training with the AP loss", after),
+    )
     for name, found in rows:
         table.add_row(name, *(f"{100 * level['mAP']:.1f}" for level in found.values()))
     gains = (after[level]["mAP"] - before[level]["mAP"] for level in before)
@@ -77,26 +79,25 @@ def _show_gain(console: Console, before: "Figures", after: "Figures") -> None:
 def _show_next(console: Console, steps: "Demo", result: "TrainResult") -> None:
     where, model = _program_folder(), _typed(result.model)
     console.print(
-        f"trained for {result.seconds:.0f} s; the network is in [bold]{model}[/bold]\n"
-        f"a picture of what it finds now: [bold]{_typed(steps.picture)}[/bold]\n\n"
-        "search the photos in your browser:\n"
+        f"trained in {result.seconds:.0f} s; the model is in [bold]{model}[/bold]\n"
+        f"search results before and after: [bold]{_typed(steps.picture)}[/bold]\n\n"
+        "to search the photos in your browser:\n"
         f"  [bold]{where}listwise serve {_typed(steps.index)}[/bold]\n\n"
-        "next:\n"
+        "next steps:\n"
         f"  {where}listwise evaluate {model} {_typed(steps.photos)} --report report.html\n"
         f"  {where}tensorboard --logdir {_typed(steps.run)}\n"
-        f"  {where}listwise train YOUR-PHOTOS"
-        "    (a folder of class folders, or a .csv of path,label)",
+        f"  {where}listwise train PHOTOS    # a folder of class folders, or a table of labels",
         soft_wrap=True,
     )
 
 
 def _typed(path: Path) -> str:
-    """A path as one types it in a shell."""
+    """Quote a path for a shell."""
     return escape(shlex.quote(str(path)))
 
 
 def _program_folder() -> str:
-    """What to type before the name of a program: its folder, where it is not on the path."""
+    """Return the folder to type before the name of a program, if it is not on the PATH."""
     program = Path(sys.argv[0])
     if program.name != "listwise" or shutil.which("listwise"):
         return ""

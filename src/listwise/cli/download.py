@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -15,22 +14,26 @@ from listwise.progress import download_bar
 if TYPE_CHECKING:
     from listwise.data.catalog import DataSetEntry
 
-EXAMPLES = options.examples("""Examples:
-  listwise download --list                       the names of all data sets
-  listwise download roxford5k                    into data/roxford5k
-  listwise download SOP --to /data/sop           run it again to resume after an interruption
-""")
+EXAMPLES = """Examples:
+  listwise download --list                  # list all data sets
+  listwise download roxford5k               # download into data/roxford5k
+  listwise download SOP --to /data/sop
+
+Run the same command again to resume an interrupted download.
+"""
 
 
 def download(
-    name: Annotated[str | None, typer.Argument(help="The name of a data set; see --list.")] = None,
-    to: Annotated[
-        Path | None, typer.Option(help="Folder to download into.", show_default="data/NAME")
+    name: Annotated[
+        str | None, options.argument("NAME", "Name of a data set; --list shows all names.")
     ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the data sets.")] = False,
+    to: Annotated[
+        Path | None, options.path("Folder to download into.", show_default="data/NAME")
+    ] = None,
+    list_all: Annotated[bool, options.flag("--list", "List the data sets and exit.")] = False,
     json: options.AsJson = False,
 ) -> None:
-    """Download a public data set, or check the one that is in the folder."""
+    """Download a public data set, or check that a downloaded one is complete."""
     from listwise.data.catalog import DATA_FOLDER, ENTRIES, find_entry
     from listwise.data.catalog.download import get_dataset
 
@@ -40,8 +43,8 @@ def download(
         return
     entry = find_entry(name) if name else None
     if entry is None:
-        what = "name a data set" if name is None else f"no data set is called {name!r}"
-        raise InputError(f"{what}; the names are {', '.join(ENTRIES)}")
+        what = "give the name of a data set" if name is None else f"unknown data set {name!r}"
+        raise InputError(f"{what}: choose one of {', '.join(ENTRIES)}")
     say(console, f"{entry.title}: {entry.terms}\n{entry.page}")
     with stoppable(), download_bar(console) as report:
         found = get_dataset(entry, to or DATA_FOLDER / entry.name, report)
@@ -49,8 +52,8 @@ def download(
         more = " …" if len(found.unverified) > 3 else ""
         say(
             console,
-            f"no checksum is published for {', '.join(found.unverified[:3])}{more}: its SHA-256 is "
-            "noted in downloads.json",
+            f"no checksum is published for {', '.join(found.unverified[:3])}{more}; downloads.json "
+            "stores the SHA-256 of the downloaded file",
         )
     dataset, problems = found.dataset, found.problems
     if json:
@@ -66,11 +69,14 @@ def _list(entries: "list[DataSetEntry]", console: Console, json: bool) -> None:
         fields = ("name", "title", "terms", "page", "counts", "gigabytes", "how")
         print_json([{field: getattr(entry, field) for field in fields} for entry in entries])
         return
-    table = Table("name", "what", "images", "download")
+    table = Table("name", "data set", "images", "download")
     table.columns[0].no_wrap = True
     for entry in entries:
         counts = "\n".join(f"{count:,} {part}" for part, count in entry.counts.items())
         size = f"{entry.gigabytes:g} GB" if entry.gigabytes else f"{len(entry.files)} files"
         table.add_row(entry.name, entry.title, counts, size if entry.files else "by hand")
     console.print(table)
-    say(console, "The terms of a data set are printed before its download, and by --list --json.")
+    say(
+        console,
+        "--list --json also prints the terms of use and the page of each data set",
+    )

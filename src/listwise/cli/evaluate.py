@@ -9,31 +9,32 @@ from listwise.cli import options
 from listwise.cli.output import open_console, print_json, say, typed_command, warn_of_unreadable
 from listwise.progress import progress_bar, total_bar
 
-EXAMPLES = options.examples("""Examples:
-  listwise evaluate runs/a/model roxford5k --data data           a benchmark by name
-  listwise evaluate runs/a/model data/roxford5k --qe --report report.html
-  listwise evaluate runs/a/model photos --against runs/b/model   your own labelled photos
-  listwise evaluate runs/a/model roxford5k --distractors revisitop1m.parquet
-""")
+EXAMPLES = """Examples:
+  listwise evaluate runs/a/model roxford5k             # a data set by name
+  listwise evaluate runs/a/model photos --split test   # your own labelled photos
+  listwise evaluate runs/a/model photos --against runs/b/model
+  listwise evaluate runs/a/model roxford5k --qe --report report.html
+  listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
+"""
 
 
 def evaluate(
     model: options.Model,
     benchmark: Annotated[
         str,
-        typer.Argument(
-            metavar="BENCHMARK",
-            help="The name or folder of a data set, or labelled photos (class folders, a .csv or "
-            ".parquet table).",
+        options.argument(
+            "BENCHMARK",
+            "Name or folder of a data set, or labelled photos: a folder of class folders or a .csv "
+            "or .parquet table.",
         ),
     ],
-    against: Annotated[Path | None, typer.Option(help="A second model to compare with.")] = None,
+    against: Annotated[Path | None, options.path("Second model to compare with.")] = None,
     expand: Annotated[
-        bool, typer.Option("--qe", help="Also evaluate with α query expansion (αQE).")
+        bool, options.flag("--qe", "Also evaluate with α query expansion (αQE).")
     ] = False,
     distractors: Annotated[
         Path | None,
-        typer.Option(help="Descriptor file of further photos to search in, all of them negatives."),
+        options.path("Descriptor file of photos to add to the database as negatives."),
     ] = None,
     report: options.Report = None,
     data: options.Data = None,
@@ -45,14 +46,14 @@ def evaluate(
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:
-    """Evaluate a model on a benchmark: mAP and the other figures, and an HTML report."""
+    """Evaluate a model on a benchmark: print mAP and other metrics, write a report."""
     console = open_console(json)
 
     from listwise import results
 
     opened = results.open_benchmark(benchmark, data, split)
     photos = opened.photo_count * (1 if against is None else 2)
-    with progress_bar(console, "describing photos", photos) as advance:
+    with progress_bar(console, "computing descriptors", photos) as advance:
         result = results.evaluate(
             model,
             opened,
@@ -74,4 +75,4 @@ def evaluate(
     if report is not None:
         with total_bar(console, "writing the report") as update:
             result.report(report, command=typed_command(), on_progress=update)
-        say(console, f"the report is in {report}", "bold")
+        say(console, f"wrote the report to {report}", "bold")

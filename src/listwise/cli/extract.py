@@ -4,27 +4,25 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import typer
-
 from listwise.cli import options
 from listwise.cli.output import note, open_console, print_result, stoppable, warn_of_unreadable
 from listwise.progress import progress_bar
 
-EXAMPLES = options.examples("""Examples:
-  listwise extract runs/a/model photos photos.parquet            original size, one scale
-  listwise extract runs/a/model queries.csv queries.parquet      a table with boxes
-  listwise extract runs/a/model photos out.parquet --scales 1,0.7071,0.5 --max-side 1024
-  torchrun --nproc-per-node 8 -m listwise extract runs/a/model photos out.parquet
+EXAMPLES = """Examples:
+  listwise extract runs/a/model photos photos.parquet
+  listwise extract runs/a/model queries.csv queries.parquet
+  listwise extract resnet50 photos out.parquet --scales 1,0.7071 --max-side 1024
+  torchrun --nproc-per-node 8 -m listwise extract resnet50 photos out.parquet
 
-Run the same command again to resume an interrupted run. Under torchrun each process takes its
-share of the photos and writes a file of its own, out-00001-of-00008.parquet and so on.
-""")
+Run the same command again to resume after an interruption. Under torchrun each process describes
+its share of the photos and writes its own file: out-00001-of-00008.parquet and so on.
+"""
 
 
 def extract(
     model: options.Model,
     source: options.Source,
-    out: Annotated[Path, typer.Argument(help="The descriptor file to write (.parquet).")],
+    out: Annotated[Path, options.argument("OUT", "Descriptor file to write (.parquet).")],
     max_side: options.MaxSide = None,
     scales: options.Scales = "1",
     power: options.Power = 3.0,
@@ -34,7 +32,7 @@ def extract(
     strict: options.Strict = False,
     json: options.AsJson = False,
 ) -> None:
-    """Write the descriptors of photos into one file, with ids and sizes."""
+    """Compute the descriptors of photos and write them to a file."""
     import time
 
     from listwise.data.catalog import photos_of
@@ -51,7 +49,7 @@ def extract(
     with console.status(f"loading {model}"):
         opened = load_model(model, shard.device(device))
     started = time.perf_counter()
-    with stoppable(), progress_bar(console, "extracting", len(images)) as advance:
+    with stoppable(), progress_bar(console, "computing descriptors", len(images)) as advance:
         file = extract_photos(
             opened,
             images,
@@ -79,5 +77,5 @@ def extract(
     if not json:
         warn_of_unreadable(console, file.header.unreadable)
     kind = "whitened descriptors" if file.header.whitened else "descriptors"
-    done = f"{len(file)} {kind} of {file.dim} dimensions in {file.path} ({seconds:.0f} s)"
+    done = f"wrote {len(file)} {kind} of {file.dim} dimensions to {file.path} ({seconds:.0f} s)"
     print_result(console, json, facts, done)

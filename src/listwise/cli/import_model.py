@@ -3,35 +3,38 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from listwise.cli import options
 from listwise.cli.output import note, open_console, print_json, say
 
-EXAMPLES = options.examples("""Examples:
+EXAMPLES = """Examples:
   listwise import Resnet-101-AP-GeM.pt models/ap-gem
-  listwise import retrievalSfM120k-resnet101-gem-b80fb85.pth models/gem --whitening none
-""")
+  listwise import retrievalSfM120k-resnet101-gem-b80fb85.pth models/gem
+"""
 
 
 def import_model(
     file: Annotated[
         Path,
-        typer.Argument(help="A .pt file of naver/deep-image-retrieval or a .pth file of cirtorch."),
+        options.argument(
+            "FILE", "Checkpoint: a .pt file of deep-image-retrieval or .pth of cirtorch."
+        ),
     ],
-    folder: Annotated[Path, typer.Argument(help="The model folder to make.")],
+    folder: Annotated[Path, options.argument("FOLDER", "Model folder to write.")],
     whitening: Annotated[
         str | None,
-        typer.Option(
-            help="Name of a whitening in the file, or none.", show_default="the authors' choice"
+        options.text(
+            "Name of a whitening in the checkpoint, or none.", show_default="the authors' choice"
         ),
     ] = None,
     whiten_power: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Power of the variances that a PCA divides by.")
+        float,
+        options.decimal(
+            "Power of the variances by which whitening divides, from 0 to 1.", min=0, max=1
+        ),
     ] = 0.25,
     json: options.AsJson = False,
 ) -> None:
-    """Make a model folder of a released checkpoint; nothing in the file is run."""
+    """Convert a released checkpoint to a model folder, without running code from it."""
     console = open_console(json)
     with console.status(f"reading {file.name}"):
         from listwise.descriptors.loading import import_to_folder

@@ -1,137 +1,143 @@
 """Options and arguments that several commands share, each declared once."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from listwise.errors import InputError
+from listwise.settings import MAX_SEED
 
 
-def _in_a_folder(path: Path | None) -> Path | None:
+def option(metavar: str, help: str, *names: str, **settings: Any) -> Any:
+    """Declare an option that takes a value; the name is the parameter's if none is given."""
+    return typer.Option(*names, metavar=metavar, help=help, **settings)
+
+
+# Options by the kind of their value.
+path = partial(option, "PATH")
+text = partial(option, "TEXT")
+integer = partial(option, "INTEGER")
+decimal = partial(option, "FLOAT")
+numbers = partial(option, "NUMBERS")
+box = partial(option, "X0,Y0,X1,Y1")
+entry = partial(option, "ID")
+
+
+def flag(name: str, help: str) -> Any:
+    """Declare a flag such as --json, or a pair such as --verify/--no-verify."""
+    return typer.Option(name, help=help)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Declare an argument."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
+def _in_a_folder(file: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before the work that it is for."""
-    if path is not None and not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
-    return path
-
-
-def examples(text: str) -> str:
-    """The epilog of a command: indented lines stay lines, others are joined to paragraphs."""
-    return text.replace("\n  ", "\n\n  ")
+    if file is not None and not file.parent.is_dir():
+        raise InputError(f"cannot write {file}: the folder {file.parent} does not exist")
+    return file
 
 
 # What a command reads.
 Model = Annotated[
     str,
-    typer.Argument(
-        help="A model folder, the folder of a run, or a timm backbone such as resnet50."
-    ),
+    argument("MODEL", "Model folder, run folder, or name of a timm backbone such as resnet50."),
 ]
-ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a run.")
-]
+ModelFolder = Annotated[Path, argument("MODEL", "Model folder or run folder.")]
 Source = Annotated[
     str,
-    typer.Argument(
-        metavar="PHOTOS",
-        help="A folder, a .csv or .parquet table with a path column, a .txt list, or the name of a "
-        "data set.",
+    argument(
+        "PHOTOS",
+        "Folder of photos, .csv or .parquet table with a column path, .txt list of paths, or name "
+        "of a data set.",
     ),
 ]
-IndexPlace = Annotated[
-    str,
-    typer.Argument(
-        metavar="INDEX", help="An index: a folder, milvus://host:port/name, or a .db file."
-    ),
-]
+INDEX = "Index: a folder, milvus://HOST:PORT/NAME, or a .db file of milvus-lite."
+IndexPlace = Annotated[str, argument("INDEX", INDEX)]
 IndexModel = Annotated[
-    Path | None, typer.Option(help="The model folder of the index.", show_default="where it was")
+    Path | None,
+    path("Model folder, if the model of the index has moved.", show_default="as in the index"),
 ]
-Data = Annotated[
-    Path | None, typer.Option(help="Folder that holds the data sets.", show_default="data")
-]
-Split = Annotated[
-    str | None, typer.Option(help="Use only this split of a labelled table, such as test.")
-]
+Data = Annotated[Path | None, path("Folder that contains the data sets.", show_default="data")]
+Split = Annotated[str | None, text("Use only the photos of this split, such as test.")]
 
 # How photos are described.
 MaxSide = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Reduce photos to this long side, in pixels.", show_default="original size"
+    integer(
+        "Reduce photos whose longer side has more pixels than this.",
+        min=1,
+        show_default="original size",
     ),
 ]
-Scales = Annotated[
-    str, typer.Option(help="Sizes at which each photo is described, separated by commas.")
-]
-Power = Annotated[
-    float, typer.Option(help="Power of the generalized mean over the descriptors of the scales.")
-]
+SCALES = "Scales at which each photo is described, separated by commas: 1,0.7071,0.5."
+Scales = Annotated[str, numbers(SCALES)]
+POWER = "Power of the generalized mean over the descriptors of several scales."
+Power = Annotated[float, decimal(POWER)]
 Precision = Annotated[
     str | None,
     typer.Option(
         metavar="float32|bfloat16",
-        help="Precision of the network.",
-        show_default="bfloat16 on a GPU that supports it",
+        help="Precision in which the network computes.",
+        show_default="bfloat16 on a GPU that supports it, else float32",
     ),
 ]
 Dim = Annotated[
     int | None,
-    typer.Option(min=1, help="Dimensions to keep after whitening.", show_default="all that vary"),
+    integer("Number of dimensions to keep after whitening.", min=1, show_default="all that vary"),
 ]
 Delf = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of deep local features, from listwise local train.",
-        show_default="HesAff-rSIFT",
+    path(
+        "Folder of deep local features (DELF) that listwise local train wrote.",
+        show_default="HesAff-rSIFT instead of DELF",
     ),
 ]
 Count = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Maximum number of features per photo.", show_default="2000, DELF 1000"
+    integer(
+        "Maximum number of local features per photo.",
+        min=1,
+        show_default="2000, with --delf 1000",
     ),
 ]
 
 # How a command runs.
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto uses a GPU if present.")]
+Device = Annotated[
+    str, text("Device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.")
+]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that decode photos.", show_default="from the cores"),
+    integer(
+        "Number of processes that decode photos.",
+        min=0,
+        show_default="from the number of CPU cores",
+    ),
 ]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Stop at the first photo that cannot be read.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
+Strict = Annotated[bool, flag("--strict", "Stop at the first photo that cannot be read.")]
+Seed = Annotated[int, integer("Seed of all random numbers.", min=0, max=MAX_SEED)]
 
 # What a command prints and writes.
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Report = Annotated[
-    Path | None, typer.Option(callback=_in_a_folder, help="Write an HTML report to this file.")
-]
+AsJson = Annotated[bool, flag("--json", "Print the result as JSON.")]
+Report = Annotated[Path | None, path("Write an HTML report to this file.", callback=_in_a_folder)]
 
 
-def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+def parse_numbers(given: str, option: str, kind: type = float) -> tuple[Any, ...]:
     """Parse numbers separated by commas; `option` is the name that an error shows."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(kind(part) for part in given.split(","))
     except ValueError:
-        raise InputError(f"`{option}` takes numbers separated by commas, not {text!r}") from None
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"`{option}` takes {what} separated by commas, not {given!r}") from None
 
 
-def parse_integers(text: str, option: str) -> tuple[int, ...]:
-    """Parse whole numbers separated by commas; `option` is the name that an error shows."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"`{option}` takes whole numbers separated by commas, not {text!r}"
-        ) from None
-
-
-def parse_box(text: str) -> tuple[float, float, float, float]:
+def parse_box(given: str) -> tuple[float, float, float, float]:
     """Parse a box x0,y0,x1,y1 in pixels."""
-    edges = parse_numbers(text, "box")
+    edges = parse_numbers(given, "box")
     if len(edges) != 4:
-        raise InputError(f"`box` takes four numbers x0,y0,x1,y1, not {text!r}")
+        raise InputError(f"`box` takes four numbers x0,y0,x1,y1, not {given!r}")
     return edges[0], edges[1], edges[2], edges[3]

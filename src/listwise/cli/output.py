@@ -1,40 +1,44 @@
-"""What commands print: messages for a person, JSON for a program, and how they stop."""
+"""Output of the commands: messages for people, JSON for programs, and what Ctrl-C prints."""
 
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from listwise.cli import app
+from listwise.cli.settings import flag_of
+
+if TYPE_CHECKING:
+    from listwise.training import TrainPlan, TrainResult
 
 RESUME = "run the same command again to resume"
 
 
 def open_console(json: bool = False) -> Console:
-    """The console for messages and progress bars: stderr if stdout carries JSON."""
+    """Return the console for messages and progress bars: stderr if stdout is for JSON."""
     return Console(stderr=json, highlight=False)
 
 
 def say(console: Console, text: str, style: str = "none") -> None:
-    """Print a line as it is: names of files are not markup."""
+    """Print a line without markup: names of files may contain brackets."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def note(console: Console, text: str) -> None:
-    """Print something that the user should know; `partial(note, console)` is an `on_note`."""
+    """Print a note; `partial(note, console)` is an `on_note` callback."""
     say(console, f"note: {with_flags(text)}", "yellow")
 
 
 def with_flags(message: str) -> str:
-    """The message with each argument in backticks written as the running command takes it.
+    """Replace each argument in backticks by the flag or argument of the running command.
 
     `max_side` becomes --max-side, `weights="random"` becomes --weights random, `triplet.pool`
-    becomes --triplet-pool, and `out`, where it has no flag, OUT. The rest stays as it is.
+    becomes --triplet-pool, and `out` becomes OUT if it is an argument. Other names stay.
     """
     if "`" not in message:
         return message
@@ -56,22 +60,22 @@ def with_flags(message: str) -> str:
 
 
 def typed_command() -> str:
-    """The command that is running, as one types it."""
+    """Return the running command as typed in a shell."""
     return shlex.join(["listwise", *sys.argv[1:]])
 
 
 def warn_of_unreadable(console: Console, errors: Sequence[str]) -> None:
-    """Name the photos that were left out, at most five of them."""
+    """Print which photos were left out, at most five of them."""
     if errors:
-        count = "1 photo is" if len(errors) == 1 else f"{len(errors)} photos are"
+        count = "1 photo" if len(errors) == 1 else f"{len(errors)} photos"
         more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-        say(console, f"{count} unreadable and left out: {'; '.join(errors[:5])}{more}", "yellow")
+        say(console, f"{count} skipped: cannot be read: {'; '.join(errors[:5])}{more}", "yellow")
 
 
 def print_json(result: Any) -> None:
-    """Print a result as one line of JSON; what is not finite becomes null.
+    """Print a result as one line of JSON; infinite numbers and NaN become null.
 
-    Takes dataclasses, pydantic models, NumPy values, paths, and mappings and sequences of them.
+    Accepts dataclasses, pydantic models, NumPy values, paths, and mappings and sequences of them.
     """
     import json
 
@@ -81,7 +85,7 @@ def print_json(result: Any) -> None:
         return value.tolist() if hasattr(value, "tolist") else str(value)
 
     values = to_jsonable_python(result, by_alias=False, fallback=plain)
-    # Again, since what is not finite stays as it is in the fields of a model.
+    # Again, since the fields of a model keep infinite numbers and NaN.
     typer.echo(json.dumps(to_jsonable_python(values, inf_nan_mode="null")))
 
 
@@ -93,9 +97,45 @@ def print_result(console: Console, json: bool, facts: Any, text: str) -> None:
         say(console, text, "bold")
 
 
+def show_plan(plan: "TrainPlan", console: Console) -> None:
+    """Print the training and validation photos, and the chosen settings with their reasons."""
+    from rich.table import Table
+
+    for line in plan.notes:
+        note(console, line)
+    say(
+        console,
+        f"training on {len(plan.train)} photos of {len(plan.train.class_names)} classes, "
+        f"validating on {len(plan.validation)} photos of {len(plan.validation.class_names)}",
+    )
+    if not plan.reasons:
+        return
+    table = Table("setting", "value", "reason", title="Chosen settings", title_justify="left")
+    table.columns[0].no_wrap = True
+    settings = plan.config.model_dump()
+    for name, reason in plan.reasons.items():
+        value = settings
+        for part in name.split("."):
+            value = value[part]
+        table.add_row(flag_of(name), str(value), reason)
+    console.print(table)
+
+
+def show_result(result: "TrainResult", console: Console, json: bool) -> None:
+    """Print the result of a run."""
+    from listwise.training.run.view import readable_time
+
+    text = (
+        f"validation mAP {100 * result.first_map:.1f} -> {100 * result.best_map:.1f} "
+        f"(best at update {result.best_update} of {result.updates}, "
+        f"{readable_time(result.seconds)})\nthe model is in {result.model}"
+    )
+    print_result(console, json, result, text)
+
+
 @contextmanager
 def stoppable(resume: str = RESUME) -> Iterator[None]:
-    """End with one line and exit code 130 at Ctrl-C; `resume` is empty if nothing was kept."""
+    """End with one line and exit code 130 at Ctrl-C; `resume` tells how to continue."""
     try:
         yield
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,13 +14,13 @@ from listwise.errors import InputError
 if TYPE_CHECKING:
     from listwise.search import Hit
 
-EXAMPLES = options.examples("""Examples:
-  listwise search shop chair.jpg                           the ten nearest photos
-  listwise search shop room.jpg --box 120,80,400,380       a part of a photo
-  listwise search shop a.jpg b.jpg --expand --rerank       two examples, expanded and re-ranked
-  listwise search shop --entry chairs/a.jpg -k 50 --json   a photo of the index as the query
-  listwise search shop chair.jpg --sheet found.png         the results as a picture
-""")
+EXAMPLES = """Examples:
+  listwise search shop chair.jpg                      # the ten nearest photos
+  listwise search shop room.jpg --box 120,80,400,380  # search by part of a photo
+  listwise search shop a.jpg b.jpg --expand --rerank  # several photos, one query
+  listwise search shop --entry chairs/a.jpg -k 50 --json
+  listwise search shop chair.jpg --sheet found.png
+"""
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -29,39 +28,37 @@ def search(
     index: options.IndexPlace,
     photos: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PHOTOS...", help="One or more photos of what to find."),
+        options.argument("PHOTOS", "One or more photos of what to find."),
     ] = None,
     like: Annotated[
         list[str] | None,
-        typer.Option("--entry", help="A photo of the index as a query, by its id."),
+        options.entry("Search by this entry of the index; repeat for several.", "--entry"),
     ] = None,
     box: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="X0,Y0,X1,Y1", help="Part of a photo that is meant, in pixels; one per photo."
-        ),
+        options.box("Search by this part of the photo, in pixels; one box per photo."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of results.")] = 10,
+    k: Annotated[int, options.integer("Maximum number of results.", "-k", min=1)] = 10,
     expand: Annotated[
-        bool, typer.Option("--expand", help="Expand the query with what it finds first (αQE).")
+        bool, options.flag("--expand", "Expand the query with its nearest photos (αQE).")
     ] = False,
     rerank: Annotated[
-        bool, typer.Option("--rerank", help="Order the first 100 results by matching points.")
+        bool, options.flag("--rerank", "Re-rank the first 100 results by spatial verification.")
     ] = False,
     sheet: Annotated[
-        Path | None, typer.Option(help="Write a picture of the results to this file (.png).")
+        Path | None, options.path("Write a picture of the results to this file (.png).")
     ] = None,
     model: options.IndexModel = None,
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:
-    """Find the photos of an index that are most like one or more photos."""
+    """Find the photos of an index that are most similar to one or more photos."""
     names, entries = photos or [], like or []
     if not names and not entries:
-        raise InputError("nothing to search for: give a photo, or --entry with an id of the index")
+        raise InputError("give a photo to search by, or --entry with the id of an entry")
     boxes = [options.parse_box(text) for text in box or []]
     if sheet is not None and sheet.suffix.lower() not in PICTURES:
-        raise InputError(f"--sheet {sheet}: give a name that ends with .png")
+        raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
     console = open_console(json)
 
     from listwise.search import open_index
@@ -80,7 +77,7 @@ def search(
         return
     _print(console, hits)
     if sheet is not None:
-        say(console, f"a picture of the results: {sheet}")
+        say(console, f"wrote a picture of the results to {sheet}")
 
 
 def _print(console: Console, hits: "list[Hit]") -> None:
@@ -89,7 +86,7 @@ def _print(console: Console, hits: "list[Hit]") -> None:
     table.add_column("score", justify="right")
     matched = any(hit.inliers is not None for hit in hits)
     if matched:
-        table.add_column("points", justify="right")
+        table.add_column("inliers", justify="right")
     table.add_column("photo", overflow="fold")
     attributes = any(hit.attributes for hit in hits)
     if attributes:

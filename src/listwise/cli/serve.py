@@ -6,49 +6,56 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from listwise.cli import options
-from listwise.cli.output import open_console
+from listwise.cli.output import open_console, say
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
     from listwise.serving.settings import ServeSettings
 
-EXAMPLES = options.examples("""Examples:
-  listwise serve photos.index                             open http://127.0.0.1:8000
-  LISTWISE_TOKEN=... listwise serve photos.index          photos can be added and removed too
-  LISTWISE_TOKEN=... listwise serve photos.index --host 0.0.0.0 --port 80
-  listwise serve milvus://db.local:19530/photos --uploads /data/uploads
+EXAMPLES = """Examples:
+  listwise serve shop                        # open http://127.0.0.1:8000
+  LISTWISE_TOKEN=secret listwise serve shop  # allow adding and removing photos
+  LISTWISE_TOKEN=secret listwise serve shop --host 0.0.0.0 --port 80
+  listwise serve milvus://127.0.0.1:19530/shop --uploads uploads
 
-Ctrl-C stops it once running requests are answered.
-""")
+Ctrl-C stops the server after it has answered the running requests.
+"""
 
 
 def serve(
     index: options.IndexPlace,
     model: options.IndexModel = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. All but this machine's own need a token.")
+        str, options.text("Address to listen on; any but this machine's own needs a token.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, options.integer("Port to listen on; 0 chooses a free port.", min=0, max=65535)
     ] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(
+        options.text(
+            "Token that requests need to add or remove photos, and for all requests from other "
+            "machines.",
             envvar="LISTWISE_TOKEN",
             show_envvar=True,
-            help="Token that clients need to write, and to read from other machines.",
         ),
     ] = None,
     uploads: Annotated[
-        Path | None, typer.Option(help="Folder for added photos.", show_default="INDEX/uploads")
+        Path | None, options.path("Folder for added photos.", show_default="INDEX/uploads")
     ] = None,
     device: options.Device = "auto",
-    max_upload: Annotated[int, typer.Option(min=1, help="Maximum megabytes of a photo.")] = 20,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Maximum megapixels of a photo.")] = 50,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Maximum seconds for an answer.")] = 10.0,
-    queue: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests.")] = 64,
+    max_upload: Annotated[
+        int, options.integer("Maximum size of a photo, in megabytes.", min=1)
+    ] = 20,
+    max_pixels: Annotated[
+        int, options.integer("Maximum size of a photo, in megapixels.", min=1)
+    ] = 50,
+    timeout: Annotated[
+        float, options.decimal("Maximum time per request, in seconds.", min=0.1)
+    ] = 10.0,
+    queue: Annotated[int, options.integer("Maximum number of waiting requests.", min=0)] = 64,
 ) -> None:
-    """Serve an index: search by photo in the browser, or from programs."""
+    """Serve an index: a web page to search by photo, and an HTTP interface."""
     from listwise.serving.settings import Limits, ServeSettings
 
     limits = Limits(
@@ -63,7 +70,7 @@ def serve(
     settings = ServeSettings(host=host, token=token or None, uploads=folder, limits=limits)
     if not settings.local and settings.token is None:
         raise InputError(
-            f"listening on {host} lets others in: give a token with LISTWISE_TOKEN or --token"
+            f"other machines can reach {host}: set a token with LISTWISE_TOKEN or --token"
         )
     _serve(index, model, device, port, settings)
 
@@ -91,6 +98,7 @@ def _serve(
             anywhere = host in ("0.0.0.0", "::")
             shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}"
-            others = "and at this machine's other addresses; " if anywhere else ""
-            typer.echo(f"{len(opened)} photos of {place} at {address} ({others}Ctrl-C stops)")
+            others = " and all other addresses of this machine" if anywhere else ""
+            typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}")
+            say(console, "press Ctrl-C to stop")
             run_server(app, listening, settings.limits.seconds)

@@ -11,9 +11,28 @@ from pydantic.fields import FieldInfo
 
 from listwise.settings import TrainConfig
 
-# Settings that are chosen from the photos and the machine where they are not given.
-CHOSEN = {"device", "patience", "precision", "val_max_side", "validate_every", "warmup", "workers"}
-CHOSEN_OR_PAPER = {"backbone", "batch_size", "crops.size", "learning_rate", "updates"}
+# How `preset="auto"` chooses a setting (training/choices.py).
+CHOSEN = {
+    "backbone": "resnet101 on a GPU, else tf_efficientnet_lite0",
+    "batch_size": "from the number of photos",
+    "crops.size": "from the size of the photos",
+    "learning_rate": "from the batch size",
+    "patience": "5",
+    "precision": "bfloat16 on a GPU that supports it, else float32",
+    "updates": "from the number of photos",
+    "val_max_side": "twice the crop size",
+    "validate_every": "about 15 validations per run",
+    "warmup": "a tenth of the updates, at most 5",
+    "workers": "from the number of CPU cores",
+}
+# Chosen settings for which the paper gives a value (section 4.2).
+PAPER = {"backbone", "batch_size", "crops.size", "learning_rate", "updates"}
+KINDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", type(None): "none"}
+
+
+def flag_of(setting: str) -> str:
+    """Return the flag of a setting: --crops-size for crops.size."""
+    return "--" + setting.replace(".", "-").replace("_", "-")
 
 
 def with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -26,7 +45,7 @@ def with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """The settings named on the command line, nested as in a config file."""
+    """Return the settings given on the command line, nested as in a config file."""
     settings: dict[str, Any] = {}
     for path, field in _fields(TrainConfig):
         value = flags["_".join(path)]
@@ -53,14 +72,14 @@ def _fields(
 
 def _parameter(path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
     kind, metavar = _kind(field.annotation)
-    name = "--" + "-".join(path).replace("_", "-")
+    name = flag_of(".".join(path))
     names = [f"{name}/--no-{name.removeprefix('--')}"] if kind is bool else [name]
     option = typer.Option(
         *names,
         help=f"{field.description}.",
         metavar=metavar,
         show_default=_default(".".join(path), field.default),
-        rich_help_panel=path[0].capitalize() if len(path) > 1 else "Settings",
+        rich_help_panel=_panel(path),
     )
     return inspect.Parameter(
         "_".join(path),
@@ -70,27 +89,29 @@ def _parameter(path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
     )
 
 
+def _panel(path: tuple[str, ...]) -> str:
+    """The heading under which the help shows a setting."""
+    if len(path) == 1:
+        return "Settings"
+    return "Settings of the crops" if path[0] == "crops" else f"Settings of the {path[0]} loss"
+
+
 def _default(name: str, value: Any) -> str:
     """What the help shows as the default."""
-    if name in CHOSEN:
-        return "chosen for you"
     shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-    if name in CHOSEN_OR_PAPER:
-        return f"chosen for you; paper: {shown}"
-    return {"None": "none", "True": "on", "False": "off"}.get(shown, shown)
+    shown = {"None": "none", "True": "on", "False": "off"}.get(shown, shown)
+    if name in PAPER:
+        return f"{CHOSEN[name]}; paper: {shown}"
+    return CHOSEN.get(name, shown)
 
 
 def _kind(annotation: Any) -> tuple[type, str | None]:
-    """The type of a flag's value and how help names it."""
+    """The type of a flag's value, and what the help writes for the value."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0])
     if origin is Literal:
-        words = "|".join(str(choice) for choice in arguments)
-        return str, words if len(words) <= 30 else "str"  # the description names them then
+        return str, "|".join(map(str, arguments))
     if origin in (Union, UnionType):
-        kinds = [_kind(a)[1] or getattr(a, "__name__", "") for a in arguments]
-        return str, "|".join(
-            "none" if a is type(None) else k for a, k in zip(arguments, kinds, strict=True)
-        )
-    return annotation, None if annotation is bool else annotation.__name__
+        return str, "|".join(_kind(each)[1] or "" for each in arguments)
+    return annotation, KINDS.get(annotation)

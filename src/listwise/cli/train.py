@@ -13,53 +13,58 @@ from listwise.cli.settings import given_settings, with_setting_flags
 if TYPE_CHECKING:
     from listwise.training import TrainPlan, TrainResult
 
-EXAMPLES = options.examples("""Examples:
-  listwise train photos                          settings from the photos and this machine
-  listwise train labels.csv --run-folder runs/b --preset paper --batch-size 1024
-  listwise train --resume runs/b                 resume an interrupted run
+EXAMPLES = """Examples:
+  listwise train photos                # choose settings for these photos
+  listwise train labels.csv --preset paper --batch-size 1024
+  listwise train photos --backbone resnet50 --run-folder runs/b
+  listwise train --resume runs/b       # resume an interrupted run
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
-""")
+"""
 
 
 @with_setting_flags
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="A folder of class folders, a .csv or .parquet table, or a .txt list."),
+        options.argument(
+            "PHOTOS",
+            "Labelled photos: a folder of class folders, a .csv or .parquet table with columns "
+            "path and label, a .txt list, or the name of a data set.",
+        ),
     ] = None,
     run: Annotated[
         Path | None,
         # Not --run: torchrun takes that for the beginning of an option of its own.
-        typer.Option("--run-folder", help="Folder of the run.", show_default="runs/NAME"),
+        options.path("Folder to write the run to.", "--run-folder", show_default="runs/NAME"),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+    config: Annotated[Path | None, options.path("YAML file with settings.")] = None,
     preset: Annotated[
         str,
         typer.Option(
             metavar="auto|paper",
-            help="Where settings come from that you do not give: chosen from the photos and the "
-            "machine, or the paper's.",
+            help="Where the other settings come from: auto chooses them for the photos and the "
+            "machine, paper uses the values of the paper.",
         ),
     ] = "auto",
     resume: Annotated[
-        Path | None, typer.Option(help="Resume the interrupted run in this folder.")
+        Path | None, options.path("Resume the interrupted run in this folder.")
     ] = None,
     json: options.AsJson = False,
     **flags: Any,
 ) -> None:
-    """Train a retrieval network on labelled photos by maximising average precision."""
+    """Train a network on labelled photos by maximising average precision."""
     from listwise.errors import InputError
     from listwise.settings import merge, read_settings
 
     given = given_settings(flags)
     if resume is not None and (data or run or config or given or preset != "auto"):
-        raise InputError("--resume takes everything from the run itself: give nothing else")
+        raise InputError("--resume uses the settings of the run: leave out all other options")
     if resume is None and data is None:
-        raise InputError("say what to train on: listwise train FOLDER-OF-CLASS-FOLDERS (or --help)")
+        raise InputError("give the photos to train on: listwise train PHOTOS")
     given = merge(read_settings(config) if config else {}, given)
 
     from listwise import api
-    from listwise.cli.run import show_result
+    from listwise.cli.output import show_result
     from listwise.training.distributed import joined_processes
     from listwise.training.run.folder import RUN_FILE
 
@@ -82,7 +87,7 @@ def _train(
 ) -> "TrainResult":
     """Train on `data`, or without it resume the run in the folder."""
     from listwise import api, training
-    from listwise.cli.run import show_plan
+    from listwise.cli.output import show_plan
     from listwise.training.run.view import LiveTrainView
 
     view = LiveTrainView(console)

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from listwise.cli import options
@@ -15,51 +14,55 @@ from listwise.progress import progress_bar
 if TYPE_CHECKING:
     from listwise.descriptors import Whitening
 
-EXAMPLES = options.examples("""Examples:
-  listwise whiten runs/a/model photos                     square-rooted PCA, all dimensions
+EXAMPLES = """Examples:
+  listwise whiten runs/a/model photos            # square-rooted PCA
   listwise whiten runs/a/model photos --dim 1024 --power 0.5
-  listwise whiten runs/a/model descriptors.parquet        from descriptors already extracted
-  listwise whiten runs/a/model labels.csv --supervised    from pairs of the same label
+  listwise whiten runs/a/model photos.parquet    # a file of listwise extract
+  listwise whiten runs/a/model labels.csv --supervised
   listwise whiten runs/a/model --remove
 
-Learn from photos like those you search, but not from the ones you evaluate with.
-""")
+Learn from photos that resemble the database, but not from photos that you evaluate with.
+"""
+
+Power = Annotated[
+    float | None,
+    options.decimal(
+        "Power of the variances by which whitening divides, from 0 to 1: 0.25 is the paper's "
+        "square-rooted PCA, 0.5 is full whitening.",
+        min=0,
+        max=1,
+        show_default="0.25",
+    ),
+]
 
 
 def whiten(
     model: options.ModelFolder,
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PHOTOS", help="Photos, as for extract, or a descriptor file of this model."
+        options.argument(
+            "PHOTOS",
+            "Folder of photos, table, .txt list, name of a data set, or descriptor file of this "
+            "model.",
         ),
     ] = None,
     dim: options.Dim = None,
-    power: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Power of the variances that the PCA divides by: 0.25 is the paper's, 0.5 full "
-            "whitening.",
-            show_default="0.25",
-        ),
-    ] = None,
+    power: Power = None,
     supervised: Annotated[
-        bool, typer.Option("--supervised", help="Learn from pairs of the same label.")
+        bool, options.flag("--supervised", "Learn from pairs of photos with the same label.")
     ] = False,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the whitening from the model.")
+        bool, options.flag("--remove", "Remove the whitening from the model.")
     ] = False,
     max_side: options.MaxSide = None,
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:
-    """Learn a whitening for a model; from then on it is part of the model."""
+    """Learn a whitening from photos and store it in the model."""
     console = open_console(json)
     if remove:
         if source or dim or power is not None or supervised or max_side:
-            raise InputError("--remove takes nothing but the model")
+            raise InputError("--remove takes only MODEL and --json: leave out the other arguments")
         from listwise.descriptors import remove_whitening
 
         remove_whitening(model)
@@ -67,12 +70,12 @@ def whiten(
         print_result(console, json, {"model": model, "method": None}, done)
         return
     if source is None:
-        raise InputError("nothing to learn from: listwise whiten MODEL PHOTOS (or --help)")
+        raise InputError("give the photos to learn from: listwise whiten MODEL PHOTOS")
 
     from listwise.descriptors.learning import learn_whitening, whitening_source
 
     opened = whitening_source(source, supervised)
-    with stoppable(), progress_bar(console, "describing", len(opened)) as advance:
+    with stoppable(), progress_bar(console, "computing descriptors", len(opened)) as advance:
         learned = learn_whitening(
             model,
             opened,

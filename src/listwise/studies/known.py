@@ -34,7 +34,8 @@ class Variant:
 class Study:
     """A comparison of training runs that differ in one thing.
 
-    `about` says what it compares and `words` which words name its variants. It sets the settings
+    `about` says what it compares, `words` which words name its variants, and `words_default` which
+    ones are compared by default. It sets the settings
     `varies` itself, dotted where nested. `usual` are the words compared by default, `axis` is what
     variants are if they are numbers, and `known` every word there is if they are not.
     """
@@ -43,6 +44,7 @@ class Study:
     title: str
     about: str
     words: str
+    words_default: str
     varies: tuple[str, ...]
     usual: Callable[[TrainingSet], Sequence[str]]
     variant: Callable[[str, TrainingSet], Variant]
@@ -148,16 +150,18 @@ _ALL = (
         _usual_losses,
         name="losses",
         title="Losses, everything else equal",
-        about="The AP loss, triplets and contrastive (Table 1): accuracy, work, settings, time.",
-        words="Losses separated by commas: ap, tl-64, tl-512, tl-1024, contrastive (the usual "
-        "ones), tie-aware, fastap, smoothap, multi-similarity; or all.",
+        about="Compare the AP loss with triplet and contrastive losses (Table 1).",
+        words="Losses, separated by commas: ap, tl-64, tl-512, tl-1024, contrastive, tie-aware, "
+        "fastap, smoothap, multi-similarity; or all.",
+        words_default="ap, contrastive, and each tl-COUNT that the photos allow",
         varies=("loss", "triplet.tuples"),
     ),
     Study(
         name="bins",
         title="Number of quantization bins",
-        about="The number of quantization bins M (Figure 4).",
-        words="Numbers separated by commas. [dim]default: 5,10,20,50,100[/dim]",
+        about="Compare numbers of quantization bins M (Figure 4).",
+        words="Numbers of bins, separated by commas.",
+        words_default="5,10,20,50,100",
         axis="bins M",
         varies=("bins",),
         usual=lambda photos: ("5", "10", "20", "50", "100"),
@@ -166,8 +170,9 @@ _ALL = (
     Study(
         name="batch-size",
         title="Batch size",
-        about="The batch size B, at an equal number of images seen (Figure 5).",
-        words="Numbers separated by commas. [dim]default: powers of two from 32 to 8192[/dim]",
+        about="Compare batch sizes B at an equal number of training images (Figure 5).",
+        words="Batch sizes, separated by commas.",
+        words_default="powers of two from 32 to 8192",
         axis="batch size B",
         varies=("batch_size",),
         usual=lambda photos: _powers_of_two(5, 13, photos.photos + 1),
@@ -176,9 +181,9 @@ _ALL = (
     Study(
         name="classes",
         title="Classes in a batch",
-        about="The number of classes in a batch (Figure 6).",
-        words="Numbers separated by commas, or all for all classes. "
-        "[dim]default: 8,16,32 ... all[/dim]",
+        about="Compare numbers of classes per batch (Figure 6).",
+        words="Numbers of classes, separated by commas; all stands for all classes.",
+        words_default="powers of two from 8 to 512, and all",
         axis="classes in a batch",
         varies=("classes_per_batch",),
         usual=lambda photos: (*_powers_of_two(3, 9, photos.classes), "all"),
@@ -188,16 +193,18 @@ _ALL = (
         {"weighted": {"class_weights": True}, "unweighted": {"class_weights": False}},
         name="balance",
         title="Class weights",
-        about="With and without class weights (Figure 7).",
-        words="weighted, unweighted, or both separated by a comma.",
+        about="Compare training with and without class weights (Figure 7).",
+        words="Variants, separated by a comma: weighted, unweighted.",
+        words_default="weighted,unweighted",
         varies=("class_weights",),
     ),
     _named(
         {"ap": {"loss": "ap"}, "tie-aware": {"loss": "tie-aware"}},
         name="ties",
         title="AP and tie-aware AP",
-        about="AP as it is defined (mAP_Q) against the tie-aware form mAP_T (Figure 8).",
-        words="ap, tie-aware, or both separated by a comma.",
+        about="Compare quantized AP (mAP_Q) with tie-aware AP (mAP_T) (Figure 8).",
+        words="Losses, separated by a comma: ap, tie-aware.",
+        words_default="ap,tie-aware",
         varies=("loss",),
     ),
 )

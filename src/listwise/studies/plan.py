@@ -80,7 +80,7 @@ class StudyPlan:
     def _asked(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         given = {"seed": seed, "learning_rate": rate, "patience": None}
         asked = merge(self.plan.config.model_dump(), variant.settings, given)
-        return make_config(asked, f"{self.study.name}, variant {variant.name}")
+        return make_config(asked)
 
     def folder(self, variant: Variant, seed: int, rate: float) -> Path:
         """Where a run is made."""

@@ -58,7 +58,7 @@ def choose_settings(
         choices.choose("precision", "bfloat16", "this GPU computes it several times faster")
     choices.choose("device", machine.device, "a GPU is available" if gpu else "no GPU is available")
     choices.choose("workers", machine.workers(), f"{machine.cores} cores")
-    return make_config(merge(choices.chosen, given), "the settings"), choices.reasons
+    return make_config(merge(choices.chosen, given)), choices.reasons
 
 
 def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> int:
@@ -74,7 +74,7 @@ def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> 
 
 def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
     """The batch, the number of updates, the learning rate, and when to validate and stop."""
-    given = make_config(choices.given, "the settings")
+    given = make_config(choices.given)
     if given.mined:
         batch, most = given.images_per_update, ""
     else:

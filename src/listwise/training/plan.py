@@ -66,7 +66,7 @@ def prepare(
     if preset not in ("auto", "paper"):
         raise InputError(f"`preset` is auto or paper, not {preset!r}")
     parts, named = _take_parts(given)
-    config = make_config(named, "the settings")
+    config = make_config(named)
     machine = Machine.detect(config.device)
     images = _training_part(labelled_of(data, split_column=config.split_column))
     images, report = check_images(images, config.strict)

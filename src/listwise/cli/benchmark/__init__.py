@@ -5,10 +5,12 @@ import typer
 from listwise.cli import options
 from listwise.cli.benchmark import retrieval, training
 from listwise.cli.benchmark.show import AsJsonLines, show
+from listwise.cli.help import Program
 
-app = typer.Typer(
-    help="Measure time and memory on this machine, beside the alternatives.",
-    epilog="Examples:\n\nlistwise benchmark\n\nlistwise benchmark loss --sizes 256,1024,4096",
+app = Program(
+    help="Measure time and memory on this machine and compare with other implementations.\n\n"
+    "Without a command, measure the loss, a training step, decoding and extraction.",
+    epilog="Examples:\n  listwise benchmark\n  listwise benchmark loss --sizes 256,1024,4096",
 )
 app.command(epilog=training.LOSS)(training.loss)
 app.command(epilog=training.STEP)(training.step)
@@ -24,7 +26,7 @@ app.command(epilog=retrieval.LOCAL)(retrieval.local)
 def summary(
     context: typer.Context, device: options.Device = "auto", json: AsJsonLines = False
 ) -> None:
-    """Measure loss, training step, input and extraction on this machine, in one table."""
+    """Measure the loss, a training step, decoding and extraction on this machine."""
     if context.invoked_subcommand is None:
         from listwise.benchmarks import summary as benchmark
 

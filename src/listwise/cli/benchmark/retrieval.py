@@ -4,25 +4,23 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from listwise.cli import options
 from listwise.cli.benchmark.show import AsJsonLines, show
 
-EVALUATION = "Example:  listwise benchmark evaluation --sizes 100000 --json"
-SEARCH = "Example:  listwise benchmark search --sizes 100000 --json"
-SERVER = "Example:  listwise benchmark server --clients 1,8,64"
-LOCAL = "Example:  listwise benchmark local --photos 1000 --json"
+EVALUATION = "Example:\n  listwise benchmark evaluation --sizes 100000 --json"
+SEARCH = "Example:\n  listwise benchmark search --sizes 100000 --json"
+SERVER = "Example:\n  listwise benchmark server --clients 1,8,64"
+LOCAL = "Example:\n  listwise benchmark local --photos 1000 --json"
 
 Sizes = Annotated[
-    str, typer.Option(help="Numbers of descriptors in the database, separated by commas.")
+    str, options.numbers("Numbers of descriptors in the database, separated by commas.")
 ]
-Dim = Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)]
+Dim = Annotated[int, options.integer("Dimensions of a descriptor.", min=1)]
 Folder = Annotated[
     Path | None,
-    typer.Option(
+    options.path(
+        "Folder for temporary files: up to 20 GB for a million descriptors.",
         exists=True,
-        help="Folder for temporary files: up to 20 GB for a million descriptors.",
         show_default="the system's",
     ),
 ]
@@ -34,10 +32,10 @@ def evaluation(
     folder: Folder = None,
     json: AsJsonLines = False,
 ) -> None:
-    """Measure evaluation among distractors: counted ranks beside a sorted score matrix."""
+    """Measure evaluation with distractors: counting ranks and sorting all scores."""
     from listwise.benchmarks import evaluation as benchmark
 
-    counts = options.parse_integers(sizes, "sizes")
+    counts = options.parse_numbers(sizes, "sizes", int)
     title = f"{benchmark.QUERIES} queries, C = {dim}, files in the page cache"
     show(title, benchmark.COLUMNS, partial(benchmark.run, counts, dim, folder), json)
 
@@ -48,40 +46,40 @@ def search(
     folder: Folder = None,
     json: AsJsonLines = False,
 ) -> None:
-    """Measure search in an index beside FAISS, hnswlib and LanceDB."""
+    """Measure search in an index and in FAISS, hnswlib and LanceDB."""
     from listwise.benchmarks import search as benchmark
 
-    counts = options.parse_integers(sizes, "sizes")
+    counts = options.parse_numbers(sizes, "sizes", int)
     title = f"The ten nearest of {benchmark.QUERIES} queries, C = {dim}"
     show(title, benchmark.COLUMNS, partial(benchmark.run, counts, dim, folder), json)
 
 
 def server(
     clients: Annotated[
-        str, typer.Option(help="Numbers of clients at once, separated by commas.")
+        str, options.numbers("Numbers of simultaneous clients, separated by commas.")
     ] = "1,8,64",
-    seconds: Annotated[float, typer.Option(help="Seconds for each number.", min=0.1)] = 10.0,
+    seconds: Annotated[float, options.decimal("Seconds per number of clients.", min=0.1)] = 10.0,
     json: AsJsonLines = False,
 ) -> None:
-    """Measure search by photo through a server, with clients on the same cores."""
+    """Measure search by photo through a server, with clients on the same machine."""
     from listwise.optional import requires
 
     with requires("compare", "this benchmark"):
         from listwise.benchmarks import server as benchmark
 
-    counts = options.parse_integers(clients, "clients")
+    counts = options.parse_numbers(clients, "clients", int)
     title = "Search by photo through the server, on the same cores"
     show(title, benchmark.COLUMNS, partial(benchmark.run, counts, seconds=seconds), json)
 
 
 def local(
-    photos: Annotated[int, typer.Option(help="Photos in the index.", min=20)] = 5000,
-    features: Annotated[int, typer.Option(help="Local features per photo.", min=1)] = 2000,
-    words: Annotated[int, typer.Option(help="Visual words.", min=2)] = 65_536,
+    photos: Annotated[int, options.integer("Number of photos in the index.", min=20)] = 5000,
+    features: Annotated[int, options.integer("Local features per photo.", min=1)] = 2000,
+    words: Annotated[int, options.integer("Number of visual words.", min=2)] = 65_536,
     folder: Folder = None,
     json: AsJsonLines = False,
 ) -> None:
-    """Measure local features, words, inverted file and queries beside the package asmk."""
+    """Measure search by local features, and the same steps in the package asmk."""
     from listwise.benchmarks import local as benchmark
 
     title = f"{photos:,} photos of {features} features, {words:,} words"

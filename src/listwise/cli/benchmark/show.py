@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Table
 
+from listwise.cli import options
 from listwise.cli.output import open_console, print_json, stoppable
 
 if TYPE_CHECKING:
     from listwise.benchmarks.table import Column
 
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each row as a JSON object.")]
+AsJsonLines = Annotated[bool, options.flag("--json", "Print each row as a JSON object.")]
 
 
 def show(

@@ -3,38 +3,36 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from listwise.cli import options
 from listwise.cli.benchmark.show import AsJsonLines, show
 
-LOSS = "Example:  listwise benchmark loss --sizes 256,1024,4096 --json"
-STEP = "Example:  listwise benchmark step --backbone resnet50 --size 224 --batch 1024"
-INPUT = "Example:  listwise benchmark input --photos 64 --size 224"
-EXTRACTION = "Example:  listwise benchmark extraction --photos 64 --backbone resnet50"
+LOSS = "Example:\n  listwise benchmark loss --sizes 256,1024,4096 --json"
+STEP = "Example:\n  listwise benchmark step --backbone resnet50 --size 224 --batch 1024"
+INPUT = "Example:\n  listwise benchmark input --photos 64 --size 224"
+EXTRACTION = "Example:\n  listwise benchmark extraction --photos 64 --backbone resnet50"
 
-Backbone = Annotated[str, typer.Option(help="Any timm model.")]
-Photos = Annotated[int, typer.Option(help="Number of JPEG photos to make.", min=1)]
-CropSize = Annotated[int, typer.Option(help="Side of the crops, in pixels.", min=32)]
+Backbone = Annotated[str, options.text("Name of a timm model.")]
+Photos = Annotated[int, options.integer("Number of JPEG photos to create.", min=1)]
+CropSize = Annotated[int, options.integer("Side of the square crops, in pixels.", min=32)]
 
 
 def loss(
     sizes: Annotated[
-        str, typer.Option(help="Batch sizes, separated by commas.")
+        str, options.numbers("Batch sizes, separated by commas.")
     ] = "256,512,1024,2048,4096,8192,16384",
-    dim: Annotated[int, typer.Option(help="Dimensions of a descriptor.", min=1)] = 2048,
+    dim: Annotated[int, options.integer("Dimensions of a descriptor.", min=1)] = 2048,
     methods: Annotated[
         str | None,
-        typer.Option(help="Some of the methods, separated by semicolons.", show_default="all"),
+        options.text("Methods to measure, separated by semicolons.", show_default="all"),
     ] = None,
     device: options.Device = "auto",
     json: AsJsonLines = False,
 ) -> None:
-    """Measure forward and backward of the AP loss, its dense transcription and other losses."""
+    """Measure forward and backward of the AP loss and of other losses."""
     from listwise.benchmarks import loss as benchmark
     from listwise.machine import Machine
 
-    batches = options.parse_integers(sizes, "sizes")
+    batches = options.parse_numbers(sizes, "sizes", int)
     chosen = None if methods is None else [name.strip() for name in methods.split(";")]
     place, title = Machine.detect(device).device, f"Forward + backward, C = {dim}, M = 20"
     show(title, benchmark.COLUMNS, benchmark.run(batches, dim, chosen, place), json)
@@ -43,14 +41,14 @@ def loss(
 def step(
     backbone: Backbone = "resnet101",
     size: CropSize = 800,
-    batch: Annotated[int, typer.Option(help="Images per step.", min=32)] = 4096,
+    batch: Annotated[int, options.integer("Images per step.", min=32)] = 4096,
     micro_batch: Annotated[
-        int, typer.Option(help="Images whose graph is in memory at once.", min=1)
+        int, options.integer("Images whose activations are in memory together.", min=1)
     ] = 128,
     device: options.Device = "auto",
     json: AsJsonLines = False,
 ) -> None:
-    """Measure a training step: one image at a time, in batches, folded, compiled."""
+    """Measure a training step: image by image, in micro-batches, folded, compiled."""
     from listwise.benchmarks import step as benchmark
 
     title = f"Step of {batch} images, {backbone}, {size} × {size}"
@@ -62,12 +60,12 @@ def input_side(
     photos: Photos = 256,
     size: CropSize = 800,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of real photos to use instead.", exists=True)
+        Path | None, options.path("Folder of photos to use instead of created ones.", exists=True)
     ] = None,
     device: options.Device = "auto",
     json: AsJsonLines = False,
 ) -> None:
-    """Measure photos decoded and augmented per second, by one core, by all, and by a GPU."""
+    """Measure how many crops per second one core, all cores and a GPU produce."""
     from listwise.benchmarks import input as benchmark
     from listwise.machine import Machine
 
@@ -79,12 +77,12 @@ def input_side(
 def extraction(
     photos: Photos = 512,
     backbone: Backbone = "resnet101",
-    width: Annotated[int, typer.Option(help="Width of the photos, in pixels.", min=32)] = 1024,
-    height: Annotated[int, typer.Option(help="Height of the photos, in pixels.", min=32)] = 768,
+    width: Annotated[int, options.integer("Width of the photos, in pixels.", min=32)] = 1024,
+    height: Annotated[int, options.integer("Height of the photos, in pixels.", min=32)] = 768,
     device: options.Device = "auto",
     json: AsJsonLines = False,
 ) -> None:
-    """Measure JPEG files to descriptors, beside one photo at a time in float32."""
+    """Measure extraction from JPEG files, and the same photo by photo in float32."""
     from listwise.benchmarks import extraction as benchmark
 
     title = f"Photos of {width} × {height} through {backbone}"

@@ -1,10 +1,17 @@
 """`listwise index`: photos into an index and out of it."""
 
-import typer
-
+from listwise.cli.help import Program
 from listwise.cli.index import build, manage
 
-app = typer.Typer(help="Make an index of photos, add to it, remove from it.", no_args_is_help=True)
+app = Program(
+    help="Build an index of photos, add photos to it or remove them.",
+    no_args_is_help=True,
+    epilog="""Examples:
+  listwise index build shop photos
+  listwise index add shop more-photos
+  listwise index info shop
+""",
+)
 app.command(epilog=build.BUILD)(build.build)
 app.command(epilog=build.ADD)(build.add)
 app.command(epilog=manage.REMOVE)(manage.remove)

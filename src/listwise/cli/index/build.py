@@ -4,39 +4,39 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from listwise.cli import options
 from listwise.cli.index import shared
 from listwise.cli.output import note, open_console, stoppable
 from listwise.errors import InputError
 
-BUILD = options.examples("""Examples:
+BUILD = """Examples:
   listwise index build shop photos
-  listwise index build shop photos.csv --model runs/a/model --memory 2GB --recall 0.95
+  listwise index build shop photos.csv --model runs/a/model --memory 2GB
+  listwise index build shop described.parquet --root photos --model runs/a/model
   listwise index build milvus://127.0.0.1:19530/shop photos --model resnet50
-  listwise index build shop a.parquet b.parquet --root photos --model runs/a/model
 
-An index is a folder, milvus://host:port/name, or a .db file of milvus-lite. Columns of a table
-other than path and box are kept as attributes. Run the same command again to resume an interrupted
-build.
-""")
-ADD = options.examples("""Examples:
+Other columns of a table than path and box become attributes of the entries. Run the same command
+again to resume after an interruption.
+"""
+ADD = """Examples:
   listwise index add shop more-photos
   listwise index add shop a.jpg b.jpg
-""")
+"""
 
 Sources = Annotated[
     list[str],
-    typer.Argument(
-        metavar="PHOTOS...", help="Folders, tables, text lists, image files, or descriptor files."
+    options.argument(
+        "PHOTOS",
+        "Photos to add: folders, .csv or .parquet tables, .txt lists, single photos, or descriptor "
+        "files.",
     ),
 ]
-Root = Annotated[
-    Path | None, typer.Option(help="Folder that holds the photos of a descriptor file.")
-]
+# None where an index exists, which remembers its own.
+Scales = Annotated[str | None, options.numbers(options.SCALES, show_default="1")]
+Power = Annotated[float | None, options.decimal(options.POWER, show_default="3")]
+Root = Annotated[Path | None, options.path("Folder that contains the photos of a descriptor file.")]
 Thumbnails = Annotated[
-    bool, typer.Option("--thumbnails/--no-thumbnails", help="Keep a small picture of each photo.")
+    bool, options.flag("--thumbnails/--no-thumbnails", "Store a thumbnail of each photo.")
 ]
 
 
@@ -45,19 +45,14 @@ def build(
     photos: Sources,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="A model folder, or the name of a timm backbone.",
-            show_default="a backbone that suits this machine",
+        options.text(
+            "Model folder, run folder, or name of a timm backbone.",
+            show_default="a backbone chosen for this machine",
         ),
     ] = None,
     max_side: options.MaxSide = None,
-    scales: Annotated[
-        str | None,
-        typer.Option(help="Sizes to describe photos at, such as 1,0.7071.", show_default="1"),
-    ] = None,
-    power: Annotated[
-        float | None, typer.Option(help="Power of the mean over the scales.", show_default="3")
-    ] = None,
+    scales: Scales = None,
+    power: Power = None,
     memory: shared.Memory = None,
     milliseconds: shared.Milliseconds = None,
     recall: shared.Recall = None,
@@ -67,7 +62,7 @@ def build(
     workers: options.Workers = None,
     json: options.AsJson = False,
 ) -> None:
-    """Make an index of photos, or resume one."""
+    """Build an index of photos, or add to an existing one."""
     wanted = shared.parse_intent(memory, milliseconds, recall)
     settings: dict[str, Any] = {
         "max_side": max_side,
@@ -86,7 +81,7 @@ def build(
         )
     with opened:
         if len(opened):
-            note(console, f"{index} has {shared.count_photos(len(opened))} already; adding to it")
+            note(console, f"adding to an index of {shared.count_photos(len(opened))}: {index}")
         with stoppable():
             added = opened.add(sources, root=root, thumbnails=thumbnails, workers=workers)
             if added.errors and not len(opened):
@@ -106,7 +101,7 @@ def add(
     workers: options.Workers = None,
     json: options.AsJson = False,
 ) -> None:
-    """Add new and changed photos; what is there already is left alone."""
+    """Add new and changed photos to an index; unchanged photos are skipped."""
     console = open_console(json)
 
     from listwise.search import open_index

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -11,35 +10,36 @@ from listwise.cli import options
 from listwise.cli.index import shared
 from listwise.cli.output import note, open_console, print_json, print_result
 
-REMOVE = options.examples("""Examples:
+REMOVE = """Examples:
   listwise index remove shop chairs/a.jpg
   listwise index remove shop more-photos
-""")
-TUNE = options.examples("""Examples:
+"""
+TUNE = """Examples:
   listwise index tune shop --recall 0.99
   listwise index tune shop --memory 2GB --milliseconds 20
-  listwise index tune shop                     choose by the size of the index
-""")
-INFO = options.examples("""Example:
+  listwise index tune shop        # choose by the size of the index
+"""
+INFO = """Examples:
+  listwise index info shop
   listwise index info shop --json
-""")
+"""
 
 
 def remove(
     index: options.IndexPlace,
     photos: Annotated[
         list[str],
-        typer.Argument(metavar="PHOTOS...", help="Ids of the index, or the photos themselves."),
+        options.argument("PHOTOS", "Ids of entries, or photos, folders, tables or lists."),
     ],
     json: options.AsJson = False,
 ) -> None:
-    """Remove photos from an index; the files themselves stay."""
+    """Remove entries from an index; the photo files are not deleted."""
     from listwise.search import open_index
 
     with open_index(index, create=False) as opened:
         count = opened.remove(photos)
         left = len(opened)
-    done = f"{shared.count_photos(count)} removed from {index}, {left} left"
+    done = f"removed {shared.count_photos(count)} from {index}; {shared.count_photos(left)} left"
     print_result(open_console(json), json, {"removed": count, "entries": left}, done)
 
 
@@ -50,7 +50,7 @@ def tune(
     recall: shared.Recall = None,
     json: options.AsJson = False,
 ) -> None:
-    """Choose how an index searches from what you want of it, and measure it."""
+    """Choose the search method of an index for given limits, and measure it."""
     wanted = shared.parse_intent(memory, milliseconds, recall)
     console = open_console(json)
 
@@ -62,7 +62,7 @@ def tune(
 
 
 def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
-    """Show what an index holds and how it searches."""
+    """Show the contents, the model and the search method of an index."""
     from listwise.search import open_index
 
     with open_index(index, create=False) as opened:

@@ -1,13 +1,13 @@
-"""What the index commands share: what a user wants of search, and how results are printed."""
+"""Options and output that the index commands share."""
 
 import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.filesize import decimal
 
+from listwise.cli import options
 from listwise.cli.output import print_json, say, warn_of_unreadable
 from listwise.errors import InputError
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from listwise.search.store import TuningResult
 
 Memory = Annotated[
-    str | None, typer.Option(help="Maximum memory for search, such as 500MB or 2GB.")
+    str | None, options.option("SIZE", "Maximum memory for search, such as 500MB or 2GB.")
 ]
 Milliseconds = Annotated[
-    float | None, typer.Option(help="Maximum time per query, in milliseconds.")
+    float | None, options.decimal("Maximum latency per query, in milliseconds.")
 ]
 Recall = Annotated[
-    float | None, typer.Option(help="Minimum recall of the ten nearest photos, from 0 to 1.")
+    float | None, options.decimal("Minimum recall of the ten nearest photos, from 0 to 1.")
 ]
 
 
 def parse_intent(
     memory: str | None, milliseconds: float | None, recall: float | None
 ) -> "SearchIntent":
-    """What a user wants of search; `memory` is a size such as 500MB or 2GB."""
+    """Parse the limits of search; `memory` is a size such as 500MB or 2GB."""
     from listwise.search.store import search_intent
 
     size = None
@@ -43,12 +43,12 @@ def parse_intent(
 
 
 def count_photos(count: int) -> str:
-    """A number of photos: 1 photo, 2 photos."""
+    """Return a number of photos in words: 1 photo, 2 photos."""
     return "1 photo" if count == 1 else f"{count} photos"
 
 
 def describe_search(tuned: "TuningResult") -> str:
-    """How an index searches, and what was measured."""
+    """Describe the search method of an index and what was measured."""
     return (
         f"search: {tuned.method}; recall@10 {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms per "
         f"query, {decimal(tuned.memory)} of memory"
@@ -56,7 +56,7 @@ def describe_search(tuned: "TuningResult") -> str:
 
 
 def readable_fact(name: str, value: Any) -> str:
-    """A value of `Index.info` for people."""
+    """Format a value of `Index.info` for people."""
     if isinstance(value, int) and name in ("bytes", "memory"):
         return decimal(value)
     if isinstance(value, dict):
@@ -71,7 +71,7 @@ def report_added(
     json: bool,
     tuned: "TuningResult | None" = None,
 ) -> None:
-    """Print what was added, and how the index searches if that was chosen."""
+    """Print what was added, and the search method if one was chosen."""
     if json:
         counts = {name: len(ids) for name, ids in vars(added).items() if name != "errors"}
         result = {"index": index.uri, "entries": len(index), **counts, "errors": added.errors}
@@ -81,7 +81,7 @@ def report_added(
     if added.copies:
         what = ", ".join(added.copies[:5]) + (" …" if len(added.copies) > 5 else "")
         copies = count_photos(len(added.copies))
-        say(console, f"{copies} already in the index under another name: {what}", "yellow")
+        say(console, f"{copies} skipped: already in the index under another id: {what}", "yellow")
     kinds = ("added", "replaced", "updated", "unchanged")
     counts = {kind: len(getattr(added, kind)) for kind in kinds}
     done = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
@@ -89,4 +89,4 @@ def report_added(
     if tuned is not None:
         place = shlex.quote(index.uri)
         say(console, describe_search(tuned))
-        say(console, f"next:\n  listwise search {place} PHOTO\n  listwise serve {place}")
+        say(console, f"next steps:\n  listwise search {place} PHOTO\n  listwise serve {place}")

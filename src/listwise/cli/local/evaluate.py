@@ -10,37 +10,43 @@ from listwise.cli import options
 from listwise.cli.output import note, open_console, print_json, say, stoppable, typed_command
 from listwise.progress import progress_bar, total_bar
 
-EXAMPLES = options.examples("""Examples:
+EXAMPLES = """Examples:
   listwise local evaluate roxford5k --codebook words.safetensors
-  listwise local evaluate roxford5k --codebook words.safetensors --model runs/a/model
-  listwise local evaluate roxford5k --codebook words.safetensors --descriptors described
+  listwise local evaluate roxford5k --codebook words.safetensors --model my-model
+  listwise local evaluate roxford5k --codebook words.safetensors --no-verify
 
-Features, descriptors and the index are kept in a folder and used by the next run. Descriptors of
---model are in model-FINGERPRINT in it, which --descriptors takes, also from another machine.
-""")
+Features, descriptors and the index are stored in --folder, and later runs reuse them. The
+descriptors of --model are in its subfolder model-FINGERPRINT, which --descriptors accepts on any
+machine.
+"""
+
+Folder = Annotated[
+    Path | None,
+    options.path(
+        "Folder for features, descriptors and index.", show_default="local-BENCHMARK-FEATURES"
+    ),
+]
 
 
 def evaluate(
-    benchmark: Annotated[str, typer.Argument(help="Name or folder of a judged benchmark.")],
-    codebook: Annotated[Path, typer.Option(help="A codebook learned from other photos.")],
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for features and index.", show_default="local-BENCHMARK-FEATURES"
-        ),
-    ] = None,
+    benchmark: Annotated[str, options.argument("BENCHMARK", "Name or folder of a benchmark.")],
+    codebook: Annotated[Path, options.path("Codebook learned from other photos.")],
+    folder: Folder = None,
     delf: options.Delf = None,
     count: options.Count = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(help="Also evaluate the search of this model folder, and verify its results."),
+        options.path(
+            "Also evaluate this model, without and with verification; repeat for several."
+        ),
     ] = None,
     descriptors: Annotated[
         list[Path] | None,
-        typer.Option(help="The same, from a folder of descriptors that --model has kept."),
+        options.path("Like --model, from a folder of stored descriptors; repeat for several."),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Verify the first 100 of each list.")
+        bool,
+        options.flag("--verify/--no-verify", "Also re-rank the first 100 photos by verification."),
     ] = True,
     report: options.Report = None,
     data: options.Data = None,
@@ -48,7 +54,7 @@ def evaluate(
     workers: options.Workers = None,
     json: options.AsJson = False,
 ) -> None:
-    """Evaluate local features on a benchmark: ASMK*, and with spatial verification (SP)."""
+    """Evaluate local features on a benchmark: ASMK*, without and with verification."""
     from listwise.results.table import format_table
     from listwise.studies.local import evaluate_local, figures_of_row, write_local_report
 
@@ -77,4 +83,4 @@ def evaluate(
     if report is not None:
         with total_bar(console, "writing the report") as update:
             write_local_report(report, judged, rows, command=typed_command(), on_progress=update)
-        say(console, f"the report is in {report}", "bold")
+        say(console, f"wrote the report to {report}", "bold")

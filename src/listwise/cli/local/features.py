@@ -6,28 +6,27 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.output import note, open_console, print_result, say, stoppable, warn_of_unreadable
 from listwise.progress import progress_bar
 
-EXTRACT = options.examples("""Examples:
-  listwise local extract photos photos.arrow                  Hessian-affine regions, RootSIFT
-  listwise local extract photos photos.arrow --delf delf      deep features of listwise local train
+EXTRACT = """Examples:
+  listwise local extract photos photos.arrow              # HesAff-rSIFT
+  listwise local extract photos photos.arrow --delf delf  # DELF
 
-Run the same command again to resume an interrupted run.
-""")
-TRAIN = options.examples("""Examples:
+Run the same command again to resume after an interruption.
+"""
+TRAIN = """Examples:
   listwise local train landmarks.csv delf --weights resnet50.safetensors
   listwise local train landmarks.csv delf --weights runs/a/model --no-fine-tune
-""")
+"""
 
 
 def extract(
     source: options.Source,
-    out: Annotated[Path, typer.Argument(help="The file to write (.arrow).")],
+    out: Annotated[Path, options.argument("OUT", "Feature file to write (.arrow).")],
     delf: options.Delf = None,
     count: options.Count = None,
     device: options.Device = "auto",
@@ -35,14 +34,14 @@ def extract(
     strict: options.Strict = False,
     json: options.AsJson = False,
 ) -> None:
-    """Write the local features of photos into one file."""
+    """Compute the local features of photos and write them to a file."""
     from listwise.data.catalog import photos_of
     from listwise.local.extract import extract_features, open_extractor
 
     images = photos_of(source)
     console = open_console(json)
     extractor = open_extractor(delf, count, device)
-    with stoppable(), progress_bar(console, "extracting", len(images)) as advance:
+    with stoppable(), progress_bar(console, "extracting local features", len(images)) as advance:
         file = extract_features(
             images,
             out,
@@ -63,23 +62,26 @@ def extract(
     if not json:
         warn_of_unreadable(console, file.header.unreadable)
     each = f"{features / max(1, len(file)):.0f} each"
-    done = f"{features} features of {len(file)} photos ({each}) in {out}"
+    done = f"wrote {features} features of {len(file)} photos ({each}) to {out}"
     print_result(console, json, facts, done)
 
 
 def train(
-    data: Annotated[str, typer.Argument(help="Labelled photos, as for listwise train.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write.")],
-    backbone: Annotated[str, typer.Option(help="Any ResNet of timm.")] = "resnet50",
+    data: Annotated[str, options.argument("PHOTOS", "Labelled photos, as for listwise train.")],
+    out: Annotated[Path, options.argument("OUT", "Folder to write.")],
+    backbone: Annotated[str, options.text("Name of a timm ResNet.")] = "resnet50",
     weights: Annotated[
-        str, typer.Option(help="A file, auto, pretrained, random, or a folder of listwise train.")
+        str,
+        options.text(
+            "Initial weights: auto, pretrained, random, a weights file, or a model folder."
+        ),
     ] = "auto",
     fine_tune: Annotated[
-        bool, typer.Option("--fine-tune/--no-fine-tune", help="First fine-tune the backbone.")
+        bool, options.flag("--fine-tune/--no-fine-tune", "Fine-tune the backbone first.")
     ] = True,
-    updates: Annotated[int, typer.Option(min=1, help="Updates of each of the two steps.")] = 2000,
-    batch_size: Annotated[int, typer.Option(min=2, help="Crops per update.")] = 64,
-    crop: Annotated[int, typer.Option(min=32, help="Side of a crop in pixels.")] = 448,
+    updates: Annotated[int, options.integer("Updates in each training step.", min=1)] = 2000,
+    batch_size: Annotated[int, options.integer("Crops per update.", min=2)] = 64,
+    crop: Annotated[int, options.integer("Side of the square crops, in pixels.", min=32)] = 448,
     seed: options.Seed = 0,
     split: options.Split = None,
     device: options.Device = "auto",
@@ -109,10 +111,10 @@ def train(
             images, out, settings, on_progress=advance, on_note=partial(note, console)
         )
     first = result.fine_tuned_accuracy
-    tuned = "" if first is None else f"{100 * first:.1f} % fine-tuned, "
+    tuned = "" if first is None else f"{100 * first:.1f} % after fine-tuning, "
     say(
         console,
-        f"held-out photos classified: {tuned}{100 * result.attention_accuracy:.1f} % with "
+        f"accuracy on held-out photos: {tuned}{100 * result.attention_accuracy:.1f} % with "
         f"attention; the features are in {result.folder}",
         "bold",
     )

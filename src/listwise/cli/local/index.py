@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -11,32 +10,34 @@ from listwise.cli import options
 from listwise.cli.output import open_console, print_json, print_result, say, stoppable
 from listwise.progress import progress_bar
 
-CODEBOOK = options.examples("""Example:
+CODEBOOK = """Example:
   listwise local codebook other-photos.arrow words.safetensors
 
-Learn it from photos like those you search, but not from the ones you evaluate with.
-""")
-INDEX = options.examples("""Examples:
+Learn from photos that resemble the database, but not from photos that you evaluate with.
+"""
+INDEX = """Examples:
   listwise local index shop-local photos.arrow --codebook words.safetensors
-  listwise local index shop-local more.arrow                  add to it
-  listwise local index shop-local --remove chairs/a.jpg       remove from it
-""")
-SEARCH = options.examples("""Examples:
+  listwise local index shop-local more.arrow             # add photos
+  listwise local index shop-local --remove chairs/a.jpg  # remove a photo
+"""
+SEARCH = """Examples:
   listwise local search shop-local chair.jpg
-  listwise local search shop-local chair.jpg --features photos.arrow     with verification
-""")
+  listwise local search shop-local chair.jpg --features photos.arrow
+"""
 
 
 def codebook(
-    features: Annotated[list[Path], typer.Argument(help="Files of listwise local extract.")],
-    out: Annotated[Path, typer.Argument(help="The codebook to write (.safetensors).")],
-    words: Annotated[int, typer.Option(min=2, help="Number of visual words.")] = 65_536,
-    per_word: Annotated[int, typer.Option(min=1, help="Maximum features per word.")] = 60,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of k-means.")] = 10,
+    features: Annotated[
+        list[Path], options.argument("FEATURES", "Feature files that listwise local extract wrote.")
+    ],
+    out: Annotated[Path, options.argument("OUT", "Codebook to write (.safetensors).")],
+    words: Annotated[int, options.integer("Number of visual words.", min=2)] = 65_536,
+    per_word: Annotated[int, options.integer("Maximum features per word.", min=1)] = 60,
+    iterations: Annotated[int, options.integer("Iterations of k-means.", min=1)] = 10,
     seed: options.Seed = 0,
     device: options.Device = "auto",
 ) -> None:
-    """Learn the visual words of local features."""
+    """Learn a codebook of visual words from local features."""
     from listwise.local.asmk.kmeans import learn_from_files
 
     console = open_console()
@@ -45,22 +46,29 @@ def codebook(
         found = learn_from_files(
             features, out, **how, on_iteration=lambda _: advance(1), device=device
         )
-    say(console, f"{len(found)} words of {found.info.extractor} in {out}", "bold")
+    say(
+        console,
+        f"wrote {len(found)} visual words ({found.info.extractor}) to {out}",
+        "bold",
+    )
 
 
 def index(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")],
+    index: Annotated[Path, options.argument("INDEX", "Folder of the index.")],
     features: Annotated[
-        list[Path] | None, typer.Argument(help="Files of listwise local extract to add.")
+        list[Path] | None,
+        options.argument("FEATURES", "Feature files of the photos to add."),
     ] = None,
     codebook: Annotated[
-        Path | None, typer.Option(help="Codebook of a new index, which keeps a copy.")
+        Path | None, options.path("Codebook of a new index; the index stores a copy.")
     ] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="Remove a photo, by its id.")] = None,
+    remove: Annotated[
+        list[str] | None, options.entry("Remove the photo with this id; repeat for several.")
+    ] = None,
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:
-    """Make an ASMK* index of local features, add photos to it, or remove some."""
+    """Build an ASMK* index of local features, add photos to it or remove them."""
     from listwise.local.asmk.index import change_index
     from listwise.local.storage import FeatureFile
 
@@ -74,16 +82,14 @@ def index(
 
 
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Of listwise local index.")],
-    photo: Annotated[Path, typer.Argument(help="The query.")],
+    index: Annotated[Path, options.argument("INDEX", "Folder that listwise local index wrote.")],
+    photo: Annotated[Path, options.argument("PHOTO", "Photo of what to find.")],
     features: Annotated[
         Path | None,
-        typer.Option(help="Features of the indexed photos, to verify the first 100 results."),
+        options.path("Feature file of the indexed photos, to verify the first 100 results."),
     ] = None,
-    box: Annotated[
-        str | None, typer.Option(metavar="X0,Y0,X1,Y1", help="Search with this part of the photo.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of results.")] = 10,
+    box: Annotated[str | None, options.box("Search by this part of the photo, in pixels.")] = None,
+    k: Annotated[int, options.integer("Maximum number of results.", "-k", min=1)] = 10,
     delf: options.Delf = None,
     count: options.Count = None,
     device: options.Device = "auto",
@@ -103,7 +109,7 @@ def search(
         rows = [{"id": hit.id, "score": hit.score, "inliers": hit.inliers} for hit in hits]
         print_json({"index": index, "results": rows})
         return
-    table = Table("", "score", "points", "photo", box=None, padding=(0, 2, 0, 0))
+    table = Table("", "score", "inliers", "photo", box=None, padding=(0, 2, 0, 0))
     for rank, hit in enumerate(hits, start=1):
         points = "" if hit.inliers is None else str(hit.inliers)
         table.add_row(str(rank), f"{hit.score:.4f}", points, escape(hit.id))

@@ -11,41 +11,44 @@ from listwise.cli.study.flags import TOY, draw_toy, say_where
 from listwise.errors import InputError
 from listwise.progress import progress_bar
 
-EXAMPLES = options.examples("""Examples:
-  listwise study poolings roxford5k --whiten-on landmarks.csv --backbone resnet50 --out poolings
-  listwise study poolings toy --whiten-on toy --backbone tf_efficientnet_lite0 --out poolings
-""")
+EXAMPLES = """Examples:
+  listwise study poolings roxford5k --whiten-on landmarks.csv --out poolings
+  listwise study poolings toy --whiten-on toy --out poolings \\
+      --backbone tf_efficientnet_lite0
+"""
 
 
 def poolings(
     benchmark: Annotated[
-        str, typer.Argument(help="A judged benchmark: its name or folder; toy draws toy landmarks.")
+        str,
+        options.argument(
+            "BENCHMARK", "Name or folder of a benchmark, or toy, which draws toy landmarks."
+        ),
     ],
     whiten_on: Annotated[
         str,
-        typer.Option(help="Photos to learn the whitening on: a folder, table, list or data set."),
+        options.text("Photos to learn the whitening from: a folder, table, list or data set."),
     ],
-    backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet101",
+    backbone: Annotated[str, options.text("Name of a timm model.")] = "resnet101",
     weights: Annotated[
-        str, typer.Option(help="A file, auto, pretrained, imagenet-package or random.")
+        str,
+        options.text("Weights: auto, pretrained, imagenet-package, random, or a weights file."),
     ] = "auto",
     dim: options.Dim = None,
     max_side: options.MaxSide = None,
     data: options.Data = None,
     device: options.Device = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write a table and a plot into, too.")
-    ] = None,
+    out: Annotated[Path | None, options.path("Folder to write a table and a plot to.")] = None,
     json: options.AsJson = False,
 ) -> None:
-    """Off-the-shelf MAC, SPoC, CroW, R-MAC and GeM: plain, whitened, whitened + αQE."""
+    """Compare MAC, SPoC, CroW, R-MAC and GeM without training, whitened and with αQE."""
     from listwise.data.catalog import find_dataset, photos_of
     from listwise.data.toy import TOY_LABELS
 
     console = open_console(json)
     toy = draw_toy(console, benchmark, out) if out is not None else None
     if out is None and benchmark == TOY and not Path(TOY).exists():
-        raise InputError("the toy landmarks are drawn into the folder `out`: give one")
+        raise InputError("give a folder with `out`, into which the toy landmarks are drawn")
     if toy and whiten_on == TOY:
         whiten_on = str(toy / TOY_LABELS)
     judged = find_dataset(toy or benchmark, data).benchmark()
@@ -53,7 +56,9 @@ def poolings(
 
     from listwise.studies.poolings import compare_poolings, poolings_table, write_poolings
 
-    with progress_bar(console, "describing", judged.photo_count + len(others)) as advance:
+    with progress_bar(
+        console, "computing descriptors", judged.photo_count + len(others)
+    ) as advance:
         rows = compare_poolings(
             judged,
             others,

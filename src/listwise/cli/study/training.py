@@ -25,8 +25,10 @@ def study_command(study: Study) -> Callable[..., None]:
     @with_setting_flags
     def command(
         photos: flags.Photos,
-        out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")],
-        variants: Annotated[str | None, typer.Option(help=study.words)] = None,
+        out: Annotated[Path, options.path("Folder to write runs and tables to.")],
+        variants: Annotated[
+            str | None, options.text(study.words, show_default=study.words_default)
+        ] = None,
         images: flags.Images = None,
         seeds: flags.Seeds = None,
         rates: flags.Rates = None,
@@ -41,11 +43,11 @@ def study_command(study: Study) -> Callable[..., None]:
         **settings: Any,
     ) -> None:
         if preset not in ("auto", "paper", "small"):
-            raise InputError(f"`preset` is auto, paper or small, not {preset!r}")
+            raise InputError(f"`preset` must be auto, paper or small, not {preset!r}")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError("a study runs in one process: start it without torchrun")
         if benchmark is None and (dim is not None or max_side is not None):
-            raise InputError("`dim` and `max_side` are for a `benchmark`")
+            raise InputError("`dim` and `max_side` need a `benchmark`")
         given = given_settings(dict.fromkeys(own) | settings)
         planned: dict[str, Any] = {
             "given": merge(read_settings(config) if config else {}, given),
@@ -76,7 +78,7 @@ def _run(
     searched: dict[str, Any],
     json: bool,
 ) -> None:
-    from listwise.cli.run import show_plan
+    from listwise.cli.output import show_plan
     from listwise.cli.study.view import LiveStudyView
     from listwise.data.catalog import find_dataset
     from listwise.data.toy import TOY_LABELS

@@ -13,7 +13,7 @@ from listwise.training.run.view import LiveTrainView, TrainView
 
 
 class LiveStudyView(StudyView):
-    """Prints which run of how many, above the trainer's own bars; calls `on_outcome`."""
+    """Prints which run is under way above the bars of its trainer, and calls `on_outcome`."""
 
     def __init__(self, console: Console, on_outcome: Callable[[Findings], object]) -> None:
         self.console = console
@@ -26,7 +26,7 @@ class LiveStudyView(StudyView):
 
     def skipped(self, number: int, count: int, name: str) -> None:
         """Print which run exists already."""
-        say(self.console, f"run {number} of {count}: {name}: finished before", "dim")
+        say(self.console, f"run {number} of {count}: {name}: already finished", "dim")
 
     def describing(self, what: str, photos: int) -> AbstractContextManager[Callable[[int], object]]:
         """Show a bar."""
