@@ -24,7 +24,9 @@ class CropSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    size: int = Field(800, ge=8, description="Side of the square training crops, in pixels")
+    size: int = Field(
+        800, ge=8, le=8192, description="Side of the square training crops, in pixels"
+    )
     min_area: float = Field(
         0.5,
         gt=0,

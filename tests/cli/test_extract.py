@@ -92,6 +92,7 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
         (("model", "photos", "out.parquet", "--scales", "0"), "above 0"),
         (("model", "photos", "out.parquet", "--precision", "half"), "--precision 'half'"),
         (("model", "photos", "model"), "is not a descriptor file"),
+        (("model", "photos", "milvus://localhost:19530/a"), "is not a file: OUT must be the name"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(listwise, photos, tmp_path, arguments, message):
@@ -102,6 +103,14 @@ def test_mistakes_are_one_line_and_exit_code_2(listwise, photos, tmp_path, argum
     assert err.count("\n") == 1
     assert message in err
     assert out == ""
+    assert not (tmp_path / "milvus:").exists()
+
+
+def test_a_missing_source_of_photos_needs_no_labels(listwise):
+    _, _, err = listwise("extract", "model", "nowhere", "out.parquet")
+    assert "give a folder of photos, a photo, a .csv or .parquet table" in err
+    assert "label" not in err
+    assert "class" not in err
 
 
 @pytest.mark.slow

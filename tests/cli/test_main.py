@@ -53,6 +53,14 @@ def test_memory_that_does_not_suffice(said, monkeypatch):
     assert said() == "listwise: GPU 0 is full: use a smaller one\n"
 
 
+def test_an_array_that_does_not_fit_into_memory(said, monkeypatch):
+    def fail(**_):
+        raise MemoryError("Unable to allocate 28 GiB")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    assert said() == "listwise: not enough memory: Unable to allocate 28 GiB\n"
+
+
 def test_other_errors_keep_their_traceback(monkeypatch):
     def fail(**_):
         raise RuntimeError("a mistake of ours")

@@ -112,6 +112,20 @@ def test_resume_goes_on(listwise, photos):
     assert out.splitlines()[-1] == "the model is in r/model"
 
 
+def test_resume_removes_damaged_lines_of_the_metrics(listwise, photos, tmp_path):
+    assert listwise("train", photos, *small(updates="4"), "--run-folder", "r")[0] == 0
+    file = tmp_path / "r" / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5
+    file.write_bytes(b"".join([*lines[:2], b"\0" * len(lines[2]), *lines[3:]]))
+    code, out, err = listwise("train", "--resume", "r")
+    assert (code, err) == (0, "")
+    # Without the end of line 3, it is one line with the next.
+    assert "note: removed damaged lines of metrics.jsonl: 3" in out
+    assert out.splitlines()[-1] == "the model is in r/model"
+    assert file.read_bytes() == b"".join([*lines[:2], lines[4]])
+
+
 def test_resume_takes_nothing_else(fails, photos):
     for extra in (["photos"], ["--seed", 1], ["--run-folder", "x"], ["--preset", "paper"]):
         assert "leave out all other options" in fails("train", "--resume", "r", *extra)
@@ -155,6 +169,8 @@ def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
         ({"loss": "hinge"}, "choose one of ap, tie-aware, triplet"),
         ({"triplet_form": "hinge"}, "--triplet-form must be 'margin' or 'log-exp', not 'hinge'"),
         ({"device": "tpu"}, "tpu"),
+        ({"seed": "99999999999999999999"}, "--seed must be less than or equal to 4294967295, not"),
+        ({"crops_size": "100000"}, "--crops-size must be less than or equal to 8192, not 100000"),
         ({"crops_min_area": "0"}, "--crops-min-area must be greater than 0, not 0.0"),
         ({"preset": "best"}, "auto or paper"),
         ({"config": "none.yaml"}, "cannot read the config file"),

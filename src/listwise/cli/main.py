@@ -46,8 +46,8 @@ app.add_typer(study.app, name="study")
 app.add_typer(benchmark.app, name="benchmark")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"listwise {__version__}")
         raise typer.Exit
 
@@ -67,9 +67,9 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user is one line on stderr and exit code 2."""
+    """Run the command line; errors of the user are one line on stderr and exit code 2."""
     if not sys.warnoptions:
-        # What libraries warn their callers of tells a person at the terminal nothing.
+        # Warnings of libraries are meant for their callers, not for users of a command.
         warnings.simplefilter("ignore")
     set_thread_environment()
     try:
@@ -85,11 +85,13 @@ def main() -> None:
         print("listwise: stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read the output has enough; nor must the interpreter try to write the rest.
+        # The reader of the output has closed it: the interpreter must not write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         _leave(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except MemoryError as error:
+        _leave(f"not enough memory: {error}".removesuffix(": "))
     except RuntimeError as error:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(error, torch.OutOfMemoryError):

@@ -38,9 +38,13 @@ from listwise.optional import requires
 
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
-_LAYOUTS = (
-    "a folder of class folders, a .csv or .parquet table with the columns path,label, "
-    "or a .txt list with path<TAB>label on each line"
+_PHOTOS = (
+    "a folder of photos, a photo, a .csv or .parquet table with a column path, or a .txt list with "
+    "one path per line"
+)
+_LABELLED_PHOTOS = (
+    "a folder of class folders, a .csv or .parquet table with the columns path,label, or a .txt "
+    "list with path<TAB>label on each line"
 )
 
 
@@ -55,7 +59,7 @@ def read_labelled(
     source = Path(source).expanduser()
     if source.is_dir():
         images = _labelled(_class_folders(source))
-    elif _is_table(source):
+    elif _is_table(source, _LABELLED_PHOTOS):
         images = _labelled(_table_rows(source, split_column=split_column, need_label=True))
     else:
         images = _labelled(_list_rows(source, need_label=True))
@@ -72,7 +76,7 @@ def read_images(source: str | Path) -> Images:
         return _unlabelled(_folder_rows(source))
     if source.suffix.lower() in IMAGE_SUFFIXES and source.exists():
         return _unlabelled([_ListedImage(os.path.abspath(source), str(source))])
-    if _is_table(source):
+    if _is_table(source, _PHOTOS):
         return _unlabelled(_table_rows(source, split_column=None, need_label=False))
     return _unlabelled(_list_rows(source, need_label=False))
 
@@ -138,13 +142,13 @@ def _class_folders(folder: Path) -> list[_ListedImage]:
     return rows
 
 
-def _is_table(source: Path) -> bool:
-    """Whether a file is a table and not a list; anything else is an error."""
+def _is_table(source: Path, layouts: str) -> bool:
+    """Whether a file is a table and not a list; anything else is an error that names `layouts`."""
     if not source.exists():
-        raise InputError(f"{source}: no such file or folder; give {_LAYOUTS}")
+        raise InputError(f"{source}: no such file or folder; give {layouts}")
     suffix = source.suffix.lower()
     if suffix not in (".csv", ".parquet", ".txt"):
-        raise InputError(f"{source}: not understood; give {_LAYOUTS}")
+        raise InputError(f"{source} is not a source of photos; give {layouts}")
     return suffix != ".txt"
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,11 @@ class Parts(Generic[F]):
         """Prepare parts of `size` photos; `how` names the model or extractor, with its settings."""
         if not len(images):
             raise InputError(f"there are no photos to extract {table.kind.contents} from")
+        if re.match(r"\w{2,}:/", str(out)):  # as pathlib writes a URL; one letter is a drive
+            raise InputError(
+                f"{out} is not a file: `out` must be the name of a {table.kind.name}, such as "
+                f"photos{table.kind.suffix}; listwise index build adds photos to Milvus"
+            )
         if out.exists() and not table.kind.matches(out):
             raise InputError(f"{out} exists and is not a {table.kind.name}: give another name")
         self.out = out

@@ -42,7 +42,12 @@ from listwise.training.run.folder import (
     reopen_run,
     start_run,
 )
-from listwise.training.run.record import Record, choose_queries, ranked_list_picture
+from listwise.training.run.record import (
+    METRICS_FILE,
+    Record,
+    choose_queries,
+    ranked_list_picture,
+)
 from listwise.training.run.view import TrainView, UpdateReport, ValidationReport
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
@@ -141,6 +146,9 @@ class Trainer:
         """Train to the end, or until validation no longer rises; return what it came to."""
         progress = self.progress
         record = Record(self.run, progress.update) if self.rank == 0 else None
+        if record and record.damaged:
+            lines = ", ".join(map(str, record.damaged))
+            self.view.say(f"note: removed damaged lines of {METRICS_FILE}: {lines}")
         try:
             self.view.start(progress.update, self.plan.config.updates)
             self._train(record)

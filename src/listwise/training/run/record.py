@@ -11,6 +11,7 @@ from PIL import Image
 
 from listwise.data import LabelledImages
 from listwise.data.sheets import Tile, ranked_sheet
+from listwise.errors import InputError
 from listwise.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
@@ -20,7 +21,8 @@ TENSORBOARD_FOLDER = "tensorboard"
 class Record:
     """Appends to a run's metrics; resumed after `update`, it removes what came later.
 
-    At 0 the run starts, and everything is removed.
+    At 0 the run starts, and everything is removed. `damaged` are the numbers of the lines that
+    were not readable and are removed too; the checkpoint has all that training needs.
     """
 
     def __init__(self, run: Path, update: int = 0) -> None:
@@ -28,8 +30,9 @@ class Record:
 
         path = run / METRICS_FILE
         first = update + 1 if update else 0
-        kept = [line for line in _whole_lines(path) if json.loads(line)["update"] < first]
-        write_text(path, "".join(line + "\n" for line in kept))
+        entries, self.damaged = _read_entries(path)
+        kept = [json.dumps(entry) + "\n" for entry in entries if entry["update"] < first]
+        write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
         self._board: Any = SummaryWriter(str(run / TENSORBOARD_FOLDER), purge_step=first)
 
@@ -56,7 +59,13 @@ class Record:
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
     """The figures of a run, one entry per update."""
-    return [json.loads(line) for line in _whole_lines(run / METRICS_FILE)]
+    entries, damaged = _read_entries(run / METRICS_FILE)
+    if damaged:
+        raise InputError(
+            f"{run / METRICS_FILE}, line {damaged[0]} is damaged: listwise train --resume {run} "
+            "removes damaged lines"
+        )
+    return entries
 
 
 def choose_queries(labels: npt.NDArray[np.int64], count: int) -> list[int]:
@@ -89,9 +98,23 @@ def ranked_list_picture(
     return ranked_sheet(rows)
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file that were written to their end."""
+def _read_entries(path: Path) -> tuple[list[dict[str, float]], list[int]]:
+    """Read the entries of a file, and the numbers of its damaged lines, counted from 1.
+
+    The last line may be unfinished, if the run was interrupted: it is left out.
+    """
+    entries: list[dict[str, float]] = []
+    damaged: list[int] = []
     if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return text[: text.rfind("\n") + 1].splitlines()
+        return entries, damaged
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError:  # UnicodeDecodeError is one
+            entry = None
+        if isinstance(entry, dict) and isinstance(entry.get("update"), int):
+            entries.append(entry)
+        else:
+            damaged.append(number)
+    return entries, damaged
