@@ -47,8 +47,8 @@ def test_a_taken_port_is_named(listwise):
         code, _, err = listwise("serve", "index", "--port", port)
     assert code == 2
     assert err == (
-        f"listwise: cannot listen on 127.0.0.1, port {port}: the port is taken: "
-        "give another with --port\n"
+        f"listwise: cannot listen on 127.0.0.1, port {port}: the port is in use: "
+        "choose another with --port\n"
     )
 
 

@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 
 from listwise.serving.app import create_app
+from listwise.serving.server import server_config
 
 TOKEN = "a token of this test"
 
@@ -21,7 +22,7 @@ class InThread:
     """A real server in a thread, so that a test can reach into it."""
 
     def __init__(self, index, settings):
-        config = uvicorn.Config(create_app(index, settings), log_config=None, lifespan="on")
+        config = server_config(create_app(index, settings), settings.limits)
         self.server = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.address = listening.getsockname()

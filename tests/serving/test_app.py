@@ -205,15 +205,15 @@ def test_geometry_shows_which_example_matched(index, serve, photos):
         ({"boxes": "[[1,2,1e999,4]]"}, "a box is"),
         ({"boxes": "[[5,5,5,9]]"}, "is empty"),
         ({"boxes": "[[500,0,600,9]]"}, "outside the image of 64 × 64"),
-        ({"keys": "12"}, "keys is a JSON list"),
-        ({"keys": "[12]"}, "keys is a JSON list"),
-        ({"keys": '["-1"]'}, "keys is a JSON list"),
+        ({"keys": "12"}, "keys must be a JSON list"),
+        ({"keys": "[12]"}, "keys must be a JSON list"),
+        ({"keys": '["-1"]'}, "keys must be a JSON list"),
         ({"keys": '["1","2","3","4","5","6","7","8"]'}, "9 examples are more than the 8"),
-        ({"k": "0"}, "k is a number from 1 to 1000"),
-        ({"k": "1001"}, "k is a number from 1 to 1000"),
-        ({"k": "many"}, "k is a number from 1 to 1000"),
-        ({"expand": "perhaps"}, "expand is true or false"),
-        ({"rerank": "2"}, "rerank is true or false"),
+        ({"k": "0"}, "k must be a number from 1 to 1000"),
+        ({"k": "1001"}, "k must be a number from 1 to 1000"),
+        ({"k": "many"}, "k must be a number from 1 to 1000"),
+        ({"expand": "perhaps"}, "expand must be true or false"),
+        ({"rerank": "2"}, "rerank must be true or false"),
         ({"color": "red"}, "unknown field 'color'"),
         ({"photos": "text"}, "photos are files"),
     ],
@@ -250,7 +250,7 @@ def test_unknown_keys_and_forms_without_examples(server):
     nothing = server.post("/api/search", **upload(k="4"))
     assert (nothing.status_code, nothing.json()["error"]) == (
         400,
-        "there is nothing to search for: send photos, or keys of entries",
+        "nothing to search for: send photos, or keys of entries",
     )
     unknown = server.post("/api/search", **upload(keys='["12"]'))
     assert (unknown.status_code, unknown.json()["error"]) == (
@@ -304,12 +304,12 @@ def test_many_photos_and_parts_are_refused(server):
     answer = server.post("/api/search", **upload(*[b"x"] * 9))
     assert (answer.status_code, answer.json()["error"]) == (
         413,
-        "more than the 8 photos allowed in a request",
+        "the request has more than the 8 photos allowed",
     )
     fields = {f"f{number}": (None, "x") for number in range(60)}
     assert "too many parts" in server.post("/api/search", files=fields).json()["error"]
     other = {"other": ("a.jpg", b"x")}
-    assert "photos, where files belong" in server.post("/api/search", files=other).json()["error"]
+    assert "send files as photos" in server.post("/api/search", files=other).json()["error"]
     long = {"k": (None, "1" * 200_000)}
     assert server.post("/api/search", files=long).status_code == 413
 
@@ -568,7 +568,7 @@ def test_a_failure_is_one_requests_own(gated, serve, photos, pool, caplog):
     gated.gate.set()
     assert [answer.result().status_code for answer in answers] == [200, 200, 500, 200]
     assert gated.calls == [1, 3, 1, 1, 1]
-    assert answers[2].result().json() == {"error": "the server failed; see its log"}
+    assert answers[2].result().json() == {"error": "the server failed: its log has the reason"}
     assert answers[2].result().headers["x-content-type-options"] == "nosniff"
     assert "cannot be described" in caplog.text
 
@@ -721,7 +721,7 @@ def test_without_a_folder_nothing_can_be_added(index, serve):
     answer = client.post("/api/entries", headers=BEARER, **upload(texture(0)))
     assert (answer.status_code, answer.json()["error"]) == (
         400,
-        "there is no folder for photos: start listwise serve with --uploads",
+        "no folder for added photos: start listwise serve with --uploads FOLDER",
     )
     assert client.get("/api/info").json()["can_write"] is False
 
@@ -774,7 +774,22 @@ def test_from_elsewhere_everything_but_the_page_needs_the_token(index, serve):
     assert named.json()["token_needed"] is True
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1:80"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "10.0.0.1:80",
+        "[::1].evil.example",
+        "[::1]evil",
+        "localhost:80:80",
+        "localhost:evil",
+        "localhost@evil.example",
+        "localhost/evil",
+        "::1",
+    ],
+)
 def test_other_names_do_not_lead_here(server, host):
     """As they would if an attacker's name server said so."""
     assert server.get("/api/info", headers={"Host": host}).status_code == 403

@@ -457,8 +457,8 @@ def test_what_is_no_photo_or_too_much(person, landmarks, tmp_path):
     Image.new("RGB", (1500, 1000)).save(wide)
     for path, reason in {
         garbage: "letter.jpg cannot be read as a photo",
-        noise: "noise.png has 1.5 MB; a photo may have 1.0 MB",
-        wide: "wide.png has 1.5 megapixels; a photo may have 1.0",
+        noise: "noise.png has 1.5 MB; the limit is 1.0 MB",
+        wide: "wide.png has 1.5 megapixels; the limit is 1.0",
     }.items():
         visitor.page.set_input_files("#files", path)
         expect(visitor.page.locator("#notice-text")).to_contain_text(reason)
@@ -553,7 +553,7 @@ def test_adding_and_removing_asks_for_the_token(person, server, landmarks, tmp_p
     assert page.locator("#query-name").get_attribute("title") == path.name
     page.get_by_role("button", name="Add to the index").click()
     visitor.see("#token")
-    page.get_by_role("button", name="Not now").click()
+    page.get_by_role("button", name="Cancel").click()
     assert "token" in visitor.notice()
     page.get_by_role("button", name="Add to the index").click()
     page.get_by_label("Token", exact=True).fill("wrong")
@@ -564,7 +564,7 @@ def test_adding_and_removing_asks_for_the_token(person, server, landmarks, tmp_p
     expect(page.locator("#notice-text")).to_have_text("Added 1 photo.")
     expect(page.locator("#about")).to_have_text(f"toy · {PHOTOS + 1} photos")
     page.get_by_role("button", name="Add to the index").click()
-    expect(page.locator("#notice-text")).to_have_text("1 photo in the index already.")
+    expect(page.locator("#notice-text")).to_have_text("1 photo already in the index.")
 
     page.get_by_label("Expand the query").check()  # searches again
     visitor.wait()
@@ -573,7 +573,7 @@ def test_adding_and_removing_asks_for_the_token(person, server, landmarks, tmp_p
     tile.hover()
     tile.get_by_label("Enlarge").click()
     page.get_by_role("button", name="Remove …").click()
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Remove …").click()
     page.get_by_role("button", name="Remove", exact=True).click()
     expect(page.locator("#notice-text")).to_contain_text("no longer in the index")
@@ -716,7 +716,7 @@ def test_a_server_for_everyone_asks_first_and_may_stop(browser, servers, landmar
     page = visitor.page
     visitor.see("#token")
     page.get_by_label("Token", exact=True).fill(TOKEN)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator("#samples .tile")).to_have_count(24)
     shown = page.locator("#samples img").first
     expect(shown).to_have_attribute("src", re.compile("^blob:"))

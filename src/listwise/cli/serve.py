@@ -1,4 +1,4 @@
-"""`listwise serve`: an index as a page and an HTTP interface."""
+"""`listwise serve`: serve an index as a web page and an HTTP interface."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,6 +50,14 @@ def serve(
     max_pixels: Annotated[
         int, options.integer("Maximum size of a photo, in megapixels.", min=1)
     ] = 50,
+    max_side: Annotated[
+        int | None,
+        options.integer(
+            "Long side in pixels that larger photos are reduced to.",
+            min=16,
+            show_default="of the index, or 1024",
+        ),
+    ] = None,
     timeout: Annotated[
         float, options.decimal("Maximum time per request, in seconds.", min=0.1)
     ] = 10.0,
@@ -61,12 +69,13 @@ def serve(
     limits = Limits(
         upload_bytes=max_upload * 1_000_000,
         pixels=max_pixels * 1_000_000,
+        max_side=max_side,
         seconds=timeout,
         waiting=queue,
     )
-    # milvus-lite's files are folders too, but its own.
-    ours = Path(index).is_dir() and Path(index).suffix != ".db"
-    folder = uploads or (Path(index) / "uploads" if ours else None)
+    # A folder that ends in .db belongs to milvus-lite.
+    is_folder = Path(index).is_dir() and Path(index).suffix != ".db"
+    folder = uploads or (Path(index) / "uploads" if is_folder else None)
     settings = ServeSettings(host=host, token=token or None, uploads=folder, limits=limits)
     if not settings.local and settings.token is None:
         raise InputError(
@@ -78,7 +87,7 @@ def serve(
 def _serve(
     place: str, model: Path | None, device: str, port: int, settings: "ServeSettings"
 ) -> None:
-    console = open_console(json=True)  # stdout carries the address alone
+    console = open_console(json=True)  # stdout has only the line with the address
     from listwise.serving.server import listen, run_server
 
     host = settings.host
@@ -89,16 +98,16 @@ def _serve(
             opened = open_index(place, model, device=device, create=False)
         with opened:
             with console.status(f"reading {place}"):
-                import numpy as np
-
                 from listwise.serving.app import create_app
+                from listwise.serving.memory import prepare
 
-                opened.search(np.zeros(opened.model.dim, np.float32), 1)  # the model, and vectors
+                limit = prepare(opened, settings.limits)
                 app = create_app(opened, settings)
             anywhere = host in ("0.0.0.0", "::")
             shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}"
             others = " and all other addresses of this machine" if anywhere else ""
-            typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}")
+            memory = f" with up to {limit / 1e9:.1f} GB of memory" if limit else ""
+            typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}{memory}")
             say(console, "press Ctrl-C to stop")
-            run_server(app, listening, settings.limits.seconds)
+            run_server(app, listening, settings.limits)

@@ -87,6 +87,7 @@ def add_photos(
     *,
     thumbnails: bool = True,
     workers: int | None = None,
+    max_side: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Added:
     """Put photos into an index that are not in it yet, and those that have changed.
@@ -94,7 +95,8 @@ def add_photos(
     Each part of them is committed when it is done, so that the same call resumes after a kill. A
     photo is known by its content: what is in the index already is not described again, and is one
     entry whatever its names. If the file of that entry is gone, the photo has moved, and the entry
-    moves with it. `on_progress` is called with the number of photos just done; the other arguments
+    moves with it. `max_side` is the long side that larger photos are reduced to in an index that
+    has no maximum. `on_progress` is called with the number of photos just done; the other arguments
     are those of `Index.add`.
     """
     store.header.check(model.fingerprint, store.uri)
@@ -107,7 +109,7 @@ def add_photos(
             model.describe_parts(
                 files,
                 repeat(size),
-                settings_here(store, model),
+                settings_here(store, model, max_side),
                 thumbnails=thumbnails,
                 workers=workers,
                 on_progress=on_progress,
@@ -216,10 +218,10 @@ def add_descriptors(
     return result
 
 
-def settings_here(store: Store, model: Model) -> ExtractSettings:
-    """How this machine makes descriptors for an index."""
+def settings_here(store: Store, model: Model, max_side: int | None = None) -> ExtractSettings:
+    """How this machine makes descriptors for an index; `max_side` if the index has none."""
     settings = store.header.settings
-    return model.settings(settings.max_side, settings.scales, settings.power, None)
+    return model.settings(settings.max_side or max_side, settings.scales, settings.power, None)
 
 
 def thumbnail_from_photo(entry: Entry) -> bytes:

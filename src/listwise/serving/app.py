@@ -1,37 +1,33 @@
-"""The HTTP interface: search, entries, health and metrics, and the page that uses them."""
+"""The HTTP interface: search, entries, health and metrics, and the web page."""
 
-import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
-from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
 from listwise import __version__
-from listwise.data.images import ImageError, TooManyPixelsError, load_image
+from listwise.data.images import ImageError, TooManyPixelsError
 from listwise.search.entries import Entry, NoEntryError
-from listwise.search.filling import thumbnail_from_photo
 from listwise.search.index import Index
-from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
+from listwise.serving.batching import Client, ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
 from listwise.serving.fields import FORM, BadRequestError, K, key_in, search_request
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
-from listwise.serving.service import Gone, Service
+from listwise.serving.service import Service
 from listwise.serving.settings import ServeSettings
-from listwise.serving.uploads import form_of
+from listwise.serving.uploads import read_form
 from listwise.serving.views import (
     AddedView,
     Answer,
@@ -45,17 +41,27 @@ from listwise.serving.views import (
 )
 
 STATIC = Path(__file__).parent / "static"
-PHOTO_SIDE = 1600
-CACHED = "private, no-cache"  # cached, but revalidated: an entry may be replaced
+CACHE_CONTROL = (
+    "private, no-cache"  # browsers ask whether their copy is current: a photo may be replaced
+)
 CLIENT_GONE = 499
 JPEG: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."}
+    200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."},
+    304: {"description": "The copy of the browser is current."},
+}
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {}}, "description": "Metrics in the format of Prometheus."}
 }
 Headers = dict[str, str] | None
 
 
 def create_app(index: Index, settings: ServeSettings) -> FastAPI:
-    """The server's ASGI app: uvicorn or any other server can run it."""
+    """The ASGI app of a server; `server_config` has the uvicorn settings that belong to it.
+
+    Example:
+        >>> app = create_app(open_index("shop"), ServeSettings())     # doctest: +SKIP
+        >>> uvicorn.Server(server_config(app, Limits())).run()         # doctest: +SKIP
+    """
     metrics = Metrics()
     service = Service(index, settings, metrics)
 
@@ -67,7 +73,7 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     app = FastAPI(
         title="Listwise",
         version=__version__,
-        description="Find photos by example.",
+        description="Search for photos by example.",
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -84,13 +90,13 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
 def _add_search(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", openapi_extra=_form(FORM))
     async def search(request: Request) -> Answer:
-        """Search by photos, by parts of photos, by entries, or by several of them at once."""
-        async with form_of(request, service.limits, service.held) as form:
+        """Search by photos, by parts of photos, by entries, or by several of these together."""
+        async with read_form(request, service.limits, service.held) as form:
             query = search_request(form, service.limits)
-            return await service.search(query, _gone(request))
+            return await service.search(query, _client(request))
 
     most = service.limits.results
-    many = Query(ge=1, le=most, description="Results at most.")
+    many = Query(ge=1, le=most, description="Maximum number of results.")
 
     @app.get("/api/entries/{key}/similar")
     async def similar(
@@ -100,56 +106,50 @@ def _add_search(app: FastAPI, service: Service) -> None:
         expand: bool = False,
         rerank: bool = False,
     ) -> Answer:
-        """Search by an entry, which is itself left out."""
+        """Search by an entry; the entry itself is not among the results."""
         query = SearchRequest((), (), [_key(key)], k, expand, rerank)
-        return await service.search(query, _gone(request))
+        return await service.search(query, _client(request))
 
 
 def _add_entries(app: FastAPI, service: Service) -> None:
     limits = service.limits
-    decoding = CapacityLimiter(2)  # a large photo takes much memory
 
     @app.get("/api/entries")
     def entries(
         start: Annotated[int, Query(ge=0, le=2**31)] = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
     ) -> Page:
-        """Some entries, in an order that stays while nothing is written."""
+        """List entries; their order is the same until the index changes."""
         found = service.store.page(start, count)
         return Page(entries=list(map(EntryView.of, found)), total=len(service.store))
 
     @app.get("/api/entries/{key}")
     def entry(key: str) -> EntryView:
-        """One entry."""
+        """Return an entry."""
         return EntryView.of(service.entry(_key(key)))
 
     @app.get("/api/entries/{key}/thumbnail", response_class=Response, responses=JPEG)
     async def thumbnail(request: Request, key: str) -> Response:
-        """An entry's small picture."""
+        """Return a small JPEG file of an entry's photo."""
         found = await to_thread.run_sync(service.entry, _key(key))
-        small = await to_thread.run_sync(service.store.thumbnail, found.key)
-        if not small:
-            make = partial(thumbnail_from_photo, found)
-            small = await to_thread.run_sync(make, limiter=decoding)
-        return _picture(request, found, small)
+        return _picture(request, found, await service.thumbnail(found, _client(request)))
 
     @app.get("/api/entries/{key}/photo", response_class=Response, responses=JPEG)
     async def photo(request: Request, key: str) -> Response:
-        """An entry's photo, its long side reduced to 1600 pixels."""
+        """Return a JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
         found = await to_thread.run_sync(service.entry, _key(key))
-        content = await to_thread.run_sync(_screen_photo, found, limiter=decoding)
-        return _picture(request, found, content)
+        return _picture(request, found, await service.photo(found, _client(request)))
 
     @app.post("/api/entries", openapi_extra=_form({"photos": FORM["photos"]}))
     async def add(request: Request) -> AddedView:
-        """Put photos into the index. Needs the token."""
-        async with form_of(request, limits, service.held) as form:
-            return await service.add(form.photos, _gone(request))
+        """Add photos to the index. Requires the token."""
+        async with read_form(request, limits, service.held) as form:
+            return await service.add(form.photos, _client(request))
 
     @app.delete("/api/entries/{key}")
     async def remove(request: Request, key: str) -> Removed:
-        """Remove an entry from the index. Needs the token."""
-        return Removed(removed=await service.remove(_key(key), _gone(request)))
+        """Remove an entry from the index. Requires the token."""
+        return Removed(removed=await service.remove(_key(key), _client(request)))
 
 
 def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -158,7 +158,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.get("/api/info")
     def info() -> Info:
-        """What is served, and what a client may do."""
+        """Describe the index, and what a client may do."""
         return Info(
             name=PurePath(service.store.uri).name,
             entries=len(service.store),
@@ -173,12 +173,12 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.get("/health")
     def health() -> Health:
-        """That the server works and reaches its index."""
+        """Report whether the server works and reaches its index."""
         return Health(status="ok", entries=len(service.store))
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, responses=METRICS)
     def numbers() -> Response:
-        """What the server counts, for Prometheus."""
+        """Return the metrics of the server for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/docs", include_in_schema=False)
@@ -196,12 +196,12 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
 
 def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
-    """Make every failure a line of JSON."""
+    """Answer every error with one line in JSON."""
     limits = settings.limits
 
-    def answer(kind: type[Exception], tell: Callable[[Any], tuple[int, str, Headers]]) -> None:
+    def answer(kind: type[Exception], describe: Callable[[Any], tuple[int, str, Headers]]) -> None:
         def handle(request: Request, error: Exception) -> JSONResponse:
-            status, reason, headers = tell(error)
+            status, reason, headers = describe(error)
             return JSONResponse({"error": " ".join(reason.split())}, status, headers)
 
         app.add_exception_handler(kind, handle)
@@ -217,8 +217,8 @@ def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
         lambda e: (503, "the server is busy: try again in a second", {"Retry-After": "1"}),
     )
     answer(TooLateError, lambda e: (504, f"this took longer than {limits.seconds:g} s", None))
-    answer(ClientGoneError, lambda e: (CLIENT_GONE, "the client has gone", None))
-    answer(ClientDisconnect, lambda e: (CLIENT_GONE, "the client has gone", None))
+    answer(ClientGoneError, lambda e: (CLIENT_GONE, "the client has disconnected", None))
+    answer(ClientDisconnect, lambda e: (CLIENT_GONE, "the client has disconnected", None))
 
 
 def _first(error: RequestValidationError) -> str:
@@ -227,44 +227,32 @@ def _first(error: RequestValidationError) -> str:
 
 
 def _form(fields: dict[str, Any]) -> dict[str, Any]:
-    """A multipart body in the words of OpenAPI."""
+    """The OpenAPI description of a multipart body."""
     schema = {"type": "object", "properties": fields}
     return {"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}}
 
 
-def _gone(request: Request) -> Gone:
+def _client(request: Request) -> Client:
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    return gone
+    return Client(request.client.host if request.client else "", gone)
 
 
 def _key(text: str) -> int:
     key = key_in(text)
     if key is None:
-        raise NoEntryError(f"{text[:40]!r} is no entry's key")
+        raise NoEntryError(f"{text[:40]!r} is not the key of an entry")
     return key
 
 
 def _picture(request: Request, entry: Entry, content: bytes) -> Response:
-    """A JPEG file that browsers keep; not sent again to one that has it."""
+    """A response with a JPEG file; without the content for a browser that has it."""
     if not content:
-        raise HTTPException(404, f"there is no picture of {entry.id}")
+        raise HTTPException(404, f"no picture of {entry.id}: its photo cannot be read")
     tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
-    headers = {"Cache-Control": CACHED, "ETag": tag}
+    headers = {"Cache-Control": CACHE_CONTROL, "ETag": tag}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type="image/jpeg", headers=headers)
-
-
-def _screen_photo(entry: Entry) -> bytes:
-    try:
-        photo = load_image(entry.path, min_side=PHOTO_SIDE)
-    except ImageError as error:
-        # The reason, without the place on this machine.
-        raise HTTPException(404, f"the photo {entry.id} cannot be shown: {error.reason}") from None
-    photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE), Image.Resampling.BICUBIC)
-    file = io.BytesIO()
-    photo.save(file, "JPEG", quality=88)
-    return file.getvalue()

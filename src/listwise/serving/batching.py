@@ -1,85 +1,143 @@
-"""A bounded queue whose worker takes everything that waits, up to a size, in one batch."""
+"""A bounded queue whose worker thread takes waiting jobs in batches."""
 
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from listwise.serving.settings import Limits
+
 CLOSE_SECONDS = 30.0
+# Weight of the latest batch in the mean time per unit of cost.
+LATEST = 0.5
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
 class QueueFullError(Exception):
-    """As many wait as may."""
+    """The queue is full, or too long for an answer in time."""
 
 
 class TooLateError(Exception):
-    """The time for an answer is over."""
+    """The answer was not ready in time."""
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer."""
+    """The client has disconnected."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """The sender of a request: its address, and a coroutine that returns when it disconnects."""
+
+    address: str
+    gone: Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(eq=False)
 class Job(Generic[Given, Result]):
-    """Something to do, and what comes of it; `size` is how much of a batch it takes."""
+    """Work in the queue of a `Batcher`.
+
+    `size` counts against the size of a batch, `cost` is the expected work in any unit, and `owner`
+    is the address of the client.
+    """
 
     given: Given
     size: int
+    cost: float
+    owner: str
     future: "Future[Result]" = field(default_factory=Future)
 
 
 class Batcher(Generic[Given, Result]):
-    """Gives what is submitted to `work`, several at a time while others are being worked on.
+    """Passes submitted jobs to `work`, which gets all waiting jobs together up to `size`.
 
-    Nobody waits for a batch to fill: what is alone is taken alone. If work on several fails, each
-    of them is tried alone; an exception in place of an answer is raised to who asked. More than
-    `waiting` are refused. A batch has at most `size`, as the sum of the sizes, or is a single one.
+    A job never waits for a batch to fill. Owners take turns, so that an owner with many jobs does
+    not delay the others. If `work` fails on several jobs, each of them is tried alone; an exception
+    in the place of a result is raised to the client of that job.
+
+    Args:
+        work: returns a result or an exception for each job of a batch.
+        limits: more than `waiting` jobs are refused, and jobs that would wait longer than
+            `seconds`.
+        size: maximum sum of the sizes in a batch; a larger job is a batch alone.
+        on_batch: called with the size of each batch.
     """
 
     def __init__(
         self,
         work: Callable[[Sequence[Given]], Sequence[Result | Exception]],
+        limits: Limits,
         *,
-        waiting: int,
         size: int = 1,
         on_batch: Callable[[int], object] = lambda size: None,
     ) -> None:
         self._work = work
-        self._limit = waiting
+        self._limit = limits.waiting
+        self._patience = limits.seconds
         self._size = size
         self._on_batch = on_batch
         self._waiting: deque[Job[Given, Result]] = deque()
         self._changed = threading.Condition()
-        self._idle = True
+        self._running: list[Job[Given, Result]] = []
+        self._started = 0.0
+        self._seconds_per_cost = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting jobs."""
         return len(self._waiting)
 
-    def submit(self, given: Given, size: int = 1) -> Job[Given, Result]:
-        """Queue something; it is answered through the job's future."""
-        job: Job[Given, Result] = Job(given, size)
+    def submit(
+        self, given: Given, size: int = 1, cost: float = 1.0, owner: str = ""
+    ) -> Job[Given, Result]:
+        """Add a job to the queue; its future gets the result.
+
+        Raises:
+            QueueFullError: too many jobs wait, or the result would come too late.
+        """
+        job: Job[Given, Result] = Job(given, size, cost, owner)
         with self._changed:
-            # What an idle worker is about to take does not wait.
-            if self._closed or len(self._waiting) >= self._limit + self._idle:
-                raise QueueFullError
+            self._check_room(job.owner, job.cost)
             self._waiting.append(job)
             self._changed.notify()
         return job
 
+    def check_room(self, owner: str) -> None:
+        """Raise a `QueueFullError` if a job of this owner would be refused now."""
+        with self._changed:
+            self._check_room(owner, 0.0)
+
+    def _check_room(self, owner: str, cost: float) -> None:
+        # An idle worker takes a job immediately, so this job does not wait.
+        idle = not self._running
+        if self._closed or len(self._waiting) >= self._limit + idle:
+            raise QueueFullError
+        busy = self._running or self._waiting
+        if busy and self._expected_seconds(owner, cost) > self._patience:
+            raise QueueFullError
+
+    def _expected_seconds(self, owner: str, cost: float) -> float:
+        """Time until a new job is done, from the time that earlier batches took."""
+        costs = {owner: 0.0}
+        for job in self._waiting:
+            costs[job.owner] = costs.get(job.owner, 0.0) + job.cost
+        # Owners take turns: a job waits for its owner's jobs, and for as many of each other owner.
+        own = costs[owner] + cost
+        waiting = cost + sum(min(each, own) for each in costs.values())
+        running = sum(job.cost for job in self._running) * self._seconds_per_cost
+        elapsed = time.monotonic() - self._started if self._running else 0.0
+        return max(0.0, running - elapsed) + waiting * self._seconds_per_cost
+
     def withdraw(self, job: Job[Given, Result]) -> bool:
-        """Take a job out of the queue again; False if work on it has begun."""
+        """Remove a job from the queue; False if work on it has begun."""
         with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
@@ -88,18 +146,18 @@ class Batcher(Generic[Given, Result]):
         return False
 
     async def result(
-        self,
-        job: Job[Given, Result],
-        until: float,
-        gone: Callable[[], Coroutine[Any, Any, None]],
-        finish: bool = False,
+        self, job: Job[Given, Result], until: float, client: Client, finish: bool = False
     ) -> Result:
-        """Wait for an answer until a time of `time.monotonic`, or until the client has gone.
+        """Wait for the result of a job.
 
-        With `finish`, what has been begun is waited for in any case.
+        Args:
+            job: from `submit`.
+            until: time of `time.monotonic` after which a `TooLateError` is raised.
+            client: a `ClientGoneError` is raised when it disconnects.
+            finish: wait for a job that has begun in any case.
         """
         answer = asyncio.wrap_future(job.future)
-        leaving = asyncio.create_task(gone())
+        leaving = asyncio.create_task(client.gone())
         try:
             either: set[asyncio.Future[Any]] = {answer, leaving}
             await asyncio.wait(
@@ -116,37 +174,55 @@ class Batcher(Generic[Given, Result]):
             answer.cancel()
 
     def close(self) -> None:
-        """Take no more, let those that wait go without an answer, and wait for the work to end."""
+        """Refuse new jobs, cancel the waiting ones, and wait for the running batch."""
         with self._changed:
             self._closed = True
             for job in self._waiting:
                 job.future.cancel()
             self._waiting.clear()
             self._changed.notify()
-        # An interpreter that ends under a running network may crash.
+        # The interpreter may crash if it exits while a network runs.
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (batch := self._take()) or not self._closed:
             self._on_batch(sum(job.size for job in batch))
             self._answer(batch)
+            self._measure(batch)
+            batch.clear()  # the thread keeps no photo in memory while it waits
 
     def _take(self) -> list[Job[Given, Result]]:
         with self._changed:
-            self._idle = True
+            self._running = []
             while not self._waiting and not self._closed:
                 self._changed.wait()
-            self._idle = False
             batch: list[Job[Given, Result]] = []
             room = self._size
-            while self._waiting and (not batch or self._waiting[0].size <= room):
-                job = self._waiting.popleft()
+            while self._waiting:
+                job = self._next(batch)
+                if batch and job.size > room:
+                    break
+                self._waiting.remove(job)
                 if job.future.set_running_or_notify_cancel():
                     room -= job.size
                     batch.append(job)
+            self._running = list(batch)
+            self._started = time.monotonic()
             return batch
 
-    def _answer(self, batch: list[Job[Given, Result]]) -> None:
+    def _next(self, batch: Sequence[Job[Given, Result]]) -> Job[Given, Result]:
+        """The oldest waiting job of the owner with the fewest jobs in this batch."""
+        taken = Counter(job.owner for job in batch)
+        return min(self._waiting, key=lambda job: taken[job.owner])
+
+    def _measure(self, batch: Sequence[Job[Given, Result]]) -> None:
+        cost = sum(job.cost for job in batch)
+        if cost:
+            seconds = (time.monotonic() - self._started) / cost
+            before = self._seconds_per_cost or seconds
+            self._seconds_per_cost = before + LATEST * (seconds - before)
+
+    def _answer(self, batch: Sequence[Job[Given, Result]]) -> None:
         try:
             answers = self._work([job.given for job in batch])
         except Exception as error:

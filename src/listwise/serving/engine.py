@@ -1,21 +1,27 @@
-"""Queries from photos and keys to hits: in batches, within the limits."""
+"""Searches from photos and keys to hits, in batches and within the limits."""
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from PIL import Image
 
-from listwise.data.images import Box, ImageError, Source, TooManyPixelsError, image_size, load_image
-from listwise.local.rerank import TOP
+from listwise.data.images import Box, ImageError, Source, image_size
+from listwise.data.photos import reduced_size
+from listwise.local.features import LARGE, Features
+from listwise.local.rerank import TOP, PhotoPart, Reranker
 from listwise.machine import core_count
+from listwise.models.embed import BATCH_PIXELS
 from listwise.search.entries import Float32
 from listwise.search.hits import Hit, Query, entry_vectors, find_hits
 from listwise.search.index import Index
+from listwise.search.reranking import rerank_hits
 from listwise.search.store import Store
+from listwise.serving.batching import ClientGoneError
+from listwise.serving.decoding import QueryPhoto, check_photo, check_pixels, decode_query
+from listwise.serving.memory import FEATURE_BYTES, PixelBudget, longest_side
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
@@ -24,7 +30,10 @@ REFRESH_SECONDS = 1.0
 
 @dataclass(frozen=True, eq=False)
 class SearchRequest:
-    """A search: photos, their boxes, and keys of entries as examples."""
+    """A search: photos with their boxes, and keys of entries, as examples of one thing.
+
+    `finished` is set when nobody waits for the result any more; work on it then stops.
+    """
 
     photos: Sequence[Upload]
     boxes: Sequence[Box | None]
@@ -32,135 +41,208 @@ class SearchRequest:
     k: int
     expand: bool
     rerank: bool
+    finished: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, eq=False)
 class RerankRequest:
-    """What a search found, to be re-ranked until a time of `time.monotonic`."""
+    """Hits of a search, to be re-ranked before a time of `time.monotonic`."""
 
     request: SearchRequest
     hits: Sequence[Hit]
     until: float
 
 
+@dataclass(frozen=True, eq=False)
+class _Example:
+    """A photo of the search at `place` in a batch, with the number of its pixels.
+
+    `network_pixels` is the number after it was reduced.
+    """
+
+    place: int
+    photo: Upload
+    box: Box | None
+    pixels: int
+    network_pixels: int
+
+
 class Engine:
-    """Works on searches; its methods are the work of a server's threads."""
+    """Computes the results of searches; worker threads of the server call its methods."""
 
     def __init__(self, index: Index, limits: Limits) -> None:
         self.index = index
         self.limits = limits
+        self.decoding = PixelBudget(limits.pixels)
+        self.max_side = longest_side(index, limits)
+        self._scale = max(index.header.settings.scales)
         self._pool = ThreadPoolExecutor(core_count(), "decode")
+        self._reranker = _BoundedReranker(self.decoding)
         self._refreshed = time.monotonic()
 
     def fresh(self) -> Store:
-        """The index with what other processes wrote until a second ago, at least."""
+        """The store of the index, with what other processes wrote up to a second ago."""
         if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = time.monotonic()
             self.index.store.refresh()
         return self.index.store
 
-    def check(self, photos: Sequence[Upload]) -> None:
-        """Refuse photos that are none, or too large, from their headers."""
+    def check(self, photos: Sequence[Upload]) -> float:
+        """Refuse files that are not photos or too large; return the expected work.
+
+        The unit of work is a million pixels in the network. Decoding a pixel takes about a
+        twentieth of that.
+        """
+        cost = 0.0
         for photo in photos:
-            width, height = image_size(photo)
-            if width * height > self.limits.pixels:
-                allowed = f"{self.limits.pixels / 1e6:g} million"
-                raise TooManyPixelsError(
-                    photo, f"has {width} × {height} pixels, more than the {allowed} allowed"
-                )
+            check_photo(photo, self.limits.pixels)
+            example = self._example(0, photo, None)
+            cost += 0.1 + (example.network_pixels + example.pixels / 20) / 1e6
+        return cost
 
     def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
-        """Search for all of a batch; what is wrong with one is its own answer alone."""
-        self.fresh()
+        """Search for each request; an error in the place of hits concerns that request alone."""
         described = self._describe(batch)
+        store = self.fresh()
         answers: list[list[Hit] | Exception] = []
-        queries: dict[int, Query] = {}
-        for request, rows in zip(batch, described, strict=True):
+        queries: list[tuple[int, Query]] = []
+        for place, (request, rows) in enumerate(zip(batch, described, strict=True)):
+            answers.append(rows if isinstance(rows, Exception) else [])
+            if isinstance(rows, Exception):
+                continue
             try:
-                if isinstance(rows, Exception):
-                    raise rows
-                entries = entry_vectors(self.index.store, request.keys)
-                vectors = np.concatenate([rows, entries]) if request.keys else rows
-                k = max(request.k, TOP) if request.rerank else request.k
-                queries[len(answers)] = Query(vectors, k, request.expand, set(request.keys))
-                answers.append([])
+                if request.keys:
+                    rows = np.concatenate([rows, entry_vectors(store, request.keys)])
             except Exception as error:
-                answers.append(error)
+                answers[place] = error
+                continue
+            k = max(request.k, TOP) if request.rerank else request.k
+            queries.append((place, Query(rows, k, request.expand, set(request.keys))))
         if queries:
-            found = find_hits(self.index.store, list(queries.values()))
-            for place, hits in zip(queries, found, strict=True):
+            found = find_hits(store, [query for _, query in queries])
+            for (place, _), hits in zip(queries, found, strict=True):
                 answers[place] = hits
         return answers
 
-    def rerank(self, batch: Sequence[RerankRequest]) -> list[list[Hit]]:
-        """Re-rank what searches found; photos of examples that are gone are left out."""
-        return [self._reranked(each) for each in batch]
+    def rerank(self, batch: Sequence[RerankRequest]) -> list[list[Hit] | Exception]:
+        """Re-rank hits; example photos that no longer exist are left out."""
+        return [self._rerank_one(each) for each in batch]
 
     def _describe(self, batch: Sequence[SearchRequest]) -> list[Float32 | Exception]:
-        """Descriptors [n, C] of each search's photos, or why there are none."""
-        photos = [
-            (place, photo, box)
-            for place, request in enumerate(batch)
-            for photo, box in zip(request.photos, request.boxes, strict=True)
-        ]
+        """Descriptors [n, C] of the photos of each request, or an error."""
         empty = np.empty((0, self.index.model.dim), np.float32)
         rows: list[list[Float32]] = [[empty] for _ in batch]
         errors: dict[int, Exception] = {}
-        for part in self._in_memory(photos):
-            loaded: list[tuple[int, Image.Image]] = []
-            for (place, _, _), image in zip(part, self._pool.map(_load, part), strict=True):
-                if isinstance(image, Exception):
-                    errors.setdefault(place, image)
+        for part in self._parts(batch):
+            wanted = []
+            for example in part:
+                if batch[example.place].finished.is_set():
+                    errors.setdefault(example.place, ClientGoneError())
+                if example.place not in errors:
+                    wanted.append(example)
+            with self.decoding.reserve(sum(example.pixels for example in wanted)):
+                decoded = list(self._pool.map(self._decode, wanted))
+            ready = []
+            for example, photo in zip(wanted, decoded, strict=True):
+                if isinstance(photo, QueryPhoto):
+                    ready.append((example.place, photo.image))
                 else:
-                    loaded.append((place, image))
-            described = self.index.describe([image for _, image in loaded])
-            for (place, _), row in zip(loaded, described, strict=True):
+                    errors.setdefault(example.place, photo)
+            if all(batch[place].finished.is_set() for place, _ in ready):
+                errors |= {place: ClientGoneError() for place, _ in ready}
+                continue
+            described = self.index.describe([image for _, image in ready])
+            for (place, _), row in zip(ready, described, strict=True):
                 rows[place].append(row[None])
-        return [errors.get(i) or np.concatenate(parts) for i, parts in enumerate(rows)]
+        return [errors.get(place) or np.concatenate(parts) for place, parts in enumerate(rows)]
 
-    def _in_memory(
-        self, photos: Sequence[tuple[int, Upload, Box | None]]
-    ) -> list[list[tuple[int, Upload, Box | None]]]:
-        """Photos in parts that together have no more pixels than one photo may have."""
-        parts: list[list[tuple[int, Upload, Box | None]]] = []
-        room = 0
-        for each in photos:
-            width, height = image_size(each[1])
-            if not parts or width * height > room:
-                parts.append([])
-                room = self.limits.pixels
-            parts[-1].append(each)
-            room -= width * height
-        return parts
+    def _parts(self, batch: Sequence[SearchRequest]) -> Iterator[list[_Example]]:
+        """The photos of a batch in parts.
 
-    def _reranked(self, found: RerankRequest) -> list[Hit]:
+        A part has no more pixels than one photo may have, and no more than the network takes at
+        one time, so that a request can be dropped between two parts.
+        """
+        most = BATCH_PIXELS[self.index.model.device.type]
+        part: list[_Example] = []
+        for place, request in enumerate(batch):
+            for photo, box in zip(request.photos, request.boxes, strict=True):
+                new = self._example(place, photo, box)
+                pixels = sum(example.pixels for example in part) + new.pixels
+                network = sum(example.network_pixels for example in part) + new.network_pixels
+                if part and (pixels > self.limits.pixels or network > most):
+                    yield part
+                    part = []
+                part.append(new)
+        if part:
+            yield part
+
+    def _example(self, place: int, photo: Upload, box: Box | None) -> _Example:
+        width, height = image_size(photo)
+        size = reduced_size(width, height, self.max_side)
+        network = round(size[0] * size[1] * self._scale**2)
+        return _Example(place, photo, box, width * height, network)
+
+    def _decode(self, example: _Example) -> QueryPhoto | Exception:
+        try:
+            return decode_query(example.photo, example.box, self.max_side)
+        except ImageError as error:
+            return error
+
+    def _rerank_one(self, found: RerankRequest) -> list[Hit] | Exception:
         request = found.request
-        loaded: list[tuple[int, Image.Image, Box | None]] = []
         sources: list[tuple[Source, Box | None]] = [
             *zip(request.photos, request.boxes, strict=True)
         ]
         entries = self.index.store.get(request.keys)
-        there = [entries.get(key) for key in request.keys]
-        sources += [(entry.path, entry.box) if entry else ("", None) for entry in there]
+        sources += [
+            (entries[key].path, entries[key].box) if key in entries else ("", None)
+            for key in request.keys
+        ]
+        loaded: list[tuple[int, QueryPhoto]] = []
         for number, (source, box) in enumerate(sources):
-            with suppress(ImageError):
-                loaded.append((number, load_image(source), box))
+            if request.finished.is_set():
+                return ClientGoneError()
+            try:
+                with self.decoding.reserve(check_pixels(source, self.limits.pixels)):
+                    loaded.append((number, decode_query(source, box, LARGE)))
+            except ImageError:
+                continue
         if not loaded:
             return list(found.hits)
-        numbers, photos, boxes = zip(*loaded, strict=True)
-        hits = self.index.rerank(photos, found.hits, boxes, found.until)
-        return [
-            hit if hit.photo is None else replace(hit, photo=numbers[hit.photo]) for hit in hits
-        ]
+        self._reranker.finished = request.finished
+        images = [photo.image for _, photo in loaded]
+        hits = rerank_hits(self._reranker, images, found.hits, None, found.until)
+        return [_placed(hit, loaded) for hit in hits]
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(request: tuple[int, Upload, Box | None]) -> Image.Image | Exception:
-    _, photo, box = request
-    try:
-        return load_image(photo, box)
-    except ImageError as error:
-        return error
+class _BoundedReranker(Reranker):
+    """Decodes the photos of the index within the budget, and none once `finished` is set.
+
+    The server has one thread that re-ranks, so one request at a time is `finished`.
+    """
+
+    def __init__(self, decoding: PixelBudget) -> None:
+        super().__init__(FEATURE_BYTES)
+        self.finished = threading.Event()
+        self._decoding = decoding
+
+    def features(self, entry: PhotoPart) -> Features:
+        """Features of an entry's photo, from memory if they are there."""
+        if self.finished.is_set():
+            raise ImageError(entry.path, "the request has ended")
+        pixels = check_pixels(entry.path, self._decoding.limit)
+        with self._decoding.reserve(pixels):
+            return super().features(entry)
+
+
+def _placed(hit: Hit, photos: Sequence[tuple[int, QueryPhoto]]) -> Hit:
+    """A hit whose matches are in pixels of the whole example photo."""
+    if hit.photo is None or hit.matches is None:
+        return hit
+    number, photo = photos[hit.photo]
+    matches = np.concatenate([photo.in_whole_photo(hit.matches[:, :2]), hit.matches[:, 2:]], axis=1)
+    return replace(hit, photo=number, matches=matches)

@@ -1,4 +1,4 @@
-"""The fields of a search form, checked."""
+"""The fields of a search form, and their checks."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from listwise.serving.settings import Limits
 from listwise.serving.uploads import Form
 
 K = 60
-"""Results when a client does not say how many."""
+"""Default number of results."""
 
 FORM: dict[str, Any] = {
     "photos": {
@@ -21,33 +21,45 @@ FORM: dict[str, Any] = {
     },
     "boxes": {
         "type": "string",
-        "description": "JSON: for each photo [x0, y0, x1, y1], in pixels of the upright photo, "
-        "or null for all of it.",
+        "description": "JSON list: for each photo [x0, y0, x1, y1] in pixels of the upright photo, "
+        "or null for the whole photo.",
     },
-    "keys": {"type": "string", "description": "JSON: keys of entries that are examples too."},
-    "k": {"type": "integer", "default": K, "description": "Results at most."},
-    "expand": {"type": "boolean", "default": False, "description": "Expand the query (αQE)."},
-    "rerank": {"type": "boolean", "default": False, "description": "Re-rank by geometry."},
+    "keys": {"type": "string", "description": "JSON list: keys of entries that are examples too."},
+    "k": {"type": "integer", "default": K, "description": "Maximum number of results."},
+    "expand": {
+        "type": "boolean",
+        "default": False,
+        "description": "Expand the query with its first results (αQE).",
+    },
+    "rerank": {
+        "type": "boolean",
+        "default": False,
+        "description": "Re-rank the results by spatial verification.",
+    },
 }
-"""The form in the words of OpenAPI."""
+"""The OpenAPI description of the form."""
 
 
 class BadRequestError(InputError):
-    """A request that cannot be answered; other errors are the server's own."""
+    """A mistake in a request, in contrast to an error of the server."""
 
 
 def search_request(form: Form, limits: Limits) -> SearchRequest:
-    """The search that a form describes; a `BadRequestError` names a field that is wrong."""
+    """The search that a form describes.
+
+    Raises:
+        BadRequestError: a field is wrong; the message names it.
+    """
     fields = form.fields
     unknown = sorted(set(fields) - set(FORM))
     if unknown:
-        raise BadRequestError(f"unknown field {unknown[0]!r}: there are {', '.join(FORM)}")
+        raise BadRequestError(f"unknown field {unknown[0]!r}: use {', '.join(FORM)}")
     if "photos" in fields:
         raise BadRequestError("photos are files: send them with a file name (curl -F photos=@FILE)")
     keys = _keys(fields.get("keys", ""))
     examples = len(form.photos) + len(keys)
     if not examples:
-        raise BadRequestError("there is nothing to search for: send photos, or keys of entries")
+        raise BadRequestError("nothing to search for: send photos, or keys of entries")
     if examples > limits.photos:
         raise BadRequestError(f"{examples} examples are more than the {limits.photos} allowed")
     return SearchRequest(
@@ -61,7 +73,7 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
 
 
 def key_in(text: str) -> int | None:
-    """The entry key that a text holds; None if it is not a key."""
+    """The key of an entry in a text; None if the text is not a key."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
@@ -78,7 +90,7 @@ def _boxes(text: str, photos: int) -> list[Box | None]:
         return [None] * photos
     if not isinstance(found, list) or len(found) != photos:
         raise BadRequestError(
-            f"boxes is a JSON list, a box or null for each of the {photos} photos"
+            f"boxes must be a JSON list with a box or null for each of the {photos} photos"
         )
     return [_box(box) for box in found]
 
@@ -90,7 +102,7 @@ def _box(box: Any) -> Box | None:
         raise BadRequestError(f"a box is [x0, y0, x1, y1] in pixels, or null, not {str(box)[:60]}")
     left, top, right, bottom = map(float, box)
     if not (left < right and top < bottom):
-        raise BadRequestError(f"the box {box} is empty: x0 < x1 and y0 < y1 are needed")
+        raise BadRequestError(f"the box {box} is empty: x0 < x1 and y0 < y1 are required")
     return left, top, right, bottom
 
 
@@ -104,7 +116,7 @@ def _keys(text: str) -> list[int]:
         return []
     keys = [key_in(key) for key in found if isinstance(key, str)] if isinstance(found, list) else []
     if not isinstance(found, list) or len(keys) != len(found) or None in keys:
-        raise BadRequestError('keys is a JSON list of entries\' keys as text: ["123", "456"]')
+        raise BadRequestError('keys must be a JSON list of keys as text: ["123", "456"]')
     return list(dict.fromkeys(key for key in keys if key is not None))
 
 
@@ -113,7 +125,7 @@ def _k(text: str, limits: Limits) -> int:
         return min(K, limits.results)
     number = key_in(text)
     if number is None or not 1 <= number <= limits.results:
-        raise BadRequestError(f"k is a number from 1 to {limits.results}, not {text[:60]!r}")
+        raise BadRequestError(f"k must be a number from 1 to {limits.results}, not {text[:60]!r}")
     return number
 
 
@@ -122,4 +134,4 @@ def _switch(name: str, text: str) -> bool:
         return True
     if text.lower() in ("false", "0", ""):
         return False
-    raise BadRequestError(f"{name} is true or false, not {text[:60]!r}")
+    raise BadRequestError(f"{name} must be true or false, not {text[:60]!r}")

@@ -1,8 +1,9 @@
-"""What every request passes: who may ask, what browsers may do with the answer, and the count."""
+"""Checks of every request, security headers of every response, and metrics."""
 
 import logging
 import secrets
 import time
+from collections import Counter
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -10,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from listwise.serving.metrics import Metrics
-from listwise.serving.settings import ServeSettings, is_loopback
+from listwise.serving.settings import ServeSettings, host_name, is_loopback
 
 CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
@@ -23,22 +24,23 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-# Label values come from here and not from the client, who could make any number of them.
+# Other methods count as one, so that clients cannot create any number of metrics.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 logger = logging.getLogger(__name__)
 
 
 class Guard:
-    """Lets a request through to the app, or answers why not."""
+    """ASGI middleware that refuses requests that are not allowed."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
         self.app = app
         self.settings = settings
         self.metrics = metrics
+        self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -54,38 +56,51 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
+        address = scope["client"][0] if scope["client"] else ""
+        counted = scope["path"].startswith("/api/")
+        self._open[address] += counted
+        refusal = self._refusal(scope, address)
         try:
             await (refusal or self.app)(scope, receive, sending)
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                failed = _error(500, "the server failed; see its log")
+                failed = _error(500, "the server failed: its log has the reason")
                 await failed(scope, receive, sending)
         finally:
+            self._open[address] -= counted
+            if not self._open[address]:
+                del self._open[address]
             seconds = time.perf_counter() - started
             method = scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.answered(method, _route(scope), status or 500, seconds)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    def _refusal(self, scope: Scope, address: str) -> JSONResponse | None:
         headers = Headers(scope=scope)
         path, reading = scope["path"], scope["method"] in ("GET", "HEAD")
-        # A name that an attacker's DNS server leads here would make his page one of ours.
-        if self.settings.local and not is_loopback(_host(headers.get("host", ""))):
+        # An attacker's DNS server could give this machine's address to the name of his page.
+        host = host_name(headers.get("host", ""))
+        if self.settings.local and not is_loopback(host or ""):
             return _error(403, "this server answers to localhost and 127.0.0.1 only")
+        if host is None:
+            return _error(400, "the Host header is not a host name or address")
+        if self._open[address] > self.settings.limits.per_address:
+            reason = "too many requests at the same time from your address: try again in a second"
+            return _error(429, reason, {"Retry-After": "1"})
         elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if path.startswith("/api/") and elsewhere:
-            return _error(403, "pages of other sites may not use this server")
+            return _error(403, "pages of other sites cannot use this server")
         writing = path.startswith("/api/entries") and not reading
         if writing and self.settings.token is None:
             return _error(
-                403, "writing is off: start listwise serve with --token or LISTWISE_TOKEN set"
+                403,
+                "the index cannot be changed: start listwise serve with --token or LISTWISE_TOKEN",
             )
         private = not self.settings.local and (path.startswith("/api/") or path == "/metrics")
         if (writing or private) and not self._has_token(headers):
             return _error(
                 401,
-                "a token is needed: send the header Authorization: Bearer TOKEN",
+                "a token is required: send the header Authorization: Bearer TOKEN",
                 {"WWW-Authenticate": "Bearer"},
             )
         return None
@@ -100,13 +115,6 @@ class Guard:
 
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": reason}, status, headers)
-
-
-def _host(header: str) -> str:
-    """The name in a Host header, without the port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
 
 
 def _route(scope: Scope) -> str:

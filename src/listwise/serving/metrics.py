@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Metrics of a server for Prometheus."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,14 @@ REASONS = {
     403: "forbidden",
     408: "slow_upload",
     413: "too_large",
+    429: "too_many",
     503: "queue_full",
     504: "too_slow",
 }
 
 
 class Metrics:
-    """Counters of one server; `text` shows them in Prometheus' format."""
+    """Metrics of one server; `text` returns them in the format of Prometheus."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -29,7 +30,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "listwise_request_seconds",
-            "Time from a request's header to the end of its answer",
+            "Time from the header of a request to the end of its answer",
             ("route",),
             buckets=SECONDS,
             registry=self._registry,
@@ -39,14 +40,14 @@ class Metrics:
         )
         self._batches = Histogram(
             "listwise_batch_size",
-            "Photos described and searched for together",
+            "Photos of searches that the network got together",
             buckets=(1, 2, 4, 8, 16, 32),
             registry=self._registry,
         )
 
-    def watch(self, name: str, says: str, value: Callable[[], float]) -> None:
-        """Show what a function gives at the moment of looking."""
-        Gauge(f"listwise_{name}", says, registry=self._registry).set_function(value)
+    def watch(self, name: str, description: str, value: Callable[[], float]) -> None:
+        """Add a metric whose value a function returns."""
+        Gauge(f"listwise_{name}", description, registry=self._registry).set_function(value)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -56,9 +57,9 @@ class Metrics:
             self._rejected.labels(REASONS[status]).inc()
 
     def batch(self, size: int) -> None:
-        """Count a batch of queries."""
+        """Count a batch of photos."""
         self._batches.observe(size)
 
     def text(self) -> bytes:
-        """All of it, in the text format."""
+        """All metrics in the text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""A page that lists the API, made from its own description: nothing is loaded from outside."""
+"""A page that lists the HTTP interface; it loads nothing from other servers."""
 
 import base64
 import hashlib
@@ -10,12 +10,12 @@ STYLE = (
     "margin:2rem auto;padding:0 1rem}code{font-size:.95em}section{margin:2rem 0}"
     "td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}"
 )
-# The one style that the page may have beside the server's own files.
+# The content security policy allows this style alone beside the files of the server.
 STYLE_POLICY = f"'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
 
 
 def reference_page(schema: dict[str, Any]) -> str:
-    """HTML for people of an OpenAPI schema."""
+    """The HTML page of an OpenAPI schema."""
     title = escape(f"{schema['info']['title']} {schema['info']['version']}")
     operations = "".join(
         _operation(method, path, operation)
@@ -27,7 +27,7 @@ def reference_page(schema: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<style>{STYLE}</style><h1>{title}</h1>"
         f"<p>{escape(schema['info'].get('description', ''))} "
-        '<a href="openapi.json">openapi.json</a> is the same for programs.</p>'
+        '<a href="openapi.json">openapi.json</a> describes the same for programs.</p>'
         f"{operations}</html>"
     )
 
@@ -42,13 +42,13 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
             (f"{name} (form)", _shape(field), field.get("description", ""))
             for name, field in content["schema"].get("properties", {}).items()
         ]
-    for status, answer in operation["responses"].items():
-        kinds = answer.get("content", {})
+    for status, response in operation["responses"].items():
+        kinds = response.get("content", {})
         shapes = ", ".join(_shape(kind.get("schema", {})) or name for name, kind in kinds.items())
-        rows.append((f"answer {status}", shapes, answer.get("description", "")))
+        rows.append((f"response {status}", shapes, response.get("description", "")))
     table = "".join(
-        f"<tr><th>{escape(name)}</th><td><code>{escape(shape)}</code></td><td>{escape(says)}</td></tr>"
-        for name, shape, says in rows
+        f"<tr><th>{escape(name)}</th><td><code>{escape(shape)}</code></td><td>{escape(text)}</td></tr>"
+        for name, shape, text in rows
     )
     return (
         f"<section><h2><code>{method.upper()} {escape(path)}</code></h2>"

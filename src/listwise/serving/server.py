@@ -1,4 +1,4 @@
-"""The server's process: its socket, and running until a signal."""
+"""The process of a server: its socket, and running it until a signal arrives."""
 
 import errno
 import logging
@@ -10,32 +10,40 @@ import uvicorn
 from fastapi import FastAPI
 
 from listwise.errors import InputError
+from listwise.serving.connections import bounded_protocol
+from listwise.serving.settings import Limits
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one."""
+    """Open a socket that listens; port 0 chooses a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
-            reason = "the port is taken: give another with `port`"
+            reason = "the port is in use: choose another with `port`"
         raise InputError(f"cannot listen on {host}, port {port}: {reason}") from None
 
 
-def run_server(app: FastAPI, listening: socket.socket, timeout: float) -> None:
-    """Serve until a signal, which ends the process without an error."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    config = uvicorn.Config(
+def server_config(app: FastAPI, limits: Limits) -> uvicorn.Config:
+    """Settings of the uvicorn server that runs the app within its limits."""
+    return uvicorn.Config(
         app,
+        http=bounded_protocol(limits),
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="on",
-        limit_concurrency=1000,
-        timeout_graceful_shutdown=math.ceil(timeout) + 1,
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
     )
+
+
+def run_server(app: FastAPI, listening: socket.socket, limits: Limits) -> None:
+    """Serve until SIGINT or SIGTERM; running requests are completed first."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # the server raises what stopped it once more
-    uvicorn.Server(config).run(sockets=[listening])
+        # uvicorn raises the signal again after it has stopped, which is not an error here.
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(server_config(app, limits)).run(sockets=[listening])

@@ -1,110 +1,192 @@
-"""What the server does for its requests, each within its time and its place in a queue."""
+"""The server's work on requests: each has a place in a queue and a time limit."""
 
+import io
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
+from fastapi import HTTPException
+from PIL import Image
 
+from listwise.data.images import ImageError, load_image
 from listwise.search.entries import Entry, NoEntryError
+from listwise.search.filling import thumbnail_from_photo
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.store import Store
-from listwise.serving.batching import Batcher
+from listwise.serving.batching import Batcher, Client
+from listwise.serving.decoding import check_pixels
 from listwise.serving.engine import Engine, RerankRequest, SearchRequest
 from listwise.serving.fields import BadRequestError
 from listwise.serving.metrics import Metrics
 from listwise.serving.settings import ServeSettings
 from listwise.serving.upload_folder import UploadFolder
-from listwise.serving.uploads import Held, Upload
+from listwise.serving.uploads import HeldBytes, Upload
 from listwise.serving.views import AddedView, Answer
 
-Gone = Callable[[], Coroutine[Any, Any, None]]
-"""Returns when the client of a request has gone."""
+PHOTO_SIDE = 1600
 
 
 class Service:
-    """An index that is searched and written to by many clients at once."""
+    """Searches an index and changes it for many clients at one time.
+
+    Each kind of work has its own queue and thread: searches by photo, searches by key, re-ranking,
+    pictures that have to be decoded, and changes of the index.
+    """
 
     def __init__(self, index: Index, settings: ServeSettings, metrics: Metrics) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.held = Held(self.limits.held_bytes)
+        self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
         self._engine = Engine(index, self.limits)
         self._uploads = None
         if settings.uploads is not None:
-            self._uploads = UploadFolder(index, settings.uploads)
-        waiting = self.limits.waiting
-        self._searches = Batcher[SearchRequest, list[Hit]](
-            self._engine.search, waiting=waiting, size=self.limits.batch, on_batch=metrics.batch
+            self._uploads = UploadFolder(index, settings.uploads, self._engine.max_side)
+            if settings.can_write:
+                self._uploads.clean()
+        limits = self.limits
+        self._photo_searches = Batcher[SearchRequest, list[Hit]](
+            self._engine.search, limits, size=limits.batch, on_batch=metrics.batch
         )
-        self._reranks = Batcher[RerankRequest, list[Hit]](self._engine.rerank, waiting=waiting)
-        # One after the other: two that add one photo would both find that it is not there.
-        self._writes = Batcher[Callable[[], Any], Any](
-            lambda writes: [write() for write in writes], waiting=waiting
+        self._key_searches = Batcher[SearchRequest, list[Hit]](
+            self._engine.search, limits, size=limits.batch
         )
-        self._queues: tuple[Batcher[Any, Any], ...] = (self._searches, self._reranks, self._writes)
-        metrics.watch("queue_length", "Requests that wait", lambda: sum(map(len, self._queues)))
+        self._reranks = Batcher[RerankRequest, list[Hit]](self._engine.rerank, limits)
+        self._pictures = Batcher[Callable[[], bytes], bytes](_call_each, limits)
+        # One at a time: of two threads that add the same photo, both would find it missing.
+        self._writes = Batcher[Callable[[], Any], Any](_call_each, limits)
+        self._queues: tuple[Batcher[Any, Any], ...] = (
+            self._photo_searches,
+            self._key_searches,
+            self._reranks,
+            self._pictures,
+            self._writes,
+        )
+        metrics.watch("queue_length", "Waiting requests", lambda: sum(map(len, self._queues)))
         metrics.watch("entries", "Photos in the index", lambda: len(self.store))
-        metrics.watch("held_bytes", "Uploads in memory", lambda: self.held.bytes)
+        metrics.watch("held_bytes", "Bytes of uploads in memory", lambda: self.held.total)
 
     @property
     def store(self) -> Store:
-        """The index's entries as they are now, whoever writes to it."""
+        """The store of the index, with recent changes of other processes."""
         return self._engine.fresh()
 
-    async def search(self, request: SearchRequest, gone: Gone) -> Answer:
-        """Search, and re-rank if that is asked for."""
+    async def search(self, request: SearchRequest, client: Client) -> Answer:
+        """Search, and re-rank the hits if the request wants it."""
         started = time.monotonic()
         until = started + self.limits.seconds
-        await to_thread.run_sync(self._engine.check, request.photos)
-        size = max(1, len(request.photos))
-        hits = await self._searches.result(self._searches.submit(request, size), until, gone)
-        if request.rerank and hits:
-            job = self._reranks.submit(RerankRequest(request, hits, until))
-            hits = (await self._reranks.result(job, until, gone))[: request.k]
+        queue = self._photo_searches if request.photos else self._key_searches
+        try:
+            # Refuse before the work on the photos begins.
+            queue.check_room(client.address)
+            if request.rerank:
+                self._reranks.check_room(client.address)
+            cost = await to_thread.run_sync(self._engine.check, request.photos) or 1.0
+            size = max(1, len(request.photos))
+            hits = await queue.result(
+                queue.submit(request, size, cost, client.address), until, client
+            )
+            if request.rerank and hits:
+                job = self._reranks.submit(
+                    RerankRequest(request, hits, until), owner=client.address
+                )
+                hits = (await self._reranks.result(job, until, client))[: request.k]
+        finally:
+            request.finished.set()
         reranked = any(hit.inliers is not None for hit in hits)
         return Answer.of(hits, time.monotonic() - started, request.expand, reranked)
 
-    async def add(self, photos: Sequence[Upload], gone: Gone) -> AddedView:
-        """Put photos into the index; once begun it is finished."""
+    async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
+        """Add photos to the index; once begun, this finishes even if the client disconnects."""
         uploads = self._uploads
         if uploads is None:
             raise BadRequestError(
-                "there is no folder for photos: start listwise serve with --uploads"
+                "no folder for added photos: start listwise serve with --uploads FOLDER"
             )
         if not photos:
-            raise BadRequestError("there is nothing to add: send photos (curl -F photos=@FILE)")
+            raise BadRequestError("no photos to add: send some (curl -F photos=@FILE)")
         await to_thread.run_sync(self._engine.check, photos)
-        stored: AddedView = await self._write(lambda: uploads.add(photos), gone)
-        return stored
 
-    async def remove(self, key: int, gone: Gone) -> int:
-        """Remove an entry, and its file if it was added here."""
+        def write() -> AddedView:
+            largest = max(check_pixels(photo, self.limits.pixels) for photo in photos)
+            with self._engine.decoding.reserve(largest):
+                return uploads.add(photos)
+
+        added: AddedView = await self._write(write, client)
+        return added
+
+    async def remove(self, key: int, client: Client) -> int:
+        """Remove an entry, and its file if a client added it."""
 
         def write() -> int:
             entry = self.entry(key)
-            removed = self.store.remove([key])
-            if self._uploads:
-                self._uploads.forget(entry)
-            return removed
+            return self._uploads.remove(entry) if self._uploads else self.store.remove([key])
 
-        removed: int = await self._write(write, gone)
+        removed: int = await self._write(write, client)
         return removed
 
     def entry(self, key: int) -> Entry:
-        """The entry with a key; a `NoEntryError` if there is none."""
+        """The entry with a key.
+
+        Raises:
+            NoEntryError: the index has no such entry.
+        """
         found = self.store.get([key])
         if key not in found:
-            raise NoEntryError(f"there is no entry {key} in the index")
+            raise NoEntryError(f"the index has no entry {key}")
         return found[key]
 
-    async def _write(self, write: Callable[[], Any], gone: Gone) -> Any:
+    async def thumbnail(self, entry: Entry, client: Client) -> bytes:
+        """A small JPEG file of an entry's photo; empty if the photo cannot be read."""
+        stored = await to_thread.run_sync(self.store.thumbnail, entry.key)
+        return stored or await self._picture(partial(thumbnail_from_photo, entry), entry, client)
+
+    async def photo(self, entry: Entry, client: Client) -> bytes:
+        """A JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
+        return await self._picture(partial(_screen_photo, entry), entry, client)
+
+    async def _picture(self, make: Callable[[], bytes], entry: Entry, client: Client) -> bytes:
+        def decode() -> bytes:
+            try:
+                pixels = check_pixels(entry.path, self.limits.pixels)
+            except ImageError as error:
+                raise _not_shown(entry, error) from None
+            with self._engine.decoding.reserve(pixels):
+                return make()
+
         until = time.monotonic() + self.limits.seconds
-        return await self._writes.result(self._writes.submit(write), until, gone, finish=True)
+        job = self._pictures.submit(decode, owner=client.address)
+        return await self._pictures.result(job, until, client)
+
+    async def _write(self, write: Callable[[], Any], client: Client) -> Any:
+        until = time.monotonic() + self.limits.seconds
+        job = self._writes.submit(write, owner=client.address)
+        return await self._writes.result(job, until, client, finish=True)
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Stop the queues and their threads."""
         for queue in self._queues:
             queue.close()
         self._engine.close()
+
+
+def _call_each(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [function() for function in functions]
+
+
+def _screen_photo(entry: Entry) -> bytes:
+    try:
+        photo = load_image(entry.path, min_side=PHOTO_SIDE)
+    except ImageError as error:
+        raise _not_shown(entry, error) from None
+    photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    photo.save(file, "JPEG", quality=88)
+    return file.getvalue()
+
+
+def _not_shown(entry: Entry, error: ImageError) -> HTTPException:
+    # The reason alone: the message of the error has the path on this machine.
+    return HTTPException(404, f"the photo {entry.id} cannot be shown: {error.reason}")

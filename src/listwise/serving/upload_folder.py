@@ -1,8 +1,11 @@
-"""Photos that people add through the server: files named by what is in them."""
+"""The folder of photos that clients add: files named by their content."""
 
 import os
+import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from listwise.data import Images
@@ -15,36 +18,45 @@ from listwise.serving.uploads import Upload
 from listwise.serving.views import AddedView
 
 PREFIX = "uploads/"
+LOCK_SECONDS = 5.0
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif"}
+_LEFT_OVER = re.compile(
+    r"\.(?P<name>[0-9a-f]{32}\.(jpg|png|webp|gif|tif))\.[0-9]+-[0-9]+\.(?P<kind>tmp|pending)"
+)
 
 
 class UploadFolder:
-    """A folder of added photos; an entry of the index for each."""
+    """A folder of added photos, with an entry of the index for each.
 
-    def __init__(self, index: Index, folder: Path) -> None:
+    While a photo is added or removed, a file `.NAME.pending` marks it, so that the next server can
+    complete what a killed one began. Several servers may use one folder: a server holds a shared
+    lock on it while it adds or removes photos, and an exclusive one while it cleans up.
+    """
+
+    def __init__(self, index: Index, folder: Path, max_side: int) -> None:
         self.index = index
         self.folder = folder.absolute()
+        self.max_side = max_side
 
     def add(self, photos: Sequence[Upload]) -> AddedView:
-        """Store photos and put them into the index; a file without an entry does not stay."""
+        """Store photos and add them to the index; files of photos that fail are deleted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         contents = {self._name(photo.getvalue()): photo for photo in photos}
         paths = {PREFIX + name: self.folder / name for name in contents}
-        for path, photo in zip(paths.values(), contents.values(), strict=True):
-            self._write(path, photo.getvalue())
         images = Images(
             paths=tuple(map(str, paths.values())),
             ids=tuple(paths),
             boxes=None,
             attributes=tuple({"name": photo.name} for photo in contents.values()),
         )
-        try:
-            result = add_photos(self.index.store, self.index.model, images, workers=0)
-        finally:
-            present = self.index.store.get([entry_key(name) for name in paths])
-            for name, path in paths.items():
-                if entry_key(name) not in present:
-                    path.unlink(missing_ok=True)
+        store, model = self.index.store, self.index.model
+        with self._pending(contents):
+            try:
+                for path, photo in zip(paths.values(), contents.values(), strict=True):
+                    self._write(path, photo.getvalue())
+                result = add_photos(store, model, images, workers=0, max_side=self.max_side)
+            finally:
+                self._delete_unused(contents)
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
             errors = [error.replace(str(path), photo.name) for error in errors]
@@ -57,16 +69,98 @@ class UploadFolder:
             errors=errors,
         )
 
-    def forget(self, entry: Entry) -> None:
-        """Delete the file of an entry that was added here; other files are not ours."""
-        path = Path(entry.path)
-        if entry.id.startswith(PREFIX) and path == self.folder / entry.id.removeprefix(PREFIX):
+    def remove(self, entry: Entry) -> int:
+        """Remove an entry, and its file if it was added through the server; no other file."""
+        name = entry.id.removeprefix(PREFIX)
+        path = self.folder / name
+        if entry.id == name or Path(entry.path) != path or not path.exists():
+            return self.index.store.remove([entry.key])
+        with self._pending([name]):
+            removed = self.index.store.remove([entry.key])
             path.unlink(missing_ok=True)
+        return removed
+
+    def clean(self) -> None:
+        """Delete what a killed server left: unfinished files, and photos without an entry.
+
+        Nothing is deleted while another server adds photos, or where folders cannot be locked.
+        """
+        if not self.folder.is_dir():
+            return
+        with _locked(self.folder, shared=False) as locked:
+            if not locked:
+                return
+            self.index.store.refresh()
+            for found in filter(None, map(_LEFT_OVER.fullmatch, os.listdir(self.folder))):
+                left_over = self.folder / found[0]
+                if found["kind"] == "pending":
+                    # Another index may use this folder too; its photos are not in this one.
+                    if left_over.read_text(encoding="utf-8") != self.index.uri:
+                        continue
+                    self._delete_unused([found["name"]])
+                left_over.unlink(missing_ok=True)
+
+    @contextmanager
+    def _pending(self, names: Iterable[str]) -> Iterator[None]:
+        """Mark photos while they are added or removed."""
+        marks = [self._left_over(name, "pending") for name in names]
+        with _locked(self.folder, shared=True):
+            try:
+                for mark in marks:
+                    mark.write_text(self.index.uri, encoding="utf-8")
+                yield
+            finally:
+                for mark in marks:
+                    mark.unlink(missing_ok=True)
+
+    def _delete_unused(self, names: Iterable[str]) -> None:
+        """Delete files that no entry of the index refers to."""
+        paths = {entry_key(PREFIX + name): self.folder / name for name in names}
+        known = self.index.store.get(list(paths))
+        same = self.index.store.with_digests([path.stem for path in paths.values()])
+        used = {entry.path for entry in same.values()}
+        for key, path in paths.items():
+            if key not in known and str(path) not in used:
+                path.unlink(missing_ok=True)
 
     def _name(self, content: bytes) -> str:
         return photo_digest(content) + _SUFFIXES.get(content[:2], ".tif")
 
     def _write(self, path: Path, content: bytes) -> None:
-        partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+        partial = self._left_over(path.name, "tmp")
         partial.write_bytes(content)
         publish(partial, path)
+
+    def _left_over(self, name: str, kind: str) -> Path:
+        return self.folder / f".{name}.{os.getpid()}-{threading.get_ident()}.{kind}"
+
+
+@contextmanager
+def _locked(folder: Path, *, shared: bool) -> Iterator[bool]:
+    """Hold a lock on a folder; yields False where it cannot be had.
+
+    A shared lock is waited for; an exclusive one for a few seconds only.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield False
+        return
+    until = time.monotonic() + LOCK_SECONDS
+    locked = False
+    try:
+        while not locked:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.05)
+            except OSError:  # this file system has no locks
+                break
+        yield locked
+    finally:
+        os.close(handle)

@@ -1,10 +1,12 @@
-"""Multipart bodies, read piece by piece within the limits."""
+"""Multipart request bodies, read in pieces within the limits."""
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import HTTPException, Request
 from python_multipart.exceptions import FormParserError
@@ -13,11 +15,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from listwise.serving.settings import Limits
 
 FIELD_BYTES = 100_000
-PARTS = 32  # beside the photos
+HEADER_BYTES = 8192  # maximum size of a header of a part
+PARTS = 32  # maximum number of parts that are not photos
 
 
 class Upload(io.BytesIO):
-    """An image file's content, with the name it had."""
+    """The content of an image file, and its name on the client's machine."""
 
     def __init__(self, name: str, content: bytes) -> None:
         super().__init__(content)
@@ -32,23 +35,43 @@ class Form:
     fields: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
-class Held:
-    """How many bytes of uploads are in memory, over all requests."""
+class HeldBytes:
+    """Counts the bytes of uploads in memory, in total and by address, up to a limit for each."""
 
-    limit: int
-    bytes: int = 0
+    def __init__(self, limit: int, per_address: int) -> None:
+        self.total = 0
+        self._limit = limit
+        self._per_address = per_address
+        self._by_address: Counter[str] = Counter()
+
+    def add(self, address: str, count: int) -> None:
+        """Count more bytes; a 503 error if they are too many."""
+        share = self._by_address[address] + count
+        if self.total + count > self._limit or share > self._per_address:
+            raise HTTPException(
+                503, "too many uploads at the same time: try again", {"Retry-After": "1"}
+            )
+        self.total += count
+        self._by_address[address] = share
+
+    def release(self, address: str, count: int) -> None:
+        """Count fewer bytes."""
+        self.total -= count
+        self._by_address[address] -= count
+        if not self._by_address[address]:
+            del self._by_address[address]
 
 
 @asynccontextmanager
-async def form_of(request: Request, limits: Limits, held: Held) -> AsyncIterator[Form]:
-    """The form that a request brings; its bytes count as held until the end of the context."""
-    reader = _Reader(_boundary(request), limits, held)
+async def read_form(request: Request, limits: Limits, held: HeldBytes) -> AsyncIterator[Form]:
+    """Read the form of a request; its bytes count as held until the context ends."""
+    address = request.client.host if request.client else ""
+    reader = _Reader(_boundary(request), limits, partial(held.add, address))
     try:
         await _read(request, reader, limits)
         yield reader.form
     finally:
-        held.bytes -= reader.held_here
+        held.release(address, reader.held)
 
 
 async def _read(request: Request, reader: "_Reader", limits: Limits) -> None:
@@ -60,7 +83,8 @@ async def _read(request: Request, reader: "_Reader", limits: Limits) -> None:
             async for piece in request.stream():
                 reader.take(piece)
     except TimeoutError:
-        raise HTTPException(408, f"the upload took over {limits.upload_seconds:g} s") from None
+        reason = f"the upload took longer than {limits.upload_seconds:g} s"
+        raise HTTPException(408, reason) from None
     except FormParserError as error:
         raise HTTPException(400, f"the form cannot be read: {error}") from None
     if not reader.whole:
@@ -76,14 +100,14 @@ def _boundary(request: Request) -> bytes:
 
 
 class _Reader:
-    """Gathers the parts of a form as their bytes come in."""
+    """Collects the parts of a form while its bytes arrive; `hold` is called with their number."""
 
-    def __init__(self, boundary: bytes, limits: Limits, held: Held) -> None:
+    def __init__(self, boundary: bytes, limits: Limits, hold: Callable[[int], object]) -> None:
         self.form = Form()
         self.whole = False
-        self.held_here = 0
+        self.held = 0
         self._limits = limits
-        self._held = held
+        self._hold = hold
         self._body = 0
         self._parts = 0
         self._header = (b"", b"")
@@ -103,14 +127,12 @@ class _Reader:
         )
 
     def take(self, piece: bytes) -> None:
-        """Read some more of the body."""
+        """Read the next piece of the body."""
         self._body += len(piece)
         if self._body > self._limits.body_bytes:
             raise _too_large("the request", self._limits.body_bytes)
-        if self._held.bytes + len(piece) > self._held.limit:
-            raise HTTPException(503, "too many uploads at once: try again", {"Retry-After": "1"})
-        self._held.bytes += len(piece)
-        self.held_here += len(piece)
+        self._hold(len(piece))
+        self.held += len(piece)
         self._parser.write(piece)
 
     def _part_begin(self) -> None:
@@ -122,12 +144,15 @@ class _Reader:
         self._header = (b"", b"")
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
-        name, value = self._header
-        self._header = (name + data[start:end], value)
+        self._add_header(data[start:end], b"")
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        name, value = self._header
-        self._header = (name, value + data[start:end])
+        self._add_header(b"", data[start:end])
+
+    def _add_header(self, name: bytes, value: bytes) -> None:
+        self._header = (self._header[0] + name, self._header[1] + value)
+        if sum(map(len, self._header)) > HEADER_BYTES:
+            raise HTTPException(400, "the form has a part with a header that is too long")
 
     def _header_end(self) -> None:
         name, value = self._header
@@ -146,13 +171,13 @@ class _Reader:
             self.form.fields[self._name] = self._data.decode(errors="replace")
             return
         if self._disposition.get(b"name") != b"photos":
-            raise HTTPException(400, f"{self._name} is not in the field photos, where files belong")
-        # A form with an empty file input sends a part without name and content.
+            raise HTTPException(400, f"{self._name} is in another field: send files as photos")
+        # Browsers send a part without name and content for an empty file input.
         if self._data or self._disposition[b"filename"]:
             self.form.photos.append(Upload(self._name, bytes(self._data)))
         if len(self.form.photos) > self._limits.photos:
             raise HTTPException(
-                413, f"more than the {self._limits.photos} photos allowed in a request"
+                413, f"the request has more than the {self._limits.photos} photos allowed"
             )
 
     def _end(self) -> None:
@@ -164,7 +189,7 @@ class _Reader:
 
     @property
     def _name(self) -> str:
-        """A file's own name, or that of a field, fit to be shown in a line."""
+        """The name of the file, or of the field, as printable text on one line."""
         name = self._disposition.get(b"filename") or self._disposition.get(b"name", b"")
         shown = name.decode(errors="replace").replace("\\", "/").rpartition("/")[2]
         return "".join(c for c in shown if c.isprintable())[:200] or "photo"

@@ -1,4 +1,7 @@
-"""The JSON that the server speaks. Keys are text: they are larger than JavaScript's numbers."""
+"""The JSON of the HTTP interface.
+
+Keys of entries are text, since they are larger than the exact numbers of JavaScript.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,11 +14,11 @@ from listwise.search.hits import Hit
 
 MATCHES = 100
 
-Key = Annotated[str, Field(description="An entry's number, as decimal text.")]
+Key = Annotated[str, Field(description="The key of an entry, a number as text.")]
 
 
 class LimitsView(BaseModel):
-    """What one request may hold."""
+    """Limits of a request."""
 
     upload_bytes: int
     pixels: int
@@ -24,7 +27,7 @@ class LimitsView(BaseModel):
 
 
 class Info(BaseModel):
-    """What is served, and what a client may do."""
+    """The index, and what a client may do."""
 
     name: str
     entries: int
@@ -51,19 +54,22 @@ class EntryView(BaseModel):
 
     @staticmethod
     def of(entry: Entry) -> "EntryView":
-        """Show an entry."""
+        """The JSON of an entry."""
         return EntryView.model_validate(entry)
 
 
 class Page(BaseModel):
-    """Some entries, and how many there are."""
+    """Some entries, and the number of all."""
 
     entries: list[EntryView]
     total: int
 
 
 class Result(EntryView):
-    """An entry that was found; matches are x, y in the example and x, y in the entry."""
+    """An entry that a search found.
+
+    `matches` are x and y in the example photo, and x and y in the photo of the entry.
+    """
 
     score: float
     inliers: int | None
@@ -72,7 +78,7 @@ class Result(EntryView):
 
     @staticmethod
     def found(hit: Hit) -> "Result":
-        """Show a hit."""
+        """The JSON of a hit."""
         matches = (
             None if hit.matches is None else hit.matches[:MATCHES].astype(float).round(1).tolist()
         )
@@ -86,7 +92,7 @@ class Result(EntryView):
 
 
 class Answer(BaseModel):
-    """What a search found, best first."""
+    """Results of a search, best first."""
 
     milliseconds: float
     expanded: bool
@@ -95,7 +101,7 @@ class Answer(BaseModel):
 
     @staticmethod
     def of(hits: Sequence[Hit], seconds: float, expanded: bool, reranked: bool) -> "Answer":
-        """Show a search's results."""
+        """The JSON of the results of a search."""
         return Answer(
             milliseconds=round(1000 * seconds, 2),
             expanded=expanded,
@@ -105,7 +111,7 @@ class Answer(BaseModel):
 
 
 class AddedView(BaseModel):
-    """What became of photos: keys, and a line for each that could not be added."""
+    """Keys of added photos and of known ones, and a message for each photo that failed."""
 
     added: list[Key]
     unchanged: list[Key]
@@ -113,19 +119,19 @@ class AddedView(BaseModel):
 
 
 class Removed(BaseModel):
-    """How many entries were removed."""
+    """The number of removed entries."""
 
     removed: int
 
 
 class Health(BaseModel):
-    """That the server works."""
+    """The state of the server."""
 
     status: str
     entries: int
 
 
 class Failure(BaseModel):
-    """Why a request was not answered, in one line."""
+    """The reason of an error, in one line."""
 
     error: str

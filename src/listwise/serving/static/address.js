@@ -1,5 +1,5 @@
-// What a search is called in the address bar, so that it can be reloaded and sent to others:
-// #/entry/KEY, or #/entry/KEY:x0-y0-x1-y1,KEY?expand&rerank. Photos of one's own have no address.
+// The address of a search, so that it can be reloaded and shared:
+// #/entry/KEY, or #/entry/KEY:x0-y0-x1-y1,KEY?expand&rerank. Photos of the user have no address.
 
 /** The address of a search. */
 export function toHash({ examples, expand, rerank }) {
@@ -11,7 +11,7 @@ export function toHash({ examples, expand, rerank }) {
   return `#/entry/${names.join(",")}${tail}`;
 }
 
-/** The search that an address names; `own` if it was of photos that are gone. */
+/** The search of an address; `own` if it had photos of the user, which are not kept. */
 export function fromHash(hash) {
   const [path, switches = ""] = hash.split("?");
   const on = switches.split("&");

@@ -1,8 +1,8 @@
-// The server's answers. Every failure is a Failure whose message can be shown as it is.
+// Requests to the server. Every error is a Failure whose message can be shown to the user.
 
 const TOKEN = "listwise-token";
 
-/** What went wrong: `status` of the answer, 0 if there was none; `wait` seconds before a retry. */
+/** An error: HTTP `status`, 0 without an answer; `wait` seconds before the next attempt. */
 export class Failure extends Error {
   constructor(message, status, wait = 0) {
     super(message);
@@ -14,7 +14,7 @@ export class Failure extends Error {
 let askForToken = async () => null;
 let asking = null;
 
-/** Say how a person is asked for the token: `ask(wrong)` gives it, or null. */
+/** Set the function that asks the user for the token: `ask(wrong)` returns it, or null. */
 export function onTokenNeeded(ask) {
   askForToken = ask;
 }
@@ -35,7 +35,7 @@ async function send(path, options = {}) {
       asking = null;
     });
     const given = await asking;
-    if (given === null) throw new Failure("This needs the server's token.", 401);
+    if (given === null) throw new Failure("This requires the token of the server.", 401);
     sessionStorage.setItem(TOKEN, given);
     return send(path, options);
   }
@@ -44,18 +44,19 @@ async function send(path, options = {}) {
 
 async function failure(response) {
   const wait = Number(response.headers.get("Retry-After")) || 1;
-  let told = "";
+  let reason = "";
   try {
-    told = (await response.json()).error ?? "";
+    reason = (await response.json()).error ?? "";
   } catch {
-    // Something between this page and the server answered; the status is all there is.
+    // A proxy answered, without JSON.
   }
   const plain = {
-    413: "That is too large for this server.",
+    413: "The photo is too large for this server.",
+    429: "Too many requests.",
     503: "The server is busy.",
-    504: "That took the server too long.",
+    504: "The server took too long.",
   };
-  const message = told || plain[response.status] || `The server answered ${response.status}.`;
+  const message = reason || plain[response.status] || `The server answered ${response.status}.`;
   return new Failure(sentence(message), response.status, wait);
 }
 
@@ -74,7 +75,7 @@ export const thumbnail = (key) => `api/entries/${key}/thumbnail`;
 export const photo = (key) => `api/entries/${key}/photo`;
 export const blob = async (path, signal) => (await send(path, { signal })).blob();
 
-/** Put photos into the index. */
+/** Add photos to the index. */
 export function add(files) {
   const body = new FormData();
   for (const file of files) body.append("photos", file, file.name);

@@ -1,20 +1,20 @@
-// A box on a photo, drawn, moved and resized by mouse, finger or keys.
+// A box on a photo that the user draws, moves and resizes by mouse, touch or keyboard.
 
 import { make } from "./dom.js";
 
 const HANDLES = ["nw", "n", "ne", "e", "se", "s", "sw", "w"];
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const SMALLEST = 0.04; // of the photo's short side; less is a click that slipped
-const STEP = 0.02; // of the photo's long side, for one press of an arrow key
-const REST = 350; // milliseconds without a key after which the box counts as let go
+const SMALLEST = 0.04; // of the short side of the photo; a smaller box is a click
+const STEP = 0.02; // of the long side of the photo, for one press of an arrow key
+const REST = 350; // milliseconds without a key press until the box is final
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-/** Boxes [x0, y0, x1, y1] in whole pixels of the upright photo, or null for all of it. */
+/** Boxes [x0, y0, x1, y1] in whole pixels of the upright photo, or null for the whole photo. */
 export class BoxEditor {
   /**
-   * @param {HTMLElement} stage holds the photo and nothing else
-   * @param {(box: number[]|null) => void} onDone called when the person lets a changed box go
+   * @param {HTMLElement} stage contains only the photo
+   * @param {(box: number[]|null) => void} onDone called when the user has changed the box
    */
   constructor(stage, readout, onDone) {
     this.stage = stage;
@@ -25,14 +25,14 @@ export class BoxEditor {
     stage.append(this.frame);
     stage.addEventListener("pointerdown", (event) => this.grab(event));
     stage.addEventListener("pointermove", (event) => this.drag(event));
-    stage.addEventListener("pointerup", () => this.letGo());
-    stage.addEventListener("pointercancel", () => this.giveUp());
+    stage.addEventListener("pointerup", () => this.release());
+    stage.addEventListener("pointercancel", () => this.cancel());
     stage.addEventListener("keydown", (event) => this.press(event));
     stage.addEventListener("blur", () => this.settle());
     this.show(1, 1, null, false);
   }
 
-  /** Show a photo's box; `active` says whether it can be changed. */
+  /** Show the box of a photo; it can be changed if `active`. */
   show(width, height, box, active = true) {
     clearTimeout(this.timer);
     this.timer = null;
@@ -67,9 +67,9 @@ export class BoxEditor {
     this.onDone(this.box);
   }
 
-  /** Back to the whole photo. */
+  /** Remove the box. */
   clear() {
-    if (this.held) this.giveUp();
+    if (this.held) this.cancel();
     this.put(null);
     this.finish();
   }
@@ -113,7 +113,7 @@ export class BoxEditor {
     }
   }
 
-  letGo() {
+  release() {
     if (!this.held) return;
     const { before } = this.held;
     this.held = null;
@@ -124,7 +124,7 @@ export class BoxEditor {
     this.finish();
   }
 
-  giveUp() {
+  cancel() {
     if (!this.held) return;
     this.put(this.held.before);
     this.held = null;
@@ -147,7 +147,7 @@ export class BoxEditor {
     if (!arrow) return;
     event.preventDefault();
     const step = Math.max(1, Math.round(STEP * Math.max(this.width, this.height)));
-    const [dx, dy] = arrow.map((way) => way * step);
+    const [dx, dy] = arrow.map((sign) => sign * step);
     if (!this.box) {
       const { width: w, height: h } = this;
       this.put([w / 4, h / 4, (3 * w) / 4, (3 * h) / 4].map(Math.round));

@@ -1,10 +1,10 @@
-// Small helpers around elements. Text always becomes text: nothing here parses markup.
+// Helpers for elements. Texts are never parsed as HTML.
 
 /** The element with this id. */
 export const byId = (id) => document.getElementById(id);
 
 /**
- * Make an element.
+ * Create an element.
  * @param {string} tag
  * @param {Object} settings `class`, `data`, `on` (events), `vars` (CSS variables), attributes;
  *   false and null leave an attribute out, true writes it without a value.
@@ -23,7 +23,7 @@ export function make(tag, settings = {}, ...children) {
   return element;
 }
 
-/** Make an SVG element. */
+/** Create an SVG element. */
 export function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -37,20 +37,20 @@ export function icon(name) {
   return draw("svg", { class: "icon", "aria-hidden": "true" }, use);
 }
 
-/** A button that shows an icon and has a name. */
+/** A button with an icon and a label. */
 export function iconButton(name, label, act, settings = {}) {
   const all = { type: "button", class: "round", "aria-label": label, title: label, ...settings };
   return make("button", { ...all, on: { click: act } }, icon(name));
 }
 
-/** A name that keeps its end where there is too little room: numbers are there. */
+/** A name that is shortened in the middle, since its end often has a number. */
 export function cut(name) {
   const at = Math.max(0, name.length - 10);
   const parts = [name.slice(0, at), name.slice(at)];
   return make("span", { class: "cut" }, ...parts.map((part) => make("span", {}, part)));
 }
 
-/** Wait; a signal ends the wait with its reason. */
+/** Wait; rejects when the signal is aborted. */
 export function sleep(milliseconds, signal) {
   return new Promise((done, fail) => {
     const timer = setTimeout(done, milliseconds);

@@ -1,15 +1,15 @@
-// Photos in rows of one height, in the order given, drawn as the person scrolls to them.
+// Photos in rows of equal height; tiles are created when the user scrolls near them.
 
 import * as api from "./api.js";
 import { count, cut, icon, iconButton, make } from "./dom.js";
 import { setLazily } from "./pictures.js";
 
 const CHUNK = 60;
-const AHEAD = "1200px"; // how far below the window tiles are made
-const NARROWEST = 0.55; // width / height of a tile; photos beyond are cropped
+const AHEAD = "1200px"; // distance below the window at which tiles are created
+const NARROWEST = 0.55; // width / height of a tile; other photos are cropped
 const WIDEST = 2.4;
 
-/** What people call an entry: its file's name, or that of the photo someone added. */
+/** The file name of an entry, or the original name of an added photo. */
 export function nameOf({ id, attributes }) {
   if (id.startsWith("uploads/") && attributes?.name) return attributes.name;
   return id.split("#")[0].split("/").pop();
@@ -35,7 +35,7 @@ export class Grid {
     list.addEventListener("focusin", ({ target }) => this.activate(target.closest(".tile")));
   }
 
-  /** Show entries or results, the first `many` of them at once. */
+  /** Show entries or results, the first `many` of them immediately. */
   show(items, many = CHUNK) {
     this.watch.disconnect();
     this.items = items;
@@ -45,7 +45,7 @@ export class Grid {
     this.watch.observe(this.end);
   }
 
-  /** How many tiles there are now. */
+  /** Number of tiles. */
   get shown() {
     return this.list.children.length - 1;
   }
@@ -62,13 +62,13 @@ export class Grid {
     if (this.shown >= this.items.length) {
       this.watch.disconnect();
     } else if (from) {
-      // The end may still be in sight, and an observer only tells of changes.
+      // The end may still be visible, and an observer reports only changes.
       this.watch.unobserve(this.end);
       this.watch.observe(this.end);
     }
   }
 
-  /** Take an entry away. */
+  /** Remove an entry. */
   drop(key) {
     this.items = this.items.filter((item) => item.key !== key);
     const tile = this.list.querySelector(`[data-key="${key}"]`);
@@ -77,7 +77,7 @@ export class Grid {
     if (!this.active) this.activate(this.list.querySelector(".tile"));
   }
 
-  /** Put the keyboard on an item's tile. */
+  /** Move the keyboard focus to the tile of an item. */
   focus(item) {
     const place = this.items.indexOf(item);
     if (place >= this.shown) this.more(place + 1 - this.shown);
@@ -106,9 +106,9 @@ export class Grid {
       on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
     });
     setLazily(image, api.thumbnail(item.key));
-    const label = `Search from ${facts.join(", ")}`;
+    const label = `Search with ${facts.join(", ")}`;
     const pick = { type: "button", class: "pick", "aria-label": label, tabindex: "-1" };
-    const told = Object.entries(item.attributes ?? {}).map(([key, value]) => `${key}: ${value}`);
+    const attributes = Object.entries(item.attributes ?? {}).map(([key, value]) => `${key}: ${value}`);
     const place = () => this.items.indexOf(item);
     return make(
       "li",
@@ -118,7 +118,7 @@ export class Grid {
         "div",
         { class: "caption", "aria-hidden": "true" },
         make("b", {}, cut(name)),
-        told.length ? make("span", {}, told.join(" · ")) : null,
+        attributes.length ? make("span", {}, attributes.join(" · ")) : null,
       ),
       marks,
       make(
@@ -131,7 +131,7 @@ export class Grid {
     );
   }
 
-  /** One tile at a time is in the tab order; arrow keys go from tile to tile. */
+  /** Only one tile is in the tab order; arrow keys move between tiles. */
   activate(tile) {
     if (!tile || tile === this.active) return;
     for (const button of this.active?.querySelectorAll("button") ?? []) button.tabIndex = -1;
@@ -160,7 +160,7 @@ export class Grid {
     tiles[goal]?.querySelector(".pick").focus();
   }
 
-  /** The tile above (-1) or below (1), the one nearest sideways. */
+  /** The nearest tile in the row above (-1) or below (1). */
   beside(tiles, at, way) {
     const middle = (tile) => tile.offsetLeft + tile.offsetWidth / 2;
     const places = tiles.map((tile) => ({ y: tile.offsetTop, x: middle(tile) }));

@@ -1,4 +1,4 @@
-// The page: what is searched for, how one gets there and back, and what is shown.
+// The page: the present search, the history of searches, and what is shown.
 
 import { fromHash, toHash } from "./address.js";
 import * as api from "./api.js";
@@ -10,15 +10,15 @@ import { limited, measure, readPhotos, takeIn } from "./photos.js";
 import { QueryPanel } from "./query.js";
 import { Viewer } from "./viewer.js";
 
-const PATIENCE = 150; // milliseconds before a search says that it is at work
-const RETRIES = 5; // of a server that says it is busy
+const PATIENCE = 150; // milliseconds before the page shows that a search is running
+const RETRIES = 5; // when the server is busy
 const SAMPLE = 24;
 const SAMPLE_PAGES = 12;
 
 let server = null;
-let ready = null; // until the server has said what it takes
+let ready = null; // a promise that resolves when the limits of the server are known
 let running = new AbortController();
-// A visit is a search and where the person was in it; history remembers its name.
+// A visit is a search and the scroll position in its results; the history has its name.
 const visits = new Map();
 const session = performance.timeOrigin;
 let here = { examples: [], chosen: 0, expand: false, rerank: false, answer: null };
@@ -56,7 +56,7 @@ function currentGrid() {
   return here.examples.length ? results : samples;
 }
 
-/* Going places */
+/* Navigation */
 
 function go(wanted, last = wanted.length - 1) {
   const { examples, problems } = limited(wanted, server.limits.photos);
@@ -80,7 +80,7 @@ function remember() {
   here.shown = results.shown;
 }
 
-/** Change the search where it is: a box let go, a switch. */
+/** Change the present search: its box or its switches. */
 function change(what) {
   here = Object.assign(here, what, { answer: null });
   history.replaceState({ visit: here.name }, "", toHash(here));
@@ -102,14 +102,14 @@ async function readAddress() {
   const { hash } = location;
   const { entries, own, expand, rerank } = fromHash(hash);
   let examples = [];
-  let problem = own && "Your own photos are not kept when the page is loaded again: put them in.";
+  let problem = own && "Your own photos are lost when the page is loaded again: add them again.";
   try {
     const found = await Promise.all(entries.map(({ key }) => api.entry(key)));
     examples = found.map((entry, i) => ({ ...ofEntry(entry), box: entries[i].box }));
   } catch (error) {
     problem = error.status === 404 ? "That photo is not in the index." : error.message;
   }
-  if (location.hash !== hash) return; // the person has gone elsewhere
+  if (location.hash !== hash) return; // the user has opened another search meanwhile
   arrive({ examples, chosen: 0, expand, rerank });
   history.replaceState({ visit: here.name }, "", toHash(here));
   show();
@@ -128,9 +128,9 @@ function searchFrom(entry) {
 
 function addExample(entry) {
   if (here.examples.some(({ key, box }) => key === entry.key && !box)) {
-    say(`${nameOf(entry)} is an example already.`, { kind: "news" });
+    say(`${nameOf(entry)} is already an example.`, { kind: "news" });
   } else if (here.examples.length === server.limits.photos) {
-    say(`A search takes ${count(server.limits.photos, "example")} at most.`, { kind: "news" });
+    say(`A search can have ${count(server.limits.photos, "example")} at most.`, { kind: "news" });
   } else {
     go([...here.examples, ofEntry(entry)]);
   }
@@ -140,14 +140,14 @@ async function takeFiles(files, adding) {
   try {
     await ready;
   } catch {
-    return; // which the page has told already
+    return; // the page shows the error already
   }
   const { examples, problems } = await readPhotos(files, server.limits);
   const before = adding ? here.examples : [];
   if (examples.length) go([...before, ...examples], before.length);
   if (problems.length) {
     const others = count(problems.length - 1, "more file");
-    say(problems[0] + (problems.length > 1 ? ` (${others} left out too.)` : ""));
+    say(problems[0] + (problems.length > 1 ? ` (${others} skipped.)` : ""));
   }
 }
 
@@ -183,13 +183,13 @@ function showAnswer() {
   const { results: found, milliseconds, expanded, reranked } = here.answer;
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
   const seconds = milliseconds / 1000;
-  const told = [
+  const parts = [
     found.length && count(found.length, "photo") + all,
     found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
     expanded && "query expanded",
     reranked && "re-ranked by matched points",
   ];
-  byId("summary").textContent = told.filter(Boolean).join(" · ");
+  byId("summary").textContent = parts.filter(Boolean).join(" · ");
   byId("nothing").hidden = found.length > 0;
   results.show(found, here.shown || undefined);
 }
@@ -211,7 +211,7 @@ async function showSamples() {
   }
 }
 
-/** Entries from all over the index: neighbours in it are often much alike. */
+/** Entries from the whole index: neighbours are often similar. */
 async function someEntries(total) {
   const stride = total / SAMPLE_PAGES;
   const each = Math.ceil(SAMPLE / SAMPLE_PAGES);
@@ -244,8 +244,8 @@ async function search() {
   atWork(true);
   const late = setTimeout(() => busy(true), PATIENCE);
   try {
-    const { asked, frames } = await asRequest(visit, signal);
-    const answer = await answered(asked, signal);
+    const { query, frames } = await toQuery(visit, signal);
+    const answer = await searchWithRetries(query, signal);
     if (signal.aborted) return;
     Object.assign(visit, { answer, frames, shown: 0 });
     atWork(false);
@@ -257,18 +257,18 @@ async function search() {
     byId("nothing").hidden = true;
     results.show([]);
     const again = { action: { label: "Try again", run: search } };
-    say(error.message, [0, 401, 503, 504].includes(error.status) ? again : {});
+    say(error.message, [0, 401, 429, 503, 504].includes(error.status) ? again : {});
   } finally {
     clearTimeout(late);
   }
 }
 
-async function answered(asked, signal) {
+async function searchWithRetries(query, signal) {
   for (let tries = 0; ; tries += 1) {
     try {
-      return await api.search(asked, signal);
+      return await api.search(query, signal);
     } catch (error) {
-      if (error.status !== 503 || tries === RETRIES) throw error;
+      if (![429, 503].includes(error.status) || tries === RETRIES) throw error;
       say(`The server is busy; trying again in ${count(error.wait, "second")} …`, { kind: "news" });
       await sleep(1000 * error.wait, signal);
       hush();
@@ -276,8 +276,8 @@ async function answered(asked, signal) {
   }
 }
 
-/** A visit as the server is asked, and what each example is there: photos first, then entries. */
-async function asRequest({ examples, expand, rerank }, signal) {
+/** The query of a visit for the server, and its examples in the same order: photos, then entries. */
+async function toQuery({ examples, expand, rerank }, signal) {
   const photos = [];
   const byKey = [];
   for (const example of examples) {
@@ -285,11 +285,11 @@ async function asRequest({ examples, expand, rerank }, signal) {
     else photos.push(example.file ? example : await copyOf(example, signal));
   }
   const k = Math.max(1, Math.min(server.limits.results, server.entries));
-  const asked = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank };
-  return { asked, frames: [...photos, ...byKey] };
+  const query = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank };
+  return { query, frames: [...photos, ...byKey] };
 }
 
-/** An entry of which a part is meant goes to the server as a photo of its own. */
+/** An entry with a box is sent to the server as a photo. */
 async function copyOf(example, signal) {
   const file = await api.blob(api.photo(example.key), signal);
   const url = URL.createObjectURL(file);
@@ -299,7 +299,7 @@ async function copyOf(example, signal) {
   return { ...example, ...size, file, url, box };
 }
 
-/* Writing to the index */
+/* Changing the index */
 
 async function store() {
   const own = here.examples.filter(({ file }) => file).map(({ file }) => file);
@@ -309,7 +309,7 @@ async function store() {
     const { added, unchanged, errors } = await api.add(own);
     const parts = [];
     if (added.length) parts.push(`Added ${count(added.length, "photo")}.`);
-    if (unchanged.length) parts.push(`${count(unchanged.length, "photo")} in the index already.`);
+    if (unchanged.length) parts.push(`${count(unchanged.length, "photo")} already in the index.`);
     say([...parts, ...errors].join(" "), { kind: errors.length ? "error" : "news" });
     await refresh();
   } catch (error) {
@@ -340,7 +340,7 @@ async function refresh() {
   showServer();
 }
 
-/* The rest */
+/* Events */
 
 function askForToken(wrong) {
   const dialog = byId("token");
@@ -362,15 +362,15 @@ function listenToTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const { dataset } = document.documentElement;
   const dark = () => (dataset.theme ? dataset.theme === "dark" : system.matches);
-  const tell = () => button.setAttribute("aria-pressed", String(dark()));
+  const update = () => button.setAttribute("aria-pressed", String(dark()));
   button.addEventListener("click", () => {
     const next = dark() ? "light" : "dark";
     dataset.theme = next;
     localStorage.setItem("listwise-theme", next);
-    tell();
+    update();
   });
-  system.addEventListener("change", tell);
-  tell();
+  system.addEventListener("change", update);
+  update();
 }
 
 function listenToFiles() {

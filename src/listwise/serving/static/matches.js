@@ -1,4 +1,4 @@
-// The points that two photos have in common: both photos, and a line for each pair.
+// The matched points of two photos: both photos, and a line for each match.
 
 import { draw } from "./dom.js";
 import { setPicture } from "./pictures.js";
@@ -18,18 +18,18 @@ function arranged(photos, stacked) {
   return { first, second, shift, width, height, stacked };
 }
 
-/** How much of a room the photos fill. */
+/** Area that the photos fill in the available space. */
 function filled({ first, second, width, height }, room) {
   const zoom = Math.min(room.width / width, room.height / height);
   return (first.w * first.h + second.w * second.h) * zoom ** 2;
 }
 
 /**
- * Draw them, arranged so that they are as large as can be.
- * @param {{url: string, width: number, height: number}} query as are the points: pixels, upright
+ * Draw both photos as large as possible, side by side or one above the other.
+ * @param {{url: string, width: number, height: number}} query size in pixels of the upright photo, as the points
  * @param {{url: string, width: number, height: number}} result
  * @param {number[][]} matches [query x, query y, result x, result y]
- * @param {{width: number, height: number}} room what there is on the screen
+ * @param {{width: number, height: number}} room available space on the screen
  */
 export function drawMatches(query, result, matches, room) {
   const [beside, below] = [false, true].map((way) => arranged([query, result], way));
@@ -49,7 +49,7 @@ export function drawMatches(query, result, matches, room) {
   );
   drawing.style.aspectRatio = `${width} / ${height}`;
 
-  // Colours run over the query, so that neighbouring points have neighbouring colours.
+  // Neighbouring points of the query get similar colours.
   const order = stacked ? 0 : 1;
   const sorted = [...matches].sort((a, b) => a[order] - b[order]);
   const lines = draw("g", { class: "lines" });
@@ -60,7 +60,7 @@ export function drawMatches(query, result, matches, room) {
     const a = [qx * first.scale, qy * first.scale];
     const b = [x * second.scale + shift[0], y * second.scale + shift[1]];
     lines.append(draw("path", { d: `M${a}L${b}`, stroke }));
-    // A line of no length with a round end is a dot of the same size at every zoom.
+    // A line of length 0 with a round end is a dot whose size does not depend on the zoom.
     for (const end of [a, b]) dots.append(draw("path", { d: `M${end}h0`, stroke }));
   });
   drawing.append(lines, dots);

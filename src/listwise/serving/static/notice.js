@@ -1,12 +1,12 @@
-// One friendly line, where the person looks.
+// The message line at the top of the page.
 
 import { byId, make } from "./dom.js";
 
-const NEWS = 6000; // milliseconds that good news stay
+const NEWS = 6000; // milliseconds until a message that is not an error disappears
 
 let timer = null;
 
-/** Say something; `action` adds a button. Errors are spoken at once and stay; news do neither. */
+/** Show a message; `action` adds a button. Errors interrupt screen readers and stay. */
 export function say(text, { kind = "error", action = null } = {}) {
   clearTimeout(timer);
   if (kind === "news") timer = setTimeout(hush, NEWS);
@@ -22,7 +22,7 @@ export function say(text, { kind = "error", action = null } = {}) {
   box.hidden = false;
 }
 
-/** Take the line away. */
+/** Hide the message. */
 export function hush() {
   byId("notice").hidden = true;
 }

@@ -1,12 +1,12 @@
-// Photos on their way in: chosen, pasted or dropped, then checked and measured.
+// Photos of the user: chosen, pasted or dropped, then checked and measured.
 
 import { count } from "./dom.js";
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 /**
- * Make examples of files.
- * @returns {Promise<{examples: Object[], problems: string[]}>} a line for each file left out
+ * Create examples from files.
+ * @returns {Promise<{examples: Object[], problems: string[]}>} a message for each file that is skipped
  */
 export async function readPhotos(files, limits) {
   const read = await Promise.allSettled(files.map((file) => readPhoto(file, limits)));
@@ -20,14 +20,14 @@ async function readPhoto(file, limits) {
   const name = file.name || "photo";
   if (file.size > limits.upload_bytes) {
     const most = megabytes(limits.upload_bytes);
-    throw new Error(`${name} has ${megabytes(file.size)}; a photo may have ${most}.`);
+    throw new Error(`${name} has ${megabytes(file.size)}; the limit is ${most}.`);
   }
   const url = URL.createObjectURL(file);
   try {
     const { width, height } = await measure(url);
     if (width * height > limits.pixels) {
       const [has, most] = [width * height, limits.pixels].map((n) => (n / 1e6).toFixed(1));
-      throw new Error(`${name} has ${has} megapixels; a photo may have ${most}.`);
+      throw new Error(`${name} has ${has} megapixels; the limit is ${most}.`);
     }
     return { name, file, url, preview: url, key: null, width, height, box: null };
   } catch (error) {
@@ -39,7 +39,7 @@ async function readPhoto(file, limits) {
   }
 }
 
-/** Width and height of the photo at an address, upright. */
+/** Width and height of the upright photo at an address. */
 export async function measure(url) {
   const image = new Image();
   image.src = url;
@@ -62,7 +62,7 @@ export function takeIn(veil, addZone, onFiles, onProblem) {
 
   const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
   const hasLink = ({ dataTransfer }) => dataTransfer?.types.includes("text/uri-list");
-  // Entering a child leaves its parent a moment later, so enters and leaves are counted.
+  // Entering a child element also leaves its parent, so enter and leave events are counted.
   let depth = 0;
   const close = () => {
     depth = 0;
@@ -89,11 +89,11 @@ export function takeIn(veil, addZone, onFiles, onProblem) {
     close();
     const files = [...event.dataTransfer.files];
     if (files.length) onFiles(files, adding);
-    else onProblem("That was a link, not a photo: save the photo and drop its file.");
+    else onProblem("This is a link, not a photo: save the photo and drop its file.");
   });
 }
 
-/** Browsers call every pasted photo image.png; in an index each needs a name of its own. */
+/** Browsers call every pasted photo image.png; the time makes the names different. */
 function renamed(file) {
   if (!/^image\.\w+$/.test(file.name)) return file;
   const now = new Date(Date.now() - new Date().getTimezoneOffset() * 60000).toISOString();
@@ -102,9 +102,9 @@ function renamed(file) {
   return new File([file], name, { type: file.type });
 }
 
-/** At most `limit` examples, and a line if some had to go. */
+/** At most `limit` examples, and a message if some are skipped. */
 export function limited(examples, limit) {
   if (examples.length <= limit) return { examples, problems: [] };
-  const line = `A search takes ${count(limit, "example")} at most; the others were left out.`;
+  const line = `A search can have ${count(limit, "example")} at most: the others are skipped.`;
   return { examples: examples.slice(0, limit), problems: [line] };
 }

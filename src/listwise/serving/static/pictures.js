@@ -1,9 +1,9 @@
-// Pictures of the index in the page. A server that asks everyone for its token also asks for it
-// here, where an <img> could not send it: then pictures are fetched and shown from memory.
+// Pictures of the index. An <img> cannot send a token: where the server requires one for every
+// request, pictures are fetched by script and shown from memory.
 
 import * as api from "./api.js";
 
-const AHEAD = "600px"; // how far outside the window lazy pictures are fetched
+const AHEAD = "600px"; // distance from the window at which lazy pictures are fetched
 
 let guarded = false;
 const fetched = new Map();
@@ -18,12 +18,12 @@ const watch = new IntersectionObserver(
   { rootMargin: AHEAD },
 );
 
-/** Say whether pictures need the token too. */
+/** Set whether pictures require the token. */
 export function guardPictures(on) {
   guarded = on;
 }
 
-/** An address that an image can show. */
+/** An address that an image element can load. */
 export function shownAt(path) {
   if (!guarded || path.startsWith("blob:")) return Promise.resolve(path);
   if (!fetched.has(path)) {
@@ -34,7 +34,7 @@ export function shownAt(path) {
   return fetched.get(path);
 }
 
-/** Show a picture in an image of HTML or SVG; what cannot be had is an error event, as always. */
+/** Show a picture in an image of HTML or SVG; the image gets an error event if it fails. */
 export async function setPicture(image, path) {
   image.dataset.picture = path;
   try {
@@ -47,7 +47,7 @@ export async function setPicture(image, path) {
   }
 }
 
-/** Show a picture in an <img loading="lazy"> when the person comes near it. */
+/** Show a picture in an <img loading="lazy"> when the user scrolls near it. */
 export function setLazily(image, path) {
   image.dataset.picture = path;
   if (guarded) watch.observe(image);

@@ -1,4 +1,4 @@
-// The query: the photo in work with its box, the strip of examples, the switches.
+// The query: the chosen photo with its box, the list of examples, and the switches.
 
 import { BoxEditor } from "./box.js";
 import { byId, count, cut, icon, iconButton, make } from "./dom.js";
@@ -9,7 +9,7 @@ export class QueryPanel {
   constructor(acts) {
     this.acts = acts;
     this.image = byId("stage-image");
-    this.gone = new Set(); // addresses of photos that cannot be had
+    this.gone = new Set(); // addresses of photos that cannot be loaded
     this.editor = new BoxEditor(byId("stage"), byId("readout"), acts.onBox);
     byId("clear-box").addEventListener("click", () => this.editor.clear());
     byId("store").addEventListener("click", () => acts.onStore());
@@ -22,7 +22,7 @@ export class QueryPanel {
     });
   }
 
-  /** Show a search: its examples, which of them is in work, its switches. */
+  /** Show a search: its examples, the chosen one among them, and its switches. */
   show({ examples, chosen, expand, rerank }, limits, canWrite) {
     const example = examples[chosen];
     byId("expand").checked = expand;
@@ -39,12 +39,12 @@ export class QueryPanel {
     const { name, url, preview, width, height, box } = example;
     const stage = byId("stage");
     stage.style.setProperty("--ratio", width / height);
-    stage.setAttribute("aria-label", `${name}: draw a box around what you look for`);
+    stage.setAttribute("aria-label", `${name}: draw a box around what you search for`);
     if (this.image.dataset.shown !== url) {
       this.image.dataset.shown = url;
       setPicture(this.image, url);
       this.image.alt = name;
-      // A photo that is no longer on the server's disk still has its thumbnail, but takes no box.
+      // Of a photo whose file is missing the thumbnail is shown, and no box can be drawn.
       this.image.onerror = () => {
         this.image.onerror = null;
         this.gone.add(url);

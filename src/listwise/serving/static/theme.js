@@ -1,5 +1,5 @@
-// Runs before the first paint, so that nobody sees the wrong colours flash by.
+// Runs before the first paint, so that the page never appears in the wrong colours.
 (() => {
-  const kept = localStorage.getItem("listwise-theme");
-  if (kept === "dark" || kept === "light") document.documentElement.dataset.theme = kept;
+  const stored = localStorage.getItem("listwise-theme");
+  if (stored === "dark" || stored === "light") document.documentElement.dataset.theme = stored;
 })();

@@ -1,4 +1,4 @@
-// The large view: one result, what is known of it, and the points it shares with the query.
+// The large view of a result: the photo, its attributes, and its matches with the query.
 
 import * as api from "./api.js";
 import { byId, count, make } from "./dom.js";
@@ -25,7 +25,7 @@ export class Viewer {
       this.showMatches = !this.showMatches;
       this.render();
     });
-    // On the document: at either end a button is switched off, and focus leaves it for nowhere.
+    // On the document: a button that is disabled at either end loses the focus.
     document.addEventListener("keydown", ({ key }) => {
       if (!this.dialog.open) return;
       if (key === "ArrowLeft") this.step(-1);
@@ -44,9 +44,9 @@ export class Viewer {
   }
 
   /**
-   * Open it.
+   * Open the view.
    * @param {Object[]} items entries or results, and `at` which of them
-   * @param {Object[]} frames the examples as the server saw them: url, width, height
+   * @param {Object[]} frames the examples of the query: url, width, height
    */
   open(items, at, frames, canWrite) {
     Object.assign(this, { items, at, frames, canWrite, returning: true });
@@ -82,7 +82,7 @@ export class Viewer {
     toggle.hidden = !matched;
     toggle.setAttribute("aria-pressed", String(this.showMatches));
     byId("viewer-facts").replaceChildren(...facts(item).flatMap(fact));
-    // Last, because what is above decides how much room there is.
+    // Last, since the elements above determine the available space.
     this.scene.replaceChildren(
       matched && this.showMatches ? this.matchedScene(query, item, name) : photoScene(item, name),
     );
@@ -96,7 +96,7 @@ export class Viewer {
     return drawing;
   }
 
-  /** Close it because the person goes elsewhere, not back to where it was opened. */
+  /** Close the view without returning to the tile it was opened from. */
   leave() {
     this.returning = false;
     this.dialog.close();
@@ -107,10 +107,10 @@ export class Viewer {
     act(this.item);
   }
 
-  confirm(asked) {
-    byId("viewer-sure").hidden = !asked;
-    byId("viewer-actions").hidden = asked;
-    if (asked) byId("viewer-keep").focus();
+  confirm(open) {
+    byId("viewer-sure").hidden = !open;
+    byId("viewer-actions").hidden = open;
+    if (open) byId("viewer-keep").focus();
   }
 
   listenForSwipes() {
@@ -125,7 +125,7 @@ export class Viewer {
   }
 }
 
-/** The photo, or its thumbnail where the photo itself is gone. */
+/** The photo, or its thumbnail if the file is missing. */
 function photoScene(item, name) {
   const image = make("img", {
     alt: name,

@@ -1,0 +1,131 @@
+"""Connections with time limits: clients that send or read slowly are disconnected."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from listwise.serving.settings import Limits
+
+# Time for a refused client to read its answer while it still sends a body.
+LINGER_SECONDS = 2.0
+# Time for a client to read an answer that is ready.
+READ_SECONDS = 30.0
+
+
+def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """The protocol class that a uvicorn server with these limits uses for its connections."""
+
+    class Protocol(BoundedProtocol):
+        pass
+
+    Protocol.limits = limits
+    return Protocol
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP connection with limits of its own.
+
+    - The header of a request has to arrive within `limits.header_seconds`.
+    - When an answer is complete before the body of its request, the rest of the body is discarded
+      and the connection closed.
+    - A client that does not read its answer is disconnected.
+    - When there are too many connections, in total or of one address, the oldest one without a
+      request is closed, so that new clients are always answered.
+    """
+
+    limits = Limits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.opened = time.monotonic()
+        self._refused = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def address(self) -> str:
+        """Address of the client."""
+        return self.client[0] if self.client else ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time limit for the first header."""
+        super().connection_made(transport)
+        self._start("header", self.limits.header_seconds, self._end)
+        self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all time limits."""
+        for name in list(self._timers):
+            self._stop(name)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a piece of a request."""
+        if self._refused:
+            return
+        super().data_received(data)
+        if not self.idle:
+            self._stop("header")
+        elif "header" not in self._timers:
+            self._start("header", self.limits.header_seconds, self._end)
+
+    def on_response_complete(self) -> None:
+        """Close a connection whose client still sends a body that nobody needs."""
+        super().on_response_complete()
+        if self.idle and self.conn.their_state is h11.SEND_BODY:
+            # Closing immediately would make the client's system discard the answer.
+            self._refused = True
+            if self.transport.can_write_eof() and not self.transport.is_closing():
+                self.transport.write_eof()
+            self._start("linger", LINGER_SECONDS, self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which no further request arrives."""
+        self._end()
+
+    def pause_writing(self) -> None:
+        """Start the time limit for a client that does not read."""
+        super().pause_writing()
+        self._start("read", READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop the time limit for a client that does not read."""
+        super().resume_writing()
+        self._stop("read")
+
+    def _make_room(self) -> None:
+        """Close the oldest idle connections while there are too many."""
+        open_now = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+        counts = Counter(each.address for each in open_now)
+        crowded = self.address
+        if counts[crowded] <= self.limits.connections_per_address:
+            if len(open_now) <= self.limits.connections:
+                return
+            crowded = counts.most_common(1)[0][0]
+        idle = [each for each in open_now if each.address == crowded and each.idle]
+        oldest = min(idle, key=lambda each: each.opened, default=self)
+        oldest.transport.abort()
+
+    def _end(self) -> None:
+        """Close the connection; at the latest when the client has had time to read its answer."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._start("read", READ_SECONDS, self.transport.abort)
+
+    def _start(self, name: str, seconds: float, action: Callable[[], object]) -> None:
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, action)
+
+    def _stop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,118 @@
+"""How much memory the server uses at most."""
+
+import ctypes
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from listwise.machine import core_count
+from listwise.search.index import Index
+from listwise.serving.settings import MAX_SIDE, Limits
+
+# Peak memory of decoding a photo to RGB per pixel: 24 bytes (a transparent WebP), rounded up.
+DECODING_BYTES = 25
+# After this many decoded pixels free memory is returned to the system.
+RETURN_PIXELS = 10_000_000
+# Features of photos that were verified before.
+FEATURE_BYTES = 256 << 20
+# Finding the features of one photo, whose long side is at most 1024 pixels.
+VERIFYING_BYTES = 150 << 20
+# Buffers of one connection, in the process.
+CONNECTION_BYTES = 256 << 10
+
+
+class PixelBudget:
+    """Limits the photos that are decoded at one time, by the number of their pixels.
+
+    Threads get their share in the order in which they ask for it.
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self.limit = pixels
+        self._free = pixels
+        self._line: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserve(self, pixels: int) -> Iterator[None]:
+        """Wait until so many pixels may be decoded; more than the limit count as the limit."""
+        share = min(pixels, self.limit)
+        place = object()
+        with self._changed:
+            self._line.append(place)
+            self._changed.wait_for(lambda: self._line[0] is place and self._free >= share)
+            self._line.popleft()
+            self._free -= share
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            if share >= RETURN_PIXELS:
+                _return_memory()
+            with self._changed:
+                self._free += share
+                self._changed.notify_all()
+
+
+def prepare(index: Index, limits: Limits) -> int:
+    """Load the index and its model, and return the maximum memory of its server in bytes.
+
+    The network runs on a photo of the largest size, to measure the memory it takes. The limit
+    covers the process as it is now and its requests; memory for photos that are added to the index
+    later comes on top. 0 if the system does not report the memory of a process.
+    """
+    index.search(np.zeros(index.model.dim, np.float32), 1)
+    before = resident_bytes()
+    side = longest_side(index, limits)
+    index.describe([Image.new("RGB", (side, side))])
+    now, peak = resident_bytes(), _peak_bytes()
+    if not now or not peak:
+        return 0
+    network = max(0, peak - before)
+    return now + (
+        limits.held_bytes
+        + limits.batch * limits.upload_bytes  # of clients that have left
+        + limits.pixels * DECODING_BYTES
+        + 2 * network  # one for searches, one for photos that are added
+        + FEATURE_BYTES
+        + core_count() * VERIFYING_BYTES
+        + limits.connections * CONNECTION_BYTES
+    )
+
+
+def longest_side(index: Index, limits: Limits) -> int:
+    """Long side in pixels of the largest image that the network gets."""
+    sides = (limits.max_side, index.header.settings.max_side)
+    return min((side for side in sides if side), default=MAX_SIDE)
+
+
+def _return_memory() -> None:
+    """Return freed memory to the system, which the C library otherwise keeps for later use."""
+    with suppress(AttributeError, OSError):  # only the GNU library has this function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    import resource
+
+    return pages * resource.getpagesize()
+
+
+def _peak_bytes() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

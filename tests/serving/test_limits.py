@@ -1,0 +1,265 @@
+"""`listwise serve` as a process: its work, its connections and its memory have limits."""
+
+import base64
+import concurrent.futures
+import io
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from index_examples import texture
+from PIL import Image
+from serving_examples import TOKEN, Process, wait_for
+
+from listwise.search.entries import entry_key
+
+KEY = entry_key("class0/0.jpg")
+# A transparent WebP file of 46 bytes that declares 7000 × 7000 pixels.
+HUGE = base64.b64decode("UklGRiYAAABXRUJQVlA4TBkAAAAvV9vVFgdQgVQIIAAKGgJJW7ztj4+I6H8AAA==")
+
+
+def encoded(photo, kind="JPEG", **options):
+    file = io.BytesIO()
+    photo.save(file, kind, **options)
+    return file.getvalue()
+
+
+def search(client, *contents, **fields):
+    files = [("photos", (f"{number}.jpg", each)) for number, each in enumerate(contents)]
+    return client.post("/api/search", files=files, data=fields)
+
+
+def timed(call, *arguments, **fields):
+    started = time.monotonic()
+    return call(*arguments, **fields), time.monotonic() - started
+
+
+def memory(server, kind):
+    """VmHWM is the peak of the resident memory, VmRSS its present size, in bytes."""
+    text = Path(f"/proc/{server.popen.pid}/status").read_text()
+    return int(re.search(rf"{kind}:\s+(\d+) kB", text)[1]) * 1024
+
+
+@pytest.fixture(scope="module")
+def folder(filled, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("limits") / "index"
+    shutil.copytree(filled, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start():
+    started = []
+
+    def run(*arguments, **options):
+        started.append(Process(*arguments, **options))
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.client.close()
+        if server.popen.poll() is None:
+            server.popen.kill()
+        server.popen.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(folder, start):
+    return start(folder)
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        yield pool
+
+
+def client_of(server, address=None, connections=64):
+    headers = {"X-Forwarded-For": address} if address else {}
+    limits = httpx.Limits(max_connections=connections)
+    return httpx.Client(base_url=server.url, timeout=60, headers=headers, limits=limits)
+
+
+def connect(server):
+    url = httpx.URL(server.url)
+    wire = socket.create_connection((url.host, url.port), 20)
+    wire.settimeout(20)
+    return wire
+
+
+def is_closed(wire):
+    """Whether the server has closed a connection on which nothing else is to be read."""
+    wire.setblocking(False)
+    try:
+        return wire.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def head(*headers):
+    return "\r\n".join(["POST /api/search HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+
+
+MULTIPART = "Content-Type: multipart/form-data; boundary=b"
+PART = b'--b\r\nContent-Disposition: form-data; name="photos"; filename="a"\r\n\r\n'
+
+
+def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos, pool):
+    """At the limit of concurrent requests of an address, with the photos that cost most."""
+    bound = float(re.search(r"up to ([\d.]+) GB of memory", server.said)[1]) * 1e9
+    grey = np.zeros((7000, 7000), np.uint8)
+    deep = encoded(Image.fromarray(grey.astype(np.uint16)), "PNG", compress_level=1)
+    scans = encoded(Image.fromarray(grey), progressive=True, quality=5)
+    with client_of(server, "203.0.113.1") as attacker, client_of(server) as other:
+        attacks = [pool.submit(timed, search, attacker, HUGE, rerank="true") for _ in range(16)]
+        attacks += [pool.submit(timed, search, attacker, *[HUGE] * 8) for _ in range(16)]
+        attacks += [pool.submit(timed, search, attacker, deep, scans) for _ in range(16)]
+        while not all(attack.done() for attack in attacks):
+            for path in (f"/api/entries/{KEY}/similar", "/health", "/metrics"):
+                answer, seconds = timed(other.get, path)
+                assert answer.status_code == 200
+                assert seconds < 3, path
+            time.sleep(0.2)
+        for attack in attacks:
+            answer, seconds = attack.result()
+            assert answer.status_code in (200, 503, 504)
+            assert seconds < 20
+        assert attacks[0].result()[0].status_code in (200, 504)
+        path = photos / "class2" / "1.jpg"
+        wait_for(lambda: search(other, path.read_bytes(), k=1).status_code == 200, 15)
+    assert memory(server, "VmHWM") < bound < 5e9
+
+
+def test_a_jpeg_file_with_many_scans_is_refused(server, photos):
+    content = (photos / "class2" / "1.jpg").read_bytes()
+    bomb = content[:-2] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" * 200 + b"\xff\xd9"
+    answer, seconds = timed(search, server.client, bomb)
+    assert answer.status_code == 400
+    assert "201 scans" in answer.json()["error"]
+    assert seconds < 3
+
+
+def test_overload_is_refused_quickly(start, folder, pool):
+    server = start(folder, "--timeout", 5)
+    slow = [HUGE] * 4
+    with client_of(server) as client:
+        search(client, HUGE)  # from now on the server knows how long such photos take
+        answers = [pool.submit(timed, search, client, *slow) for _ in range(30)]
+        answers = [answer.result() for answer in answers]
+    codes = [answer.status_code for answer, _ in answers]
+    assert codes.count(503) > 20
+    for answer, seconds in answers:
+        if answer.status_code == 503:
+            assert answer.headers["retry-after"] == "1"
+            assert seconds < 2
+
+
+def test_one_address_has_a_limit_of_requests(server, photos):
+    with ExitStack() as stack:
+        wires = [stack.enter_context(connect(server)) for _ in range(49)]
+        for wire in wires[:48]:
+            wire.sendall(head(MULTIPART, "Content-Length: 9000", "X-Forwarded-For: 203.0.113.5"))
+            wire.sendall(PART)
+        time.sleep(0.5)
+        wires[48].sendall(head(MULTIPART, "Content-Length: 9000", "X-Forwarded-For: 203.0.113.5"))
+        answer = wires[48].recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 1" in answer
+        with client_of(server, "203.0.113.6") as other:
+            content = (photos / "class2" / "1.jpg").read_bytes()
+            assert search(other, content, k=1).status_code == 200
+
+
+def test_connections_without_a_request_are_closed(server):
+    with ExitStack() as stack:
+        wires = [stack.enter_context(connect(server)) for _ in range(1000)]
+        for wire in wires[::2]:
+            try:
+                wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+            except OSError:
+                continue  # closed already, for the newer ones
+        answer, seconds = timed(server.client.get, "/health")
+        assert answer.status_code == 200
+        assert seconds < 3
+        assert sum(not is_closed(wire) for wire in wires) <= 128
+        wait_for(lambda: all(map(is_closed, wires)), 20)
+
+
+def test_a_header_that_comes_byte_by_byte_is_cut_off(server):
+    started = time.monotonic()
+    with connect(server) as wire:
+        while not is_closed(wire):
+            wire.setblocking(True)
+            wire.sendall(b"X")
+            time.sleep(0.2)
+            assert time.monotonic() - started < 30
+    assert time.monotonic() - started > 5
+
+
+def test_a_refused_body_is_not_read_further(server):
+    piece = b"186a0\r\n" + b"x" * 100_000 + b"\r\n"
+    with connect(server) as wire:
+        wire.sendall(head(MULTIPART, "Transfer-Encoding: chunked"))
+        wire.sendall(f"{len(PART):x}\r\n".encode() + PART + b"\r\n")
+        while not is_answered(wire):
+            wire.sendall(piece)
+        wire.settimeout(20)
+        assert wire.recv(10_000).startswith(b"HTTP/1.1 413")
+        answered = time.monotonic()
+        send_until_closed(wire, piece)
+        assert time.monotonic() - answered < 15
+
+
+def is_answered(wire):
+    return bool(select.select([wire], [], [], 0)[0])
+
+
+def send_until_closed(wire, piece):
+    """Send until the server has closed the connection."""
+    end = time.monotonic() + 60
+    with suppress(ConnectionResetError, BrokenPipeError):
+        while time.monotonic() < end:
+            wire.sendall(piece)
+
+
+def test_what_a_killed_server_leaves_is_deleted_by_the_next(folder, start):
+    uploads = folder / "uploads"
+    contents = [encoded(texture(seed, (2400, 1800)), quality=90) for seed in range(8)]
+    files = [("photos", (f"{number}.jpg", each)) for number, each in enumerate(contents)]
+    killed = start(folder, token=TOKEN)
+    with concurrent.futures.ThreadPoolExecutor(1) as one:
+        answer = one.submit(killed.client.post, "/api/entries", files=files)
+        wait_for(lambda: list(uploads.glob("*.jpg")))
+        killed.popen.send_signal(signal.SIGSTOP)
+        left = set(os.listdir(uploads))
+        assert any(name.endswith(".pending") for name in left)
+        # Another server of the same index leaves the files of the stopped one alone.
+        other = start(folder, token=TOKEN)
+        assert left <= set(os.listdir(uploads))
+        other.stop()
+        killed.popen.kill()
+        with pytest.raises(httpx.TransportError):
+            answer.result()
+    (uploads / "mine.jpg").write_bytes(b"a file of the user")
+    server = start(folder, token=TOKEN)
+    page = server.client.get("/api/entries?count=1000").json()["entries"]
+    known = {entry["id"] for entry in page if entry["id"].startswith("uploads/")}
+    assert {f"uploads/{name}" for name in os.listdir(uploads)} == known | {"uploads/mine.jpg"}
+    assert len(server.client.post("/api/entries", files=files).json()["errors"]) == 0
+    assert len(list(uploads.iterdir())) == 9
+
+
+def test_the_openapi_document_is_valid(server):
+    validator = pytest.importorskip("openapi_spec_validator")
+    validator.validate(server.client.get("/openapi.json").json())
