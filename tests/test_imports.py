@@ -34,6 +34,7 @@ COMMON = [
     "optional",
     "machine",
     "files",
+    "checksums",
     "columns",
     "blocks",
     "plugins",

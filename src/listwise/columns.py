@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise import __version__
+from listwise.checksums import Checksums, append_checksums, damaged, read_checksums
 from listwise.errors import InputError
 from listwise.files import publish
 from listwise.optional import requires
 
 FORMAT_VERSION: Final = 1
+# In the metadata of files that have checksums; those of earlier versions have none.
+_CHECKED: Final = b"listwise-checksums"
 
 
 class FileHeader(BaseModel):
@@ -65,6 +68,7 @@ class TableKind(Generic[H]):
     contents: str  # of its rows, such as "descriptors"
     command: str  # that writes such files
     suffix: str  # of their names, by convention
+    mark: bytes  # that ends files of the format
     extra: str  # of the package, which installs what such files need
     header: type[H]
     read_schema: Callable[[Path], Any]  # reads the Arrow schema of a file
@@ -80,7 +84,7 @@ class TableKind(Generic[H]):
         pa = self.import_pyarrow()
         try:
             return self.key in (self.read_schema(Path(path)).metadata or {})
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
             return False
 
     @contextmanager
@@ -91,7 +95,7 @@ class TableKind(Generic[H]):
             yield
         except FileNotFoundError:
             raise InputError(f"there is no {self.name} {path}: {self.command} makes one") from None
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InputError(f"{path} is damaged or not a {self.name} ({reason})") from error
 
@@ -104,6 +108,13 @@ class TableKind(Generic[H]):
             )
         return self.header.parse(content, path, "extract again")
 
+    def read_checksums(self, path: Path, schema: Any) -> Checksums | None:
+        """Read the checksums of a file, None if it is of a version that wrote none."""
+        found = read_checksums(path, self.mark)
+        if found is None and _CHECKED in (schema.metadata or {}):
+            raise damaged(path)
+        return found
+
 
 class TableWriter(ABC):
     """Writes a table, which is in its place, whole, once the `with` block has ended.
@@ -114,7 +125,9 @@ class TableWriter(ABC):
     def __init__(self, path: str | Path, schema: Any, kind: TableKind[H], header: H) -> None:
         self.path = Path(path)
         self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        self._schema = schema.with_metadata({kind.key: header.model_dump_json()})
+        self._kind = kind
+        self._schema = schema.with_metadata({kind.key: header.model_dump_json(), _CHECKED: "1"})
+        self._checksums = Checksums()
 
     @abstractmethod
     def copy(self, file: Any) -> None:
@@ -144,6 +157,7 @@ class TableWriter(ABC):
             self._writer.close()
             self._file.close()
             if kind is None:
+                append_checksums(self._partial, self._checksums, self._kind.mark)
                 publish(self._partial, self.path)
         finally:
             self._partial.unlink(missing_ok=True)
@@ -157,6 +171,7 @@ class TableFile(ABC, Generic[H]):
 
     path: Path
     header: H
+    checksums: Checksums | None
 
     @classmethod
     @abstractmethod
@@ -177,13 +192,28 @@ class TableFile(ABC, Generic[H]):
     @cached_property
     def ids(self) -> tuple[str, ...]:
         """The N ids, in the order of the rows."""
-        return tuple(self.columns("id").column("id").to_pylist())
+        return self._keys[0]
 
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
         """Width and height of each photo: int32 [N, 2]."""
-        table = self.columns("width", "height")
-        return np.stack([table.column(name).to_numpy() for name in ("width", "height")], 1)
+        return self._keys[1]
+
+    @cached_property
+    def _keys(self) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+        """Ids and sizes, checked."""
+        table = self.columns("id", "width", "height")
+        try:
+            ids = tuple(table.column("id").to_pylist())
+        except UnicodeDecodeError:
+            raise damaged(self.path) from None
+        sizes = np.stack([table.column(name).to_numpy() for name in ("width", "height")], 1)
+        if self.checksums is not None:
+            found = Checksums(values=self.checksums.values)
+            found.add(ids, sizes)
+            if found != self.checksums:
+                raise damaged(self.path)
+        return ids, sizes
 
 
 def join_tables(files: Sequence[TableFile[H]], out: Path) -> None:

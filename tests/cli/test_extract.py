@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,7 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
         (("model", "photos", "out.parquet", "--precision", "half"), "--precision 'half'"),
         (("model", "photos", "model"), "is not a descriptor file"),
         (("model", "photos", "milvus://localhost:19530/a"), "is not a file: OUT must be the name"),
+        (("model", "photos", "\udcfc.parquet"), r"the path \udcfc.parquet is not UTF-8"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(listwise, photos, tmp_path, arguments, message):
@@ -111,6 +113,87 @@ def test_a_missing_source_of_photos_needs_no_labels(listwise):
     assert "give a folder of photos, a photo, a .csv or .parquet table" in err
     assert "label" not in err
     assert "class" not in err
+
+
+def test_damaged_weights_are_refused(listwise, photos, tmp_path):
+    weights = tmp_path / "model" / "model.safetensors"
+    content = weights.read_bytes()
+    for place in np.random.default_rng(0).integers(len(content) // 2, len(content), 7):
+        changed = bytearray(content)
+        changed[place] ^= 4
+        weights.write_bytes(changed)
+        code, out, err = listwise("extract", "model", photos, "out.parquet")
+        assert (code, out) == (2, "")
+        assert err.startswith("listwise: model is damaged or was edited: model.safetensors and")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_file_name_that_is_not_utf8_is_named_and_left_out(listwise, photos, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    shutil.copy(photos / "class0/0.jpg", folder / "a.jpg")
+    try:
+        shutil.copy(photos / "class0/1.jpg", os.fsencode(folder) + b"/caf\xe9.jpg")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    code, out, err = listwise("extract", "model", "photos", "out.parquet", "--workers", 0)
+    assert (code, err) == (0, "")
+    message = f"{folder}/caf\\udce9.jpg: the path is not UTF-8: rename the file or its folder"
+    assert message in out
+    file = DescriptorFile.open("out.parquet")
+    assert file.ids == ("a.jpg",)
+    assert file.header.unreadable == (message,)
+    code, out, err = listwise("extract", "model", "photos", "out.parquet", "--strict")
+    assert (code, out, err) == (2, "", f"listwise: {message}\n")
+
+
+@pytest.mark.parametrize("cells", ["a\0.jpg,x", "a.jpg,x\0"])
+def test_a_nul_in_a_table_is_one_line(listwise, tmp_path, cells):
+    (tmp_path / "table.csv").write_text(f"path,label\nb.jpg,y\n{cells}\n")
+    code, out, err = listwise("extract", "model", "table.csv", "out.parquet")
+    column = "path" if "\0." in cells else "label"
+    assert (code, out) == (2, "")
+    assert err == (
+        f"listwise: table.csv, line 3: the cell in column {column} contains a NUL character: "
+        "remove it\n"
+    )
+
+
+SLOW = """
+import sys
+from listwise.data import read_images
+from listwise.descriptors import extract, load_model
+
+def wait(count):
+    print("started", flush=True)
+    sys.stdin.readline()
+
+extract(load_model("model", "cpu"), read_images(sys.argv[1]), "out.parquet",
+        workers=0, on_progress=wait)
+"""
+
+
+def test_two_processes_do_not_write_one_file(listwise, photos, tmp_path):
+    command = [sys.executable, "-c", SLOW, str(photos)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as first:
+        assert first.stdout.readline() == "started\n"
+        code, out, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
+        assert (code, out) == (2, "")
+        assert err == (
+            "listwise: another process is extracting into out.parquet: wait until it ends, or "
+            "give another name\n"
+        )
+        first.communicate("\n" * 100)
+    assert first.returncode == 0
+    assert len(DescriptorFile.open("out.parquet")) == 48
+    # Nothing is left, and the file can be written again.
+    assert sorted(os.listdir(tmp_path)) == ["model", "out.parquet"]
+    code, _, _ = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
+    assert code == 0
+    assert sorted(os.listdir(tmp_path)) == ["model", "out.parquet"]
 
 
 @pytest.mark.slow

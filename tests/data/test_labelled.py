@@ -1,5 +1,6 @@
 import csv
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,17 @@ def test_csv_as_spreadsheets_write_it(tmp_path):
     assert "first line" in error_of(table)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_nul_in_a_cell_is_named(tmp_path, suffix):
+    place = "line 3" if suffix == ".csv" else "row 2"
+    for column, cells in {"path": ["b\0.jpg", "x"], "label": ["b.jpg", "x\0"]}.items():
+        columns = {"path": ["a.jpg", cells[0]], "label": ["x", cells[1]]}
+        table = write_table(tmp_path / f"t{suffix}", columns)
+        assert f"{place}: the cell in column {column} contains a NUL" in error_of(table)
+    (tmp_path / "t.txt").write_text("a.jpg\tx\nb.jpg\tx\0\n")
+    assert "line 2: contains a NUL" in error_of(tmp_path / "t.txt")
+
+
 def test_file_that_is_not_parquet(tmp_path):
     (tmp_path / "t.parquet").write_text("path,label\n")
     assert "not readable as Parquet" in error_of(tmp_path / "t.parquet")
@@ -391,6 +403,24 @@ def test_check_counts_and_names_unusable_files(tmp_path):
 
     with pytest.raises(ImageError, match=r"broken0\.jpg"):
         check_images(read_labelled(tmp_path), strict=True)
+
+
+def test_names_that_are_not_utf8_are_left_out(tmp_path):
+    for name in ("x/1.png", "x/2.png", "y/1.png"):
+        make_image(tmp_path / name)
+    try:
+        shutil.copy(tmp_path / "x/1.png", os.fsencode(tmp_path) + b"/y/\xe9.png")
+        os.mkdir(os.fsencode(tmp_path) + b"/\xfc")
+        shutil.copy(tmp_path / "x/1.png", os.fsencode(tmp_path) + b"/\xfc/1.png")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    images, report = check_images(read_labelled(tmp_path))
+    assert sorted(named(images)) == [("x/1.png", "x"), ("x/2.png", "x"), ("y/1.png", "y")]
+    assert images.class_names == ("x", "y")
+    text = report.lines()[0]
+    assert text.startswith("2 images are unusable and left out: ")
+    assert "y/\\udce9.png (the path is not UTF-8: rename the file or its folder)" in text
+    text.encode()
 
 
 def test_check_says_nothing_when_all_is_well(tmp_path):

@@ -169,7 +169,7 @@ def test_names_that_are_no_utf8_are_told_and_the_rest_added(index, model, own):
     found = add_photos(index, model, read_images(own), workers=0)
     assert len(found.added) == len(index) == 47
     assert found.errors == [
-        f"{own}/class0/caf\N{REPLACEMENT CHARACTER}.jpg: its name is not UTF-8: rename it"
+        f"{own}/class0/caf\\udce9.jpg: the path is not UTF-8: rename the file or its folder"
     ]
     assert index.get([entry_key(os.fsdecode(b"caf\xe9.jpg"))]) == {}
 

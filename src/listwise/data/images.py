@@ -41,12 +41,18 @@ class ImageError(InputError):
     """One image file cannot be used: `path` says which, `reason` why."""
 
     def __init__(self, path: Source, reason: str) -> None:
-        self.path = str(path if isinstance(path, str | Path) else getattr(path, "name", "image"))
+        name = path if isinstance(path, str | Path) else getattr(path, "name", "image")
+        self.path = printable(name)
         super().__init__(f"{self.path}: {reason}")
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
         return type(self), (self.path, self.reason)
+
+
+def printable(path: str | Path) -> str:
+    r"""A path as text that can be printed and stored: bytes that are not UTF-8 become \\udcXX."""
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 class TooManyPixelsError(ImageError):
@@ -165,6 +171,9 @@ def opened(path: Source) -> Iterator[ImageFile.ImageFile]:
 @contextmanager
 def reading_errors(path: Source) -> Iterator[None]:
     """Make an `ImageError` of whatever fails while an image file is read or decoded."""
+    if isinstance(path, str | Path) and printable(path) != str(path):
+        # Descriptor files, indexes and JSON store text, which cannot hold such a path.
+        raise ImageError(path, "the path is not UTF-8: rename the file or its folder")
     try:
         yield
     except ImageError:

@@ -158,6 +158,8 @@ def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
         if not line.strip():
             continue
         written, label = _split_line(line)
+        if "\0" in line:
+            raise InputError(f"{source}, line {number}: contains a NUL character: remove it")
         if not written or (need_label and not label):
             raise InputError(
                 f"{source}, line {number}: {line.strip()!r} is not an image and its label; "
@@ -209,6 +211,12 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
     others = [] if need_label else [c for c in columns if c not in ("path", "box", *_BOX_COLUMNS)]
     rows = []
     for place, row in cells:
+        for name, value in row.items():
+            if isinstance(value, str) and "\0" in value:
+                raise InputError(
+                    f"{source}, {place}: the cell in column {name} contains a NUL character: "
+                    "remove it"
+                )
         for name in required:
             if not _cell_text(row[name]):
                 raise InputError(f"{source}, {place}: the cell in column {name} is empty")

@@ -47,28 +47,29 @@ def extract(
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
     how = f"{model.fingerprint} {settings.model_dump_json()}"
     parts = Parts(DescriptorFile, Path(out), images, size, how)
-    missing = parts.start(strict, on_progress, on_note)
-    described = model.describe_parts(
-        [images.file(i) for part in missing for i in part.photos],
-        [len(part.photos) for part in missing],
-        settings,
-        workers=workers,
-        on_progress=on_progress,
-    )
-    with closing(described):
-        for part, found in zip(missing, described, strict=True):
-            if strict and found.errors:
-                raise InputError(found.errors[0])
-            header = DescriptorHeader(
-                model=model.fingerprint,
-                whitened=model.whitening is not None,
-                settings=settings,
-                unreadable=tuple(found.errors),
-            )
-            with DescriptorWriter(part.path, model.dim, header) as writer:
-                ids = [images.ids[part.photos[i]] for i in found.kept]
-                writer.write(ids, found.sizes, found.descriptors)
-    return parts.join()
+    with parts.locked():
+        missing = parts.start(strict, on_progress, on_note)
+        described = model.describe_parts(
+            [images.file(i) for part in missing for i in part.photos],
+            [len(part.photos) for part in missing],
+            settings,
+            workers=workers,
+            on_progress=on_progress,
+        )
+        with closing(described):
+            for part, found in zip(missing, described, strict=True):
+                if strict and found.errors:
+                    raise InputError(found.errors[0])
+                header = DescriptorHeader(
+                    model=model.fingerprint,
+                    whitened=model.whitening is not None,
+                    settings=settings,
+                    unreadable=tuple(found.errors),
+                )
+                with DescriptorWriter(part.path, model.dim, header) as writer:
+                    ids = [images.ids[part.photos[i]] for i in found.kept]
+                    writer.write(ids, found.sizes, found.descriptors)
+        return parts.join()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from listwise.descriptors.model import Model
-from listwise.descriptors.whitening import Whitening, WhiteningInfo
+from listwise.descriptors.whitening import WHITENING_FILE, Whitening, WhiteningInfo
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
@@ -43,7 +43,9 @@ def load_model(
         return _off_the_shelf(str(source), weights, device)
     folder = find_model_folder(folder)
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
-    return Model(net, Whitening.load(folder, net.fingerprint()), folder.absolute())
+    has_whitening = (folder / WHITENING_FILE).exists()
+    whitening = Whitening.load(folder, net.fingerprint()) if has_whitening else None
+    return Model(net, whitening, folder.absolute())
 
 
 def find_model_folder(folder: str | Path) -> Path:

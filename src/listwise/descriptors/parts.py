@@ -1,19 +1,26 @@
 """An extraction in parts, which lie in a folder beside its file until they are joined."""
 
+import fcntl
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from listwise.columns import TableFile, join_tables
 from listwise.data import Images
+from listwise.data.images import printable
 from listwise.errors import InputError
 from listwise.files import publish, write_text
 
 KEY_FILE = "listwise.key"
+LOCK_FILE = "listwise.lock"
+# Raised when what a part holds changes: parts of another version are not used.
+PARTS_VERSION = 2
 
 F = TypeVar("F", bound=TableFile[Any])
 
@@ -42,6 +49,8 @@ class Parts(Generic[F]):
                 f"{out} is not a file: `out` must be the name of a {table.kind.name}, such as "
                 f"photos{table.kind.suffix}; listwise index build adds photos to Milvus"
             )
+        if printable(out) != str(out):
+            raise InputError(f"the path {printable(out)} is not UTF-8: give another name")
         if out.exists() and not table.kind.matches(out):
             raise InputError(f"{out} exists and is not a {table.kind.name}: give another name")
         self.out = out
@@ -49,11 +58,49 @@ class Parts(Generic[F]):
         self.folder = out.with_name(f"{out.name}.partial")
         self._table = table
         self._suffix = table.kind.suffix
-        self._key = _key(f"{how} {size}", images)
+        self._key = _key(f"{how} {size} {PARTS_VERSION}", images)
         self._parts = [
             Part(range(i, min(i + size, len(images))), self.folder / f"{i:09d}{self._suffix}")
             for i in range(0, len(images), size)
         ]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from extracting into the same file, and refuse if one does."""
+        with self._lock():
+            try:
+                yield
+            finally:
+                if not (self.folder / KEY_FILE).exists():
+                    (self.folder / LOCK_FILE).unlink(missing_ok=True)
+
+    def _lock(self) -> IO[bytes]:
+        """Lock the folder until the file that is returned is closed, or the process ends."""
+        path = self.folder / LOCK_FILE
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                file = path.open("ab")
+            except FileNotFoundError:
+                continue  # the process that had it has just removed the folder
+            except OSError as error:
+                reason = error.strerror or error
+                raise InputError(f"cannot write {self.folder}: {reason}") from error
+            try:
+                # Not flock: the processes that decode photos would inherit the lock.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                file.close()
+                raise InputError(
+                    f"another process is extracting into {self.out}: wait until it ends, or give "
+                    "another name"
+                ) from None
+            except OSError:
+                return file  # a file system without locks
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+            file.close()  # it was removed between opening and locking
 
     def start(
         self, strict: bool, on_progress: Callable[[int], object], on_note: Callable[[str], object]
@@ -94,8 +141,7 @@ class Parts(Generic[F]):
                 on_note(
                     f"{self.folder} is of another model, other settings or photos: starting over"
                 )
-                self._remove()
-            self.folder.mkdir(parents=True, exist_ok=True)
+                self._remove_parts()
             if not name.exists():
                 if any(self.folder.glob(f"*{self._suffix}")):
                     raise InputError(f"{self.folder} is in the way: move it, or give another name")
@@ -104,11 +150,17 @@ class Parts(Generic[F]):
             raise InputError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
     def _remove(self) -> None:
-        """Remove the parts and nothing else, the key last: it marks what is left as ours."""
+        """Remove the parts and their folder, but no other files."""
+        self._remove_parts()
+        (self.folder / LOCK_FILE).unlink(missing_ok=True)
+        with suppress(OSError):  # another process may have started in it by now
+            self.folder.rmdir()
+
+    def _remove_parts(self) -> None:
+        """Remove the parts, the key last: it marks what is left as ours."""
         files = [*self.folder.glob(f"*{self._suffix}*"), *self.folder.glob(f"{KEY_FILE}*")]
         for file in files:
             file.unlink(missing_ok=True)
-        self.folder.rmdir()
 
 
 def _key(how: str, images: Images) -> str:

@@ -1,5 +1,6 @@
 """Descriptors on disk: one Parquet file, read in pieces, that says which model made it."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from listwise.checksums import Checksums, damaged
 from listwise.columns import TableFile, TableHeader, TableKind, TableWriter
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
@@ -38,6 +40,7 @@ KIND: Final = TableKind(
     "descriptors",
     "listwise extract",
     ".parquet",
+    b"PAR1",
     "index",
     DescriptorHeader,
     _read_schema,
@@ -90,6 +93,7 @@ class DescriptorWriter(TableWriter):
                 "broken, or float32 is needed in place of bfloat16"
             )
         width_height = np.asarray(sizes, dtype=np.int32).reshape(len(ids), 2)
+        self._checksums.add(ids, width_height)
         columns = [
             pa.array(ids, pa.string()),
             pa.array(np.ascontiguousarray(width_height[:, 0])),
@@ -108,14 +112,17 @@ class DescriptorWriter(TableWriter):
         self.write(file.ids, file.sizes, file.read())
 
     def _flush(self) -> None:
-        if self._waiting:
-            self._write_rows(sum(table.num_rows for table in self._waiting))
+        if count := sum(table.num_rows for table in self._waiting):
+            self._write_rows(count)
 
     def _write_rows(self, count: int) -> None:
         """Write the first of the buffered rows."""
         import pyarrow as pa
 
         table = pa.concat_tables(self._waiting)
+        for start in range(0, count, ROW_GROUP):
+            group = table.slice(start, min(ROW_GROUP, count - start)).column("descriptor")
+            self._checksums.values.append(_checksum(group))
         self._writer.write_table(table.slice(0, count), row_group_size=ROW_GROUP)
         self._waiting = [table.slice(count)] if count < table.num_rows else []
 
@@ -164,13 +171,16 @@ class DescriptorFile(TableFile[DescriptorHeader]):
     def batches(self, rows: int = ROW_GROUP) -> Iterator[Rows]:
         """The descriptors in order, float32 [n, dim], read-only, at most `rows` at a time."""
         with self._opened() as file:
-            # Asked for all groups at once, pyarrow keeps those that are read until the end.
+            # Group by group, because pyarrow keeps all groups of one call in memory.
             for group in range(file.num_row_groups):
-                for batch in file.iter_batches(
-                    rows, row_groups=[group], columns=["descriptor"], use_threads=False
-                ):
-                    values: Rows = batch.column(0).flatten().to_numpy(zero_copy_only=True)
-                    yield values.reshape(-1, self.dim)
+                column = file.read_row_group(group, ["descriptor"], use_threads=False).column(0)
+                if self.checksums and self.checksums.values[group] != _checksum(column):
+                    raise damaged(self.path)
+                for chunk in column.chunks:
+                    values = _values(chunk).reshape(-1, self.dim)
+                    del chunk
+                    for start in range(0, len(values), rows):
+                        yield values[start : start + rows]
 
     def read(self) -> Rows:
         """All descriptors at once: float32 [N, dim]."""
@@ -179,12 +189,15 @@ class DescriptorFile(TableFile[DescriptorHeader]):
         for batch in self.batches():
             everything[start : start + len(batch)] = batch
             start += len(batch)
+        if start != self.rows:
+            raise damaged(self.path)
         return everything
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         with _parquet(self.path) as file:
-            if _read_head(self.path, file) != (self.header, self.dim, self.rows):
+            opened = (self.header, self.checksums, self.dim, self.rows)
+            if _read_head(self.path, file) != opened:
                 raise InputError(f"{self.path} was replaced while it was in use: open it again")
             yield file
 
@@ -212,8 +225,24 @@ def _parquet(path: Path) -> Iterator[Any]:
             yield file
 
 
-def _read_head(path: Path, file: Any) -> tuple[DescriptorHeader, int, int]:
-    """Header, dimensions and number of rows."""
+def _read_head(path: Path, file: Any) -> tuple[DescriptorHeader, Checksums | None, int, int]:
+    """Header, checksums, dimensions and number of rows."""
     schema = file.schema_arrow
+    checksums = KIND.read_checksums(path, schema)
     header = KIND.read_header(path, schema)
-    return header, schema.field("descriptor").type.list_size, file.metadata.num_rows
+    dim = schema.field("descriptor").type.list_size
+    return header, checksums, dim, file.metadata.num_rows
+
+
+def _values(chunk: Any) -> Rows:
+    """The values of an Arrow array of descriptors, one after the other: float32 [n · dim]."""
+    values: Rows = chunk.flatten().to_numpy(zero_copy_only=True)
+    return values
+
+
+def _checksum(column: Any) -> int:
+    """The checksum of an Arrow column of descriptors."""
+    checksum = 0
+    for chunk in column.chunks:
+        checksum = zlib.crc32(_values(chunk), checksum)
+    return checksum

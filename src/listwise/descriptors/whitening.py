@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -89,6 +89,11 @@ class Whitening:
         digest.update(self.projection.tobytes())
         return digest.hexdigest()
 
+    def _checksum(self, network: str) -> str:
+        """SHA-256 of everything in the file of a whitening."""
+        content = f"{self.info.model_dump_json()} {network} {self.fingerprint()}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
     @classmethod
     def learn(
         cls,
@@ -155,7 +160,8 @@ class Whitening:
     def save(self, folder: str | Path, network: str) -> None:
         """Write `whitening.safetensors` into the folder of the model of this fingerprint."""
         path = Path(folder) / WHITENING_FILE
-        metadata = {"whitening": self.info.model_dump_json(), "network": network}
+        info = self.info.model_dump_json()
+        metadata = {"whitening": info, "network": network, "checksum": self._checksum(network)}
         write_tensors(path, {"mean": self.mean, "projection": self.projection}, metadata)
 
     @classmethod
@@ -170,7 +176,11 @@ class Whitening:
                 mean, projection = file.get_tensor("mean"), file.get_tensor("projection")
             info = WhiteningInfo.model_validate_json(metadata["whitening"])
             belongs_to = metadata["network"]
-        except (OSError, SafetensorError, KeyError, ValidationError) as error:
+            whitening = cls(mean, projection, info)
+            # Files of earlier versions have no checksum.
+            if metadata.get("checksum") not in (None, whitening._checksum(belongs_to)):
+                raise ValueError("its checksum does not match")
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InputError(
                 f"{path} is damaged, or of a newer Listwise: run listwise whiten again"
             ) from error
@@ -179,7 +189,7 @@ class Whitening:
                 f"{path} was learned for other weights than the network beside it: run listwise "
                 f"whiten {folder} again, or delete the file"
             )
-        return cls(mean, projection, info)
+        return whitening
 
 
 def matching_pairs(

@@ -119,27 +119,28 @@ def extract_features(
     decode. The other arguments are those of `listwise.descriptors.extract`.
     """
     parts = Parts(FeatureFile, Path(out), images, PART, extractor.name)
-    missing = parts.start(strict, on_progress, on_note)
-    indices = [index for part in missing for index in part.photos]
-    with closing(_results(extractor, images, indices, workers)) as results:
-        for part in missing:
-            photos: list[PhotoFeatures] = []
-            errors: list[str] = []
-            for index in part.photos:
-                result = next(results)
-                if isinstance(result, str):
-                    if strict:
-                        raise InputError(result)
-                    errors.append(result)
-                else:
-                    photos.append(PhotoFeatures(images.ids[index], *result))
-                on_progress(1)
-            header = FeatureHeader(
-                extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors)
-            )
-            with FeatureWriter(part.path, header) as writer:
-                writer.write(photos)
-    return parts.join()
+    with parts.locked():
+        missing = parts.start(strict, on_progress, on_note)
+        indices = [index for part in missing for index in part.photos]
+        with closing(_results(extractor, images, indices, workers)) as results:
+            for part in missing:
+                photos: list[PhotoFeatures] = []
+                errors: list[str] = []
+                for index in part.photos:
+                    result = next(results)
+                    if isinstance(result, str):
+                        if strict:
+                            raise InputError(result)
+                        errors.append(result)
+                    else:
+                        photos.append(PhotoFeatures(images.ids[index], *result))
+                    on_progress(1)
+                header = FeatureHeader(
+                    extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors)
+                )
+                with FeatureWriter(part.path, header) as writer:
+                    writer.write(photos)
+        return parts.join()
 
 
 def _result(extractor: Extractor, file: PhotoFile) -> Result:

@@ -1,5 +1,6 @@
 """Local features on disk: one Arrow file, a photo a row, mapped into memory and not read whole."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.checksums import damaged
 from listwise.columns import TableFile, TableHeader, TableKind, TableWriter
 from listwise.errors import InputError
 from listwise.local.features import Features
@@ -36,6 +38,7 @@ KIND: Final = TableKind(
     "local features",
     "listwise local extract",
     ".arrow",
+    b"ARROW1",
     "local",
     FeatureHeader,
     lambda path: _read_table(path).schema,
@@ -71,6 +74,7 @@ class FeatureWriter(TableWriter):
                 ("low", pa.float32()),  # descriptors are low + step · code
                 ("step", pa.float32()),
                 ("codes", pa.list_(pa.list_(pa.uint8(), header.dim))),
+                ("checksum", pa.uint32()),  # of the rest of the row
             ]
         )
         super().__init__(path, schema, KIND, header)
@@ -94,6 +98,8 @@ class FeatureWriter(TableWriter):
                     f"the descriptors of {photo.id} have {photo.features.descriptors.shape[1]} "
                     f"dimensions, those of {self.path} have {self._dim}"
                 )
+        ids, sizes = [p.id for p in photos], np.int32([(p.width, p.height) for p in photos])
+        self._count(ids, sizes, np.int64([len(each.scales) for each in features]))
         columns = [
             pa.array([photo.id for photo in photos]),
             pa.array([photo.width for photo in photos], pa.int32()),
@@ -104,13 +110,28 @@ class FeatureWriter(TableWriter):
             pa.array([low for low, _, _ in coded], pa.float32()),
             pa.array([step for _, step, _ in coded], pa.float32()),
             _lists([codes for _, _, codes in coded], self._dim),
+            pa.array(
+                [
+                    _checksum(photo, size, each.points, each.scales, each.shapes, *code)
+                    for photo, size, each, code in zip(ids, sizes, features, coded, strict=True)
+                ],
+                pa.uint32(),
+            ),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
     def copy(self, file: "FeatureFile") -> None:
         """Add all photos of another file as they are."""
+        self._count(file.ids, file.sizes, file.counts)
         for batch in file.table.to_batches():
             self._writer.write_batch(batch.cast(self._schema))
+
+    def _count(
+        self, ids: Sequence[str], sizes: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> None:
+        self._checksums.add(ids, sizes)
+        before = self._checksums.values or [0]
+        self._checksums.values = [zlib.crc32(counts, before[0])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +151,13 @@ class FeatureFile(TableFile[FeatureHeader]):
         path = Path(path)
         with KIND.reading(path):
             table = _read_table(path)
-        return cls(path, KIND.read_header(path, table.schema), table)
+            checksums = KIND.read_checksums(path, table.schema)
+            header = KIND.read_header(path, table.schema)
+            # Lists that end outside of the file would end the process when they are read.
+            table.validate(full=True)
+        if checksums is not None and checksums.rows != len(table):
+            raise damaged(path)
+        return cls(path, header, checksums, table)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -154,17 +181,29 @@ class FeatureFile(TableFile[FeatureHeader]):
         import pyarrow.compute as pc
 
         lengths = [pc.list_value_length(part) for part in self.table.column("scales").chunks]
-        return np.concatenate([part.to_numpy() for part in lengths]).astype(np.int64)
+        parts = [np.empty(0, np.int64), *(part.to_numpy() for part in lengths)]
+        counts = np.concatenate(parts).astype(np.int64)
+        if self.checksums and self.checksums.values not in ([], [zlib.crc32(counts)]):
+            raise damaged(self.path)
+        return counts
 
     def read(self, row: int) -> Features:
         """The features of the photo in a row."""
         low, step = (np.float32(self.table.column(name)[row].as_py()) for name in ("low", "step"))
-        decoded = self._values("codes", row).reshape(-1, self.header.dim) * step + low
+        points, scales, shapes, codes = (
+            self._values(name, row) for name in ("points", "scales", "shapes", "codes")
+        )
+        if self.checksums is not None:
+            saved = self.table.column("checksum")[row].as_py()
+            size = self.sizes[row]
+            if saved != _checksum(self.ids[row], size, points, scales, shapes, low, step, codes):
+                raise damaged(self.path)
+        decoded = codes.reshape(-1, self.header.dim) * step + low
         norms = np.linalg.norm(decoded, axis=1, keepdims=True)
         return Features(
-            self._values("points", row).reshape(-1, 2),
-            self._values("scales", row),
-            self._values("shapes", row).reshape(-1, 2, 2),
+            points.reshape(-1, 2),
+            scales,
+            shapes.reshape(-1, 2, 2),
             decoded / np.maximum(norms, np.float32(1e-12)),
         )
 
@@ -200,6 +239,23 @@ def _coded(descriptors: NDArray[np.float32]) -> tuple[float, float, NDArray[np.u
     low = float(descriptors.min(initial=0.0))
     step = max((float(descriptors.max(initial=0.0)) - low) / 255, 1e-9)
     return low, step, np.rint((descriptors - low) / step).astype(np.uint8)
+
+
+def _checksum(
+    name: str,
+    size: NDArray[np.int32],
+    points: NDArray[np.float32],
+    scales: NDArray[np.float32],
+    shapes: NDArray[np.float32],
+    low: float,
+    step: float,
+    codes: NDArray[np.uint8],
+) -> int:
+    """The checksum of a photo's row."""
+    checksum = zlib.crc32(name.encode())
+    for values in (size, points, scales, shapes, np.float32([low, step]), codes):
+        checksum = zlib.crc32(np.ascontiguousarray(values), checksum)
+    return checksum
 
 
 def _lists(arrays: Sequence[NDArray[Any]], width: int | None) -> Any:

@@ -8,8 +8,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from listwise.errors import InputError
@@ -18,6 +17,8 @@ from listwise.files import write_tensors, write_text
 FORMAT_VERSION: Final = 1
 WEIGHTS_FILE: Final = "model.safetensors"
 CONFIG_FILE: Final = "config.json"
+# Key of the fingerprint in the metadata of the weights file. Folders of earlier versions lack it.
+FINGERPRINT: Final = "fingerprint"
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -46,22 +47,44 @@ def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) 
     """Write both files, each of them atomically; the config is last, so its presence means done."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, and a network is a folder: give another name")
-    write_tensors(folder / WEIGHTS_FILE, state)
+    write_tensors(folder / WEIGHTS_FILE, state, {FINGERPRINT: fingerprint(config, state)})
     write_text(folder / CONFIG_FILE, config.model_dump_json(indent=2) + "\n")
 
 
 def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
-    """Read what `write_network` wrote; nothing in the files is executed."""
+    """Read what `write_network` wrote; nothing in the files is executed.
+
+    Raises:
+        InputError: a file is missing or damaged, or does not match the saved fingerprint.
+    """
     if not folder.is_dir():
         raise InputError(f"no model folder {folder}: give one that holds {CONFIG_FILE}")
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise InputError(f"{folder} is not a complete model folder: it has no {name}")
     config = read_config(folder / CONFIG_FILE, NetConfig)
+    state, saved = read_weights(folder / WEIGHTS_FILE)
+    check_fingerprint(folder, saved, fingerprint(config, state))
+    return config, state
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Read the tensors of a weights file, and the fingerprint saved with them if it has one."""
     try:
-        return config, load_file(folder / WEIGHTS_FILE)
-    except SafetensorError as error:
-        raise InputError(f"{folder / WEIGHTS_FILE} is damaged ({error}): save it again") from error
+        with safe_open(path, framework="pt") as file:
+            saved = (file.metadata() or {}).get(FINGERPRINT)
+            return {key: file.get_tensor(key) for key in file.keys()}, saved  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}): copy it again, or train again") from error
+
+
+def check_fingerprint(folder: Path, saved: str | None, found: str) -> None:
+    """Refuse a model folder whose files have changed since they were saved."""
+    if saved is not None and saved != found:
+        raise InputError(
+            f"{folder} is damaged or was edited: {WEIGHTS_FILE} and {CONFIG_FILE} do not match "
+            "the fingerprint saved with them; copy the model folder again, or train again"
+        )
 
 
 def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
@@ -76,7 +99,8 @@ def state_digest(fields: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
     for key in sorted(state):
         value = state[key].detach().cpu()
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        # The values without a copy: a network has hundreds of megabytes of them.
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

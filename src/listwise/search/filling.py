@@ -304,12 +304,8 @@ def _read_photo(images: Images, position: int) -> NewPhoto | ImageError:
     if file.box is not None:
         name += "#" + ",".join(f"{edge:g}" for edge in file.box)
     try:
-        (file.path + name).encode()
         file = file.read()
         width, height = file.size()
-    except UnicodeEncodeError:
-        shown = file.path.encode(errors="surrogateescape").decode(errors="replace")
-        return ImageError(shown, "its name is not UTF-8: rename it")
     except ImageError as error:
         return error
     attributes = {} if images.attributes is None else dict(images.attributes[position])

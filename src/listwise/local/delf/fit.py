@@ -18,8 +18,9 @@ from listwise.data import CropBatch, CropDataset, CropSettings, LabelledImages
 from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.files import write_tensors
-from listwise.local.delf.net import read_state, resized
+from listwise.local.delf.net import resized
 from listwise.local.delf.settings import DelfTraining
+from listwise.models.storage import read_weights
 from listwise.training.loading import load_batches
 from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.sampling import Indices
@@ -126,7 +127,7 @@ class Fitter:
             self.on_progress(
                 DelfProgress(step.name, progress.update, step.updates, loss.item(), accuracy)
             )
-        model.load_state_dict(read_state(best))
+        model.load_state_dict(read_weights(best)[0])
         return progress.best_map or 0.0
 
     @torch.inference_mode()

@@ -6,8 +6,6 @@ from typing import Literal, Self
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, JsonValue
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
@@ -16,9 +14,12 @@ from listwise.files import write_tensors, write_text
 from listwise.models.backbone import check_backbone, create_backbone, feature_map
 from listwise.models.storage import (
     CONFIG_FILE,
+    FINGERPRINT,
     FORMAT_VERSION,
     WEIGHTS_FILE,
+    check_fingerprint,
     read_config,
+    read_weights,
     state_digest,
 )
 from listwise.models.weights import fit_state
@@ -114,7 +115,8 @@ class Delf(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json`, each of them atomically, the config last."""
         folder = Path(folder)
-        write_tensors(folder / WEIGHTS_FILE, self.state_dict())
+        fingerprint = {FINGERPRINT: self.fingerprint()}
+        write_tensors(folder / WEIGHTS_FILE, self.state_dict(), fingerprint)
         write_text(folder / CONFIG_FILE, self.config.model_dump_json(indent=2) + "\n")
 
     @classmethod
@@ -125,9 +127,9 @@ class Delf(nn.Module):
             if not (folder / name).is_file():
                 raise InputError(f"{folder} is not a folder of local features: it has no {name}")
         net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "network of local features"))
-        fit_state(
-            net, read_state(folder / WEIGHTS_FILE), f"{folder} does not fit its own config.json"
-        )
+        state, saved = read_weights(folder / WEIGHTS_FILE)
+        fit_state(net, state, f"{folder} does not fit its own config.json")
+        check_fingerprint(folder, saved, net.fingerprint())
         # Convolutions are faster so, on CPUs too.
         return net.to(device).to(memory_format=torch.channels_last).eval()
 
@@ -138,15 +140,6 @@ def resized(photos: Tensor, size: tuple[int, int]) -> Tensor:
     if pixels.shape[2:] == size:
         return pixels
     return F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a module."""
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is damaged ({error}): train again") from error
-    return tensors
 
 
 def resnet(backbone: nn.Module, name: str) -> ResNet:

@@ -1,0 +1,149 @@
+"""One wrong byte in a file that Listwise wrote is refused, or changes no result."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from listwise.data import read_images
+from listwise.descriptors import DescriptorFile, Model, Whitening, extract, load_model
+from listwise.errors import InputError
+from listwise.local.delf.net import Delf, DelfConfig
+from listwise.local.extract import HessianAffine, extract_features
+from listwise.local.storage import FeatureFile
+from listwise.models import RetrievalNet
+
+FLIPS = 16  # bytes of each file, the first and the last among them
+PHOTO = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+
+
+def flips(content: bytes) -> list[bytes]:
+    """Copies of a file's content, each with one bit of one byte changed, drawn by a fixed seed."""
+    generator = np.random.default_rng(len(content))
+    places = [0, len(content) - 1, *generator.integers(0, len(content), FLIPS - 2)]
+    copies = []
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 1 << int(generator.integers(8))
+        copies.append(bytes(changed))
+    return copies
+
+
+def assert_damage_is_found(root: Path, use: Callable[[], bytes], refused: int) -> None:
+    """Change bytes of every file below `root`, and use the files; so many are refused at least."""
+    right = use()
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        errors = []
+        for changed in flips(content):
+            path.unlink()  # a mapped file stays as it was
+            path.write_bytes(changed)
+            try:
+                assert use() == right, path
+            except InputError as error:
+                errors.append(str(error))
+        path.unlink()
+        path.write_bytes(content)
+        assert len(errors) >= refused, path
+        assert not any("\n" in error for error in errors)
+    assert use() == right
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    net = RetrievalNet("test_resnet.r160_in1k", weights="random")
+    rows = np.random.default_rng(0).normal(size=(300, net.dim))
+    return Model(net, Whitening.learn([rows], dim=8))
+
+
+def test_model_folder(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["config.json", "model.safetensors", "whitening.safetensors"]
+    # A change of what config.json records beside the network has no effect.
+    assert_damage_is_found(
+        tmp_path, lambda: load_model(tmp_path, "cpu").encode(PHOTO).tobytes(), refused=5
+    )
+
+
+def test_damaged_values_are_refused_by_name(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    for name, message in (
+        ("model.safetensors", "is damaged or was edited: model.safetensors and config.json"),
+        ("whitening.safetensors", "whitening.safetensors is damaged, or of a newer Listwise"),
+    ):
+        path = tmp_path / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        with pytest.raises(InputError, match=message) as error:
+            load_model(tmp_path, "cpu")
+        assert str(tmp_path) in str(error.value)
+        path.write_bytes(content)
+
+
+def test_a_folder_of_an_earlier_version_has_no_fingerprint(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    for name in ("model.safetensors", "whitening.safetensors"):
+        tensors = load_file(tmp_path / name)
+        info = {"whitening": model.whitening.info.model_dump_json()} if model.whitening else {}
+        info["network"] = model.net.fingerprint()
+        save_file(tensors, tmp_path / name, info if name.startswith("whitening") else None)
+    again = load_model(tmp_path, "cpu")
+    assert again.fingerprint == model.fingerprint
+    np.testing.assert_allclose(again.encode(PHOTO), model.encode(PHOTO), atol=1e-6)
+
+
+def test_folder_of_local_features(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = DelfConfig(
+        backbone="test_resnet.r160_in1k", hidden=8, dim=8, mean=(0.5,) * 3, std=(0.2,) * 3
+    )
+    Delf(config).save(tmp_path)
+    image = torch.from_numpy(PHOTO).permute(2, 0, 1)[None] / 255
+
+    @torch.no_grad()
+    def use() -> bytes:
+        net = Delf.load(tmp_path)
+        features = net.features(image)
+        return bytes(net.scores(features).numpy().tobytes())
+
+    assert_damage_is_found(tmp_path, use, refused=5)
+
+
+def test_descriptor_file(model: Model, photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    extract(model, read_images(photos), path, workers=0)
+
+    def use() -> bytes:
+        file = DescriptorFile.open(path)
+        content = (file.header, file.dim, len(file), file.ids, file.sizes.tolist())
+        return repr(content).encode() + file.read().tobytes()
+
+    assert_damage_is_found(tmp_path, use, refused=10)
+
+
+def test_file_of_local_features(tmp_path: Path) -> None:
+    folder, out = tmp_path / "photos", tmp_path / "out" / "a.arrow"
+    folder.mkdir()
+    out.parent.mkdir()
+    for seed in range(3):
+        pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), np.uint8)
+        Image.fromarray(pixels).resize((120, 80)).save(folder / f"{seed}.png")
+    extract_features(read_images(folder), out, HessianAffine(20), workers=0)
+
+    def use() -> bytes:
+        file = FeatureFile.open(out)
+        content = (file.header, file.ids, file.sizes.tolist(), file.counts.tolist())
+        arrays = [array for each in file for array in vars(each).values()]
+        assert sum(array.size for array in arrays) > 1000
+        return repr(content).encode() + b"".join(array.tobytes() for array in arrays)
+
+    # Arrow leaves gaps between columns, where nothing is read.
+    assert_damage_is_found(out.parent, use, refused=5)
