@@ -244,5 +244,5 @@ def _checksum(column: Any) -> int:
     """The checksum of an Arrow column of descriptors."""
     checksum = 0
     for chunk in column.chunks:
-        checksum = zlib.crc32(_values(chunk), checksum)
+        checksum = zlib.crc32(_values(chunk).data, checksum)
     return checksum

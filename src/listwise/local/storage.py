@@ -98,8 +98,9 @@ class FeatureWriter(TableWriter):
                     f"the descriptors of {photo.id} have {photo.features.descriptors.shape[1]} "
                     f"dimensions, those of {self.path} have {self._dim}"
                 )
-        ids, sizes = [p.id for p in photos], np.int32([(p.width, p.height) for p in photos])
-        self._count(ids, sizes, np.int64([len(each.scales) for each in features]))
+        ids = [photo.id for photo in photos]
+        sizes = np.array([(photo.width, photo.height) for photo in photos], np.int32)
+        self._count(ids, sizes, np.array([len(each.scales) for each in features], np.int64))
         columns = [
             pa.array([photo.id for photo in photos]),
             pa.array([photo.width for photo in photos], pa.int32()),
@@ -131,7 +132,7 @@ class FeatureWriter(TableWriter):
     ) -> None:
         self._checksums.add(ids, sizes)
         before = self._checksums.values or [0]
-        self._checksums.values = [zlib.crc32(counts, before[0])]
+        self._checksums.values = [zlib.crc32(counts.data, before[0])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +184,7 @@ class FeatureFile(TableFile[FeatureHeader]):
         lengths = [pc.list_value_length(part) for part in self.table.column("scales").chunks]
         parts = [np.empty(0, np.int64), *(part.to_numpy() for part in lengths)]
         counts = np.concatenate(parts).astype(np.int64)
-        if self.checksums and self.checksums.values not in ([], [zlib.crc32(counts)]):
+        if self.checksums and self.checksums.values not in ([], [zlib.crc32(counts.data)]):
             raise damaged(self.path)
         return counts
 
@@ -247,14 +248,15 @@ def _checksum(
     points: NDArray[np.float32],
     scales: NDArray[np.float32],
     shapes: NDArray[np.float32],
-    low: float,
-    step: float,
+    low: float | np.float32,
+    step: float | np.float32,
     codes: NDArray[np.uint8],
 ) -> int:
     """The checksum of a photo's row."""
     checksum = zlib.crc32(name.encode())
-    for values in (size, points, scales, shapes, np.float32([low, step]), codes):
-        checksum = zlib.crc32(np.ascontiguousarray(values), checksum)
+    arrays: list[NDArray[Any]] = [size, points, scales, shapes, codes]
+    for values in (*arrays, np.array([low, step], np.float32)):
+        checksum = zlib.crc32(np.ascontiguousarray(values).data, checksum)
     return checksum
 
 
