@@ -11,7 +11,7 @@ import yaml
 
 from listwise.data import toy
 from listwise.settings import make_config
-from listwise.studies.known import SCHEDULE, STUDIES
+from listwise.studies.definitions import SCHEDULE, STUDIES
 from listwise.training import Trainer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "studies.md"

@@ -260,10 +260,10 @@ def test_writers_wait_for_each_other(tmp_path):
 def test_other_codebooks_are_refused(tmp_path):
     index = AsmkIndex.create(tmp_path / "index", make_codebook())
     index.require(make_codebook())
-    with pytest.raises(InputError, match="their words mean different things"):
+    with pytest.raises(InputError, match="was created with the codebook"):
         index.require(make_codebook(seed=1))
     make_codebook(seed=1).save(tmp_path / "index" / "codebook.safetensors")
-    with pytest.raises(InputError, match="their words mean different things"):
+    with pytest.raises(InputError, match="was created with the codebook"):
         AsmkIndex.open(tmp_path / "index")
 
 
@@ -271,20 +271,20 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(InputError, match="no index at"):
         AsmkIndex.open(tmp_path / "index")
     index = AsmkIndex.create(tmp_path / "index", make_codebook())
-    with pytest.raises(InputError, match=r"an index at .* already"):
+    with pytest.raises(InputError, match="already holds an index"):
         AsmkIndex.create(tmp_path / "index", make_codebook())
     photo = make_photo(1)
-    with pytest.raises(InputError, match="an id is given twice"):
+    with pytest.raises(InputError, match="contains an id twice"):
         index.add(["a", "a"], [photo, photo])
-    with pytest.raises(InputError, match="descriptors of 1 of 2 ids"):
+    with pytest.raises(InputError, match="has 1 photos for 2 `ids`"):
         index.add(["a", "b"], [photo])
-    with pytest.raises(InputError, match="more descriptors than the 1 ids"):
+    with pytest.raises(InputError, match="more photos than the 1 `ids`"):
         index.add(["a"], [photo, photo])
     with pytest.raises(InputError, match=r"\[n, 64\], found shape \[4, 8\]"):
         index.add(["a"], [np.zeros((4, 8), np.float32)])
     with pytest.raises(InputError, match="not finite"):
         index.search(np.full((4, DIM), np.inf), 3)
-    with pytest.raises(InputError, match="one photo at least"):
+    with pytest.raises(InputError, match="`k` is 0"):
         index.search(photo, 0)
     assert len(index) == 0
 

@@ -184,7 +184,7 @@ def test_mistakes_are_named(batches, words, reason):
 
 
 def test_more_words_than_there_are_cannot_be_assigned():
-    with pytest.raises(InputError, match="4 words asked for of a codebook of 3"):
+    with pytest.raises(InputError, match="`count` is 4; the codebook has 3 words"):
         Codebook(similar(3, 8), INFO).assign(similar(2, 8), 4)
 
 

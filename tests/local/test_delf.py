@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from listwise.data import Images, PhotoFile
 from listwise.errors import InputError
 from listwise.local.delf import extractor as extractor_module
-from listwise.local.delf.extractor import DelfExtractor, attend, detect, levels
-from listwise.local.delf.net import Delf, DelfConfig, resized
+from listwise.local.delf.extractor import DelfExtractor, detect, find_locations, pyramid_sizes
+from listwise.local.delf.net import Delf, DelfConfig, resize
 from listwise.local.delf.settings import DelfSettings
 from listwise.local.extract import Extractor, extract_features
 from listwise.local.verification import similar_pairs
@@ -105,7 +105,7 @@ def with_blob(x: int, y: int) -> torch.Tensor:
 @pytest.mark.parametrize(("x", "y"), [(80, 80), (176, 80), (112, 176)])
 def test_the_strongest_points_follow_a_blob(x, y):
     net = make_net()
-    seen = net.features(resized(with_blob(128, 128), (256, 256)))[0].detach()
+    seen = net.features(resize(with_blob(128, 128), (256, 256)))[0].detach()
     attend_to(net, seen[:, 8, 8], seen[:, 2, 8])
     (found,) = detect(net, with_blob(x, y), DelfSettings(count=9, scales=(1.0, 0.7071)))
     assert np.abs(found.points - (x, y)).max() <= 32
@@ -137,7 +137,7 @@ def test_every_level_covers_the_photo(net):
         assert (points.min(axis=0) < scale).all()
         assert (points.max(axis=0) > np.array([211, 149]) - 1.5 * scale).all()
     # Twice the photo's size down to the level whose short side is 64 or more.
-    assert len(np.unique(found.scales)) == len(levels(211, 149, settings)) == 5
+    assert len(np.unique(found.scales)) == len(pyramid_sizes(211, 149, settings)) == 5
     np.testing.assert_array_equal(found.shapes, np.broadcast_to(np.eye(2), found.shapes.shape))
 
 
@@ -152,7 +152,7 @@ def test_every_level_covers_the_photo(net):
 )
 def test_levels_are_the_wanted_sizes_within_the_limits(width, height, scales, max_side):
     settings = DelfSettings(scales=tuple(scales), max_side=max_side)
-    found = levels(width, height, settings)
+    found = pyramid_sizes(width, height, settings)
     assert found
     assert found == sorted(found, reverse=True)
     for columns, rows in found:
@@ -165,10 +165,10 @@ def test_levels_are_the_wanted_sizes_within_the_limits(width, height, scales, ma
 
 def test_photos_of_any_usual_size_cost_about_the_same():
     def work(width: int, height: int) -> int:
-        return sum(columns * rows for columns, rows in levels(width, height))
+        return sum(columns * rows for columns, rows in pyramid_sizes(width, height))
 
-    assert [max(size) for size in levels(362, 272)] == [724, 512, 362, 256, 181, 128, 90]
-    assert max(map(max, levels(1024, 768))) == 1024
+    assert [max(size) for size in pyramid_sizes(362, 272)] == [724, 512, 362, 256, 181, 128, 90]
+    assert max(map(max, pyramid_sizes(1024, 768))) == 1024
     assert work(1024, 768) < 2 * work(362, 272) * 1.1
     with pytest.raises(ValueError, match="scales"):
         DelfSettings(scales=())
@@ -180,12 +180,12 @@ def test_photos_of_any_usual_size_cost_about_the_same():
 def test_the_locations_of_most_attention_come_first(net):
     photo = pixels(smooth_photo(128, 96))
     settings = DelfSettings(count=EVERYTHING, scales=(1.0, 0.7071))
-    (everything,) = attend(net, photo, settings)
+    (everything,) = find_locations(net, photo, settings)
     with torch.inference_mode():
         scores = [net.scores(each[None, :, None, None]).item() for each in everything.features]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1] + 1e-4
-    (few,) = attend(net, photo, DelfSettings(count=11, scales=settings.scales))
+    (few,) = find_locations(net, photo, DelfSettings(count=11, scales=settings.scales))
     np.testing.assert_array_equal(few.places, everything.places[:11])
     np.testing.assert_array_equal(few.features, everything.features[:11])
 
@@ -194,7 +194,7 @@ def test_descriptors_are_the_projection_of_unit_features(net):
     photo = pixels(smooth_photo(128, 96))
     net = make_net()
     net.pca_mean.copy_(torch.rand(net.channels) / 10)
-    (found,) = attend(net, photo)
+    (found,) = find_locations(net, photo)
     rows = found.features.double().numpy()
     rows /= np.sqrt((rows**2).sum(axis=1, keepdims=True))
     expected = (rows - net.pca_mean.double().numpy()) @ net.pca_projection.double().numpy().T
@@ -215,7 +215,7 @@ def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch)
     images = Images(tuple(paths), tuple(paths), boxes)
     extractor = DelfExtractor(folder, DelfSettings(count=40, max_side=128), "cpu")
     wanted = [6, 0, 1, 2, 3, 4, 5]
-    found = list(extractor.many(images, wanted, workers=0))
+    found = list(extractor.extract_many(images, wanted, workers=0))
     assert "4.png" in found.pop(5)
     wanted.remove(4)
     for index, (width, height, together) in zip(wanted, found, strict=True):
@@ -381,10 +381,10 @@ def test_the_fingerprint_is_of_all_weights(net, changed):
 
 
 def test_folders_that_are_none_are_refused(folder, tmp_path):
-    with pytest.raises(InputError, match=r"no config\.json"):
+    with pytest.raises(InputError, match=r"expected config\.json"):
         Delf.load(tmp_path)
     RetrievalNet(BACKBONE, weights="random").save(tmp_path / "global")
-    with pytest.raises(InputError, match="no network of local features"):
+    with pytest.raises(InputError, match="not a DELF network"):
         Delf.load(tmp_path / "global")
     make_net().save(tmp_path / "newer")
     config = json.loads((tmp_path / "newer" / CONFIG_FILE).read_text())
@@ -404,7 +404,7 @@ def test_folders_that_are_none_are_refused(folder, tmp_path):
 
 def test_networks_that_cannot_be_are_refused():
     common = {"hidden": 4, "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    with pytest.raises(InputError, match="is not: choose resnet50"):
+    with pytest.raises(InputError, match="is not a ResNet of timm"):
         Delf(DelfConfig(backbone="mobilenetv3_small_050", dim=8, **common))
     with pytest.raises(InputError, match="192 dimensions"):
         Delf(DelfConfig(backbone=BACKBONE, dim=193, **common))

@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw
 
 from listwise.data import CropSettings, LabelledImages, load_image, read_labelled, whole_image
 from listwise.errors import InputError
-from listwise.local.delf.extractor import attend
+from listwise.local.delf.extractor import find_locations
 from listwise.local.delf.fit import DelfProgress, draw_rows, hold_out_photos
-from listwise.local.delf.net import Delf, resized
+from listwise.local.delf.net import Delf, resize
 from listwise.local.delf.settings import DelfTraining
 from listwise.local.delf.training import DelfResult, train_delf
 from listwise.models import RetrievalNet
@@ -85,7 +85,7 @@ def quarters(net: Delf, kind: int, where: int) -> tuple[float, float]:
     shape = draw.ellipse if kind % 2 else draw.rectangle
     shape((left, top, left + 47, top + 47), fill=color)
     with torch.inference_mode():
-        pixels = resized(whole_image(photo)[None], (128, 128))
+        pixels = resize(whole_image(photo)[None], (128, 128))
         scores = net.scores(net.features(pixels))[0].numpy()
     parts = [
         scores[row : row + 4, column : column + 4].mean() for row in (0, 4) for column in (0, 4)
@@ -114,7 +114,7 @@ def test_the_pca_is_that_of_the_chosen_locations(trained, images):
     net = Delf.load(trained[0].folder)
     rows = []
     for index in hold_out_photos(images, COMMON.val_fraction, COMMON.seed).train:
-        (found,) = attend(net, whole_image(load_image(images.paths[index]))[None])
+        (found,) = find_locations(net, whole_image(load_image(images.paths[index]))[None])
         rows.append(found.features.double().numpy())
     features = np.concatenate(rows)
     features /= np.sqrt((features**2).sum(axis=1, keepdims=True))
@@ -224,7 +224,7 @@ def test_other_work_is_never_overwritten(images, tmp_path):
     with pytest.raises(InputError, match="unfinished training with other photos or settings"):
         train_delf(images.subset(range(40)), tmp_path / "delf", BRIEF)
     (tmp_path / "delf" / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="holds a network already"):
+    with pytest.raises(InputError, match="already holds a network"):
         train_delf(images, tmp_path / "delf", BRIEF)
 
 
@@ -242,13 +242,13 @@ def test_unreadable_photos_are_named_and_stood_in_for(photos, tmp_path):
         read_labelled(tmp_path / "photos"), tmp_path / "delf", settings, on_note=notes.append
     )
     assert all(note.count("0.jpg") == 1 for note in notes)
-    assert any("another photo of its class stands in" in note for note in notes)
-    assert any("the PCA is learned without it" in note for note in notes)
+    assert any("another photo of its class is used instead" in note for note in notes)
+    assert any("the PCA is learned without this photo" in note for note in notes)
 
 
 def test_backbones_and_photos_that_cannot_be_are_refused(images, tmp_path):
     other = BRIEF.model_copy(update={"backbone": "mobilenetv3_small_050"})
-    with pytest.raises(InputError, match="is not: choose resnet50"):
+    with pytest.raises(InputError, match="is not a ResNet of timm"):
         train_delf(images, tmp_path / "delf", other)
     one = images.subset(np.flatnonzero(images.labels == 0))
     with pytest.raises(InputError, match="6 photos of 1 classes"):

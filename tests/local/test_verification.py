@@ -14,7 +14,7 @@ from test_features import textured
 from listwise.data.catalog.ground_truth import read_ground_truth
 from listwise.local.features import Features, hessian_affine, photo_features
 from listwise.local.rerank import MINIMUM
-from listwise.local.verification import Verified, nearest_pairs, verify
+from listwise.local.verification import Verification, nearest_pairs, verify
 
 HOMOGRAPHIES = {
     "shift": np.array([[1, 0, 20], [0, 1, -12], [0, 0, 1]], float),
@@ -192,7 +192,7 @@ def test_nothing_to_compare_is_nothing_found() -> None:
     none = hessian_affine(Image.new("L", (50, 50)))
     some = hessian_affine(textured())
     for found in (verify(none, some), verify(some, none), verify(none, none)):
-        assert isinstance(found, Verified)
+        assert isinstance(found, Verification)
         assert found.inliers == 0
         assert found.points.shape == found.query_points.shape == (0, 2)
         assert found.transform.shape == (3, 3)

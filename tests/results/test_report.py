@@ -24,9 +24,9 @@ from listwise.evaluation import (
     evaluate_scores,
 )
 from listwise.results.report import (
+    MatchFunction,
     ModelResult,
     ModelSearch,
-    PointsOf,
     TableRow,
     precision_recall_curve,
     report_models,
@@ -100,7 +100,7 @@ def model_of(
     queries: Sequence[str],
     database: Sequence[str],
     k: int = 10,
-    matches: PointsOf | None = None,
+    matches: MatchFunction | None = None,
 ) -> ModelResult:
     search = ModelSearch.of_scores(name, scores, judged, matches)
     return report_models([search], judged, queries, database, k=k)[0]

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from listwise.evaluation import JudgedQueries, Protocol, ProtocolResult
-from listwise.results.report import ModelSearch, PointsOf, report_models, write_report
+from listwise.results.report import MatchFunction, ModelSearch, report_models, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = [
@@ -208,7 +208,7 @@ def make_report(
     names: list[str],
     models: list[str],
     title: str = "Report",
-    matches: PointsOf | None = None,
+    matches: MatchFunction | None = None,
 ) -> Path:
     """The last model's lists have points."""
     paths = []

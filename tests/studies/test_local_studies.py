@@ -14,7 +14,7 @@ from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
 from listwise.local.features import Features
 from listwise.local.rerank import MINIMUM
-from listwise.local.verification import Verified
+from listwise.local.verification import Verification
 from listwise.models import RetrievalNet
 from listwise.results import describe_benchmark
 from listwise.studies import local as module
@@ -86,7 +86,7 @@ def test_an_unreadable_photo_stops_it_and_what_is_done_stays(tmp_path):
 
 def sharing(inliers):
     points = np.zeros((inliers, 2), np.float32)
-    return Verified(inliers, points, points, np.eye(3))
+    return Verification(inliers, points, points, np.eye(3))
 
 
 def test_photos_that_share_the_geometry_come_first(monkeypatch):

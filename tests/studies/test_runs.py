@@ -12,7 +12,7 @@ from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
 from listwise.results import describe_benchmark
-from listwise.studies.known import STUDIES, TrainingSet
+from listwise.studies.definitions import STUDIES, TrainingSet
 from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
 from listwise.studies.plan import plan_study, updates_within

@@ -1,4 +1,4 @@
-"""Photos to a file of local features, on all cores, so that an interrupted run can be continued."""
+"""Extract the local features of photos into a file, on all cores; an interrupted run resumes."""
 
 import multiprocessing
 from collections import deque
@@ -23,59 +23,59 @@ from listwise.optional import requires
 with requires("local", "local features"):
     import cv2
 
-PART = 64  # photos in a part, which is what a kill can cost: some seconds
+PART = 64  # photos per part: what is lost if the process is killed, a few seconds of work
 
 
 class Extractor(Protocol):
-    """Makes local features; worker processes get copies of it.
+    """An object that extracts local features; worker processes get copies of it.
 
-    `name` names it and its settings: features are comparable if their names are equal.
+    `name` identifies the extractor and its settings: features with equal names are comparable.
     """
 
     @property
     def name(self) -> str:
-        """What the features are of."""
+        """Name of the extractor with its settings."""
 
     @property
     def dim(self) -> int:
-        """Dimensions of a descriptor."""
+        """Dimensions D of a descriptor."""
 
     def __call__(self, file: PhotoFile) -> Features:
-        """Features of a photo or its box, placed in the upright whole photo."""
+        """Extract the features of a photo or of its box, in pixels of the upright whole photo."""
 
 
 Result = tuple[int, int, Features] | str
-"""A photo's width, height and features, or why it cannot be read."""
+"""Width, height and features of a photo, or the reason why it cannot be read."""
 
 
 @runtime_checkable
-class ManyExtractor(Extractor, Protocol):
-    """An extractor that may be faster with many photos at a time."""
+class BatchExtractor(Extractor, Protocol):
+    """An extractor that can process many photos at a time."""
 
     @property
-    def together(self) -> bool:
-        """Whether it is, on this machine."""
+    def prefers_batches(self) -> bool:
+        """Whether that is faster on this machine."""
 
-    def many(
+    def extract_many(
         self, images: Images, indices: Sequence[int], workers: int | None
     ) -> Generator[Result, None, None]:
-        """What comes of the photos at these positions, in order."""
+        """Yield the result of each photo at these positions, in order."""
 
 
 @dataclass(frozen=True)
 class HessianAffine:
-    """Hessian-affine regions with RootSIFT, `count` a photo at most."""
+    """Extractor of Hessian-affine regions with RootSIFT: at most `count` per photo, [n, 128]."""
 
     count: int = COUNT
     dim: int = 128
 
     @property
     def name(self) -> str:
-        """What the features are of."""
+        """Name of the extractor with its settings."""
         return f"hessian-affine-rootsift-{self.count}"
 
     def __call__(self, file: PhotoFile) -> Features:
-        """Features of a photo or its box, placed in the upright whole photo."""
+        """Extract the features of a photo or of its box, in pixels of the upright whole photo."""
         return file_features(file, self.count)
 
 
@@ -85,9 +85,12 @@ DEFAULT = HessianAffine()
 def open_extractor(
     delf: str | Path | None = None, count: int | None = None, device: str = "auto"
 ) -> Extractor:
-    """Hessian-affine regions with RootSIFT, or the deep features of a folder of `train_delf`.
+    """Return the Hessian-affine extractor, or a DELF extractor for a folder of `train_delf`.
 
-    A photo has at most `count` features: 2000, or 1000 deep ones by default.
+    Args:
+        delf: folder that `train_delf` wrote; Hessian-affine regions with RootSIFT by default.
+        count: maximum number of features per photo; by default 2000, or 1000 for DELF.
+        device: device of the DELF network: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
     """
     if delf is None:
         return DEFAULT if count is None else HessianAffine(count)
@@ -109,14 +112,21 @@ def extract_features(
     on_progress: Callable[[int], object] = lambda count: None,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> FeatureFile:
-    """Put the local features of photos into a file; an interrupted run continues where it stopped.
+    """Extract the local features of photos into a file; an interrupted run resumes.
 
-    What is done is kept in `OUT.partial/` until the end, and is used by the next run of the same
-    extractor and photos. Photos that cannot be read are left out and named in the file's
-    `header.unreadable`. Of a photo with a box, only the box is looked at.
+    Finished parts stay in `OUT.partial/` until the end, and the next run with the same extractor
+    and photos uses them. Photos that cannot be read are left out and listed in
+    `header.unreadable` of the file. If a photo has a box, only the box is used.
 
-    `workers` are processes, one for each core by default; 0 works in this one. On a GPU they
-    decode. The other arguments are those of `listwise.descriptors.extract`.
+    Args:
+        images: photos to process.
+        out: file to write, `.arrow`.
+        extractor: what extracts the features.
+        strict: fail at the first photo that cannot be read.
+        workers: number of processes, one per core by default; 0 uses this process. With a GPU
+            they only decode.
+        on_progress: called with the number of photos just processed.
+        on_note: called with sentences for the user.
     """
     parts = Parts(FeatureFile, Path(out), images, PART, extractor.name)
     with parts.locked():
@@ -154,16 +164,16 @@ def _result(extractor: Extractor, file: PhotoFile) -> Result:
 def _results(
     extractor: Extractor, images: Images, indices: Sequence[int], workers: int | None
 ) -> Generator[Result, None, None]:
-    """What comes of the photos at these positions, in order."""
-    if isinstance(extractor, ManyExtractor) and extractor.together:
-        with closing(extractor.many(images, indices, workers)) as results:
+    """Yield the result of each photo at these positions, in order."""
+    if isinstance(extractor, BatchExtractor) and extractor.prefers_batches:
+        with closing(extractor.extract_many(images, indices, workers)) as results:
             yield from results
         return
     if workers == 0:
         for index in indices:
             yield _result(extractor, images.file(index))
         return
-    # Forked processes would inherit the locks of this one's threads.
+    # Spawn: forked processes would inherit the locks of this process's threads.
     count = min(workers or Machine.detect("cpu").cores, max(1, len(indices)))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker)

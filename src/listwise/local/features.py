@@ -15,17 +15,21 @@ with requires("local", "local features"):
     import cv2
 
 COUNT = 2000
-SMALL = 640  # photos whose long side is shorter are doubled: they have too few regions otherwise
-LARGE = 1024  # photos whose long side is longer are reduced
+SMALL = 640  # photos with a shorter long side are enlarged twice: they have too few regions
+LARGE = 1024  # photos with a longer long side are reduced to it
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """n local features of a photo, the strongest first.
+    """n local features of a photo, strongest first.
 
-    Shapes: `points` [n, 2] (x, y in pixels of the photo, 0 in the middle of the first), `scales`
-    [n], `shapes` [n, 2, 2] of determinant 1 (a region is point + scale · shape · unit circle),
-    `descriptors` [n, D], unit rows; all float32.
+    A feature covers the ellipse point + scale · shape · unit circle. All arrays are float32.
+
+    Shapes:
+        points: [n, 2], x and y in pixels of the photo; the center of the first pixel is 0.
+        scales: [n], in pixels.
+        shapes: [n, 2, 2], determinant 1.
+        descriptors: [n, D], unit rows.
     """
 
     points: Float32
@@ -38,12 +42,12 @@ class Features:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the arrays."""
+        """Size of all arrays in bytes."""
         arrays = (self.points, self.scales, self.shapes, self.descriptors)
         return sum(array.nbytes for array in arrays)
 
     def scaled(self, factor: float) -> "Features":
-        """The same features of the photo at `factor` times its size."""
+        """Return the same features for the photo resized by `factor`."""
         return replace(
             self,
             points=((self.points + 0.5) * factor - 0.5).astype(np.float32),
@@ -51,14 +55,26 @@ class Features:
         )
 
     def moved(self, left: float, top: float) -> "Features":
-        """The same features of a photo in which this one's corner lies at (left, top)."""
+        """Return the same features for a larger photo that contains this one at (left, top)."""
         return replace(self, points=self.points + np.array([left, top], np.float32))
 
 
 def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
-    """The `count` strongest Hessian-affine regions of an upright photo with RootSIFT, [n, 128].
+    """Extract the `count` strongest Hessian-affine regions of a photo, with RootSIFT descriptors.
 
-    Regions stand upright, so features of a photo and of the same photo turned do not match.
+    Regions have no orientation of their own, so a photo and a rotated copy of it do not match.
+
+    Args:
+        photo: an upright photo.
+        count: maximum number of features.
+
+    Returns:
+        Features with descriptors [n, 128], n ≤ `count`.
+
+    Example:
+        >>> one, two = hessian_affine(photo), hessian_affine(other)   # doctest: +SKIP
+        >>> verify(one, two).inliers                                  # doctest: +SKIP
+        57
     """
     grey: Float32 = np.asarray(photo.convert("L"), dtype=np.float32) / np.float32(255)
     side = max(grey.shape)
@@ -73,16 +89,24 @@ def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
 
 
 def photo_features(path: str | Path, box: Box | None = None, count: int = COUNT) -> Features:
-    """`hessian_affine` of a photo on disk or of its box, placed in the upright whole photo."""
+    """Extract the features of a photo on disk or of its box, as `hessian_affine` does.
+
+    Points are in pixels of the upright whole photo. Descriptors are [n, 128], n ≤ `count`.
+
+    Args:
+        path: image file.
+        box: left, top, right, bottom in pixels; the whole photo by default.
+        count: maximum number of features.
+    """
     return file_features(PhotoFile(str(path), box), count)
 
 
 def file_features(file: PhotoFile, count: int = COUNT) -> Features:
-    """`photo_features` of a file, which is read if it has not been."""
+    """Extract the features of a `PhotoFile`, as `photo_features` does; read it if necessary."""
     file = file.read()
     photo = file.image(min_side=LARGE)
     found = hessian_affine(photo, count)
     if file.box is not None:
         return found.moved(max(0, round(file.box[0])), max(0, round(file.box[1])))
-    # Large JPEG files are decoded at a part of their size.
+    # Large JPEG files are decoded at a fraction of their size.
     return found.scaled(file.size()[0] / photo.width)

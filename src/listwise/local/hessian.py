@@ -1,8 +1,8 @@
 """Hessian-affine regions: blobs and saddles of a scale space, each with its own affine shape.
 
-Scale space and localisation follow Lowe's pyramid with the determinant of the Hessian in place of
-the difference of Gaussians; shapes follow Baumberg's iteration, as in Mikolajczyk and Schmid's
-detector. Regions stand upright: the shape of each leaves "up" where it is.
+The scale space and the localisation follow Lowe's pyramid, with the determinant of the Hessian
+instead of the difference of Gaussians. The shapes follow Baumberg's iteration, as in the detector
+of Mikolajczyk and Schmid. Regions are upright: their shapes keep the vertical direction.
 """
 
 from collections.abc import Iterator
@@ -20,25 +20,25 @@ with requires("local", "local features"):
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-LEVELS = 3  # of an octave
-FIRST_BLUR = 1.6  # of an octave's first image, in its own pixels
-CAMERA_BLUR = 0.5  # that every photo has
+LEVELS = 3  # levels per octave
+FIRST_BLUR = 1.6  # blur of the first image of an octave, in its own pixels
+CAMERA_BLUR = 0.5  # blur assumed for every photo
 BORDER = 5
-FLOOR = 1e-5  # of |sigma^4 det H|, intensities from 0 to 1: less is noise
+MIN_RESPONSE = 1e-5  # of |sigma^4 det H|, with intensities from 0 to 1; smaller values are noise
 SMALLEST_OCTAVE = 2 * BORDER + 3
 
-WINDOW = 19  # pixels across the patch whose gradients tell the shape
-ROUNDS = 16  # of the shape iteration at most
-ROUND_ENOUGH = 0.95  # of the axes of the gradients' moments
-MOST_STRETCHED = 6.0  # axes of a region
+WINDOW = 19  # width in pixels of the patch whose gradients give the shape
+MAX_ITERATIONS = 16  # of the shape iteration
+MIN_ROUNDNESS = 0.95  # ratio of the axes of the gradients' second moments
+MAX_STRETCH = 6.0  # ratio of the axes of a region
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """n regions of a photo, the strongest first.
+    """n regions of a photo, strongest first.
 
-    A region is the ellipse point + scale · shape · (unit circle). Shapes: `points` [n, 2] (x, y;
-    0 is the middle of the first pixel), `scales` [n], `shapes` [n, 2, 2] of determinant 1.
+    A region is the ellipse point + scale · shape · unit circle. Shapes: `points` [n, 2] (x, y; the
+    center of the first pixel is 0), `scales` [n], `shapes` [n, 2, 2] with determinant 1.
     """
 
     points: Float32
@@ -47,10 +47,10 @@ class Regions:
 
 
 @dataclass(frozen=True, eq=False)
-class _Spots:
-    """Extrema that one level gave, [n, 2], [n], [n], in pixels of the image that has their shapes.
+class _LevelExtrema:
+    """Extrema of one level: `points` [n, 2], `scales` [n], `strength` [n], in pixels of `image`.
 
-    A pixel of that image is `step` pixels of the photo.
+    The shapes are fitted in `image`, one pixel of which is `step` pixels of the photo.
     """
 
     image: Float32
@@ -61,16 +61,16 @@ class _Spots:
 
 
 def hessian_regions(grey: Float32, count: int, blur: float = CAMERA_BLUR) -> Regions:
-    """The `count` strongest Hessian-affine regions: [H, W], values 0 to 1."""
-    spots = list(_spots(grey, blur))
-    strength = np.concatenate([found.strength for found in spots] or [np.zeros(0, np.float32)])
-    # Some regions are lost to their shape; the weakest of the rest would never be kept.
+    """Find the `count` strongest Hessian-affine regions of a grey image [H, W], values 0 to 1."""
+    extrema = list(_find_extrema(grey, blur))
+    strength = np.concatenate([found.strength for found in extrema] or [np.zeros(0, np.float32)])
+    # Fitting the shape removes some regions, so start with twice as many as wanted.
     spare = 2 * count
     floor = np.partition(strength, -spare)[-spare] if len(strength) > spare else 0.0
     points, scales, shapes, strengths = [], [], [], []
-    for found in spots:
+    for found in extrema:
         strong = np.flatnonzero(found.strength >= floor)
-        fitted, kept = _shapes(found.image, found.points[strong], found.scales[strong])
+        fitted, kept = _fit_shapes(found.image, found.points[strong], found.scales[strong])
         strong = strong[kept]
         points.append(found.points[strong] * found.step)
         scales.append(found.scales[strong] * found.step)
@@ -84,23 +84,23 @@ def hessian_regions(grey: Float32, count: int, blur: float = CAMERA_BLUR) -> Reg
     )
 
 
-def _spots(grey: Float32, blur: float) -> Iterator[_Spots]:
-    """Extrema over place and scale, level by level."""
-    image, step = _blurred(grey, blur, FIRST_BLUR), 1
+def _find_extrema(grey: Float32, blur: float) -> Iterator[_LevelExtrema]:
+    """Yield the extrema over position and scale, level by level."""
+    image, step = _blur(grey, blur, FIRST_BLUR), 1
     sigmas = [FIRST_BLUR * 2.0 ** (level / LEVELS) for level in range(LEVELS + 2)]
     finer: list[Float32] = []
     while min(image.shape) >= SMALLEST_OCTAVE:
         octave = [image]
         for before, after in pairwise(sigmas):
-            octave.append(_blurred(octave[-1], before, after))
+            octave.append(_blur(octave[-1], before, after))
         response = np.stack(list(map(_response, octave, sigmas)))
         for level in range(1, LEVELS + 1):
             rows, columns = _extrema(response, level)
-            points, offsets, strength = _refined(response, level, rows, columns)
+            points, offsets, strength = _refine(response, level, rows, columns)
             scales = sigmas[level] * 2.0 ** (offsets / LEVELS)
-            # Blur makes shapes rounder than they are: they are read where it is half as large.
+            # Blur makes shapes look rounder, so fit them in the octave with half the blur.
             zoom = 2 if finer else 1
-            yield _Spots(
+            yield _LevelExtrema(
                 finer[level] if finer else octave[0],
                 step / zoom,
                 (points * zoom).astype(np.float32),
@@ -111,7 +111,7 @@ def _spots(grey: Float32, blur: float) -> Iterator[_Spots]:
         image, step = np.ascontiguousarray(octave[LEVELS][::2, ::2]), step * 2
 
 
-def _blurred(image: Float32, before: float, after: float) -> Float32:
+def _blur(image: Float32, before: float, after: float) -> Float32:
     if after <= before:
         return image
     sigma = (after**2 - before**2) ** 0.5
@@ -120,7 +120,7 @@ def _blurred(image: Float32, before: float, after: float) -> Float32:
 
 
 def _response(image: Float32, sigma: float) -> Float32:
-    """Determinant of the Hessian, the same at every scale: [H, W]."""
+    """Return the scale-normalised determinant of the Hessian: [H, W]."""
     padded = cv2.copyMakeBorder(image, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
     middle = 2 * image
     xx = padded[1:-1, 2:] - middle + padded[1:-1, :-2]
@@ -131,25 +131,25 @@ def _response(image: Float32, sigma: float) -> Float32:
 
 
 def _extrema(response: Float32, level: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows and columns where a level is above all neighbours in place and scale, or below."""
+    """Return rows and columns where a level exceeds, or is below, all neighbours in 3-D."""
     window = np.ones((3, 3), np.uint8)
     here = response[level]
     around = response[level - 1 : level + 2]
     top = np.maximum.reduce([cv2.dilate(image, window) for image in around])
     bottom = np.minimum.reduce([cv2.erode(image, window) for image in around])
-    found = ((here >= top) & (here > FLOOR)) | ((here <= bottom) & (here < -FLOOR))
+    found = ((here >= top) & (here > MIN_RESPONSE)) | ((here <= bottom) & (here < -MIN_RESPONSE))
     inner = np.zeros_like(found)
     inner[BORDER:-BORDER, BORDER:-BORDER] = found[BORDER:-BORDER, BORDER:-BORDER]
     rows, columns = np.nonzero(inner)
     return rows, columns
 
 
-def _refined(
+def _refine(
     response: Float32, level: int, rows: NDArray[np.intp], columns: NDArray[np.intp]
 ) -> tuple[Float64, Float64, Float64]:
-    """Extrema of the quadratics through neighbours: points [k, 2], level offsets, |response|.
+    """Fit a quadratic around each extremum: points [k, 2], level offsets [k], |response| [k].
 
-    Those that are far from the grid point are left out: there, the quadratic says nothing.
+    Extrema whose maximum lies far from the grid point are dropped: the fit is not valid there.
     """
     centre = (level, rows, columns)
 
@@ -178,10 +178,13 @@ def _refined(
     return points[good], offset[good, 2], strength[good]
 
 
-def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, NDArray[np.intp]]:
-    """The frames in which regions look the same in all directions: [k, 2, 2], and which k of n.
+def _fit_shapes(
+    image: Float32, points: Float32, scales: Float32
+) -> tuple[Float32, NDArray[np.intp]]:
+    """Fit the affine shape of each region: shapes [k, 2, 2] and the k positions that converged.
 
-    Regions that stay stretched, or would be stretched too far, are no Hessian-affine regions.
+    In its fitted frame a region has the same gradient energy in all directions. Regions that do
+    not converge, or that would be stretched too far, are dropped.
     """
     half = WINDOW // 2
     grid = square_grid(WINDOW)
@@ -191,27 +194,27 @@ def _shapes(image: Float32, points: Float32, scales: Float32) -> tuple[Float32, 
     active = np.arange(len(points))
     done = np.zeros(len(points), bool)
     spacing = scales / FIRST_BLUR
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ITERATIONS):
         if not len(active):
             break
         frames = shapes[active] * spacing[active, None, None]
-        patches = sampled(image, points[active], frames, grid).reshape(-1, WINDOW, WINDOW)
+        patches = sample_patches(image, points[active], frames, grid).reshape(-1, WINDOW, WINDOW)
         x = (patches[:, 1:-1, 2:] - patches[:, 1:-1, :-2]).reshape(len(active), -1)
         y = (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(len(active), -1)
         moments = np.stack([(x * x) @ weight, (x * y) @ weight, (y * y) @ weight], axis=1)
         root, ratio = _inverse_root(moments.astype(np.float64))
         shapes[active] = shapes[active] @ root.astype(np.float32)
         stretched = np.linalg.norm(shapes[active], axis=(1, 2)) ** 2  # r + 1/r
-        allowed = stretched <= MOST_STRETCHED + 1 / MOST_STRETCHED
-        finished = ratio >= ROUND_ENOUGH
+        allowed = stretched <= MAX_STRETCH + 1 / MAX_STRETCH
+        finished = ratio >= MIN_ROUNDNESS
         done[active[finished & allowed]] = True
         active = active[~finished & allowed]
     kept = np.flatnonzero(done)
-    return _upright(shapes[kept]), kept
+    return _make_upright(shapes[kept]), kept
 
 
 def _inverse_root(moments: Float64) -> tuple[Float64, Float64]:
-    """M^-1/2 scaled to determinant 1, and the ratio of its axes: [n, 3] -> [n, 2, 2], [n]."""
+    """Return M^-1/2 with determinant 1, and the ratio of its axes: [n, 3] -> [n, 2, 2], [n]."""
     a, b, c = moments.T
     middle, spread = (a + c) / 2, np.hypot((a - c) / 2, b)
     large, small = middle + spread, np.maximum(middle - spread, 1e-12 * middle + 1e-30)
@@ -223,8 +226,8 @@ def _inverse_root(moments: Float64) -> tuple[Float64, Float64]:
     return inverse / np.sqrt(np.maximum(det, 1e-30))[:, None, None], ratio
 
 
-def _upright(shapes: Float32) -> Float32:
-    """The same ellipses with "up" kept: lower triangular, of determinant 1."""
+def _make_upright(shapes: Float32) -> Float32:
+    """Rotate frames so that they keep the vertical direction: lower triangular, determinant 1."""
     first = np.hypot(shapes[:, 0, 0], shapes[:, 0, 1])
     det = shapes[:, 0, 0] * shapes[:, 1, 1] - shapes[:, 0, 1] * shapes[:, 1, 0]
     upright = np.zeros_like(shapes)
@@ -236,13 +239,13 @@ def _upright(shapes: Float32) -> Float32:
 
 
 def square_grid(side: int) -> Float32:
-    """Places of the samples of a square patch, row by row: x, y from its middle, [side², 2]."""
+    """Return the sample positions of a square patch: x, y from its center, [side², 2]."""
     line = np.arange(side, dtype=np.float32) - side // 2
     return np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
 
 
-def sampled(image: Float32, points: Float32, frames: Float32, grid: Float32) -> Float32:
-    """Values of an image at point + frame · grid: [n, 2], [n, 2, 2], [g, 2] -> [n, g]."""
+def sample_patches(image: Float32, points: Float32, frames: Float32, grid: Float32) -> Float32:
+    """Sample an image at point + frame · grid: [n, 2], [n, 2, 2], [g, 2] -> [n, g]."""
     places = (frames.reshape(-1, 2) @ grid.T).reshape(-1, 2, len(grid)) + points[:, :, None]
     values: Float32 = cv2.remap(
         image,

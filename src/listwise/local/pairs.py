@@ -1,6 +1,6 @@
 """Spatial verification of many pairs of photos, on all cores.
 
-Worker processes import this module, so that it imports little.
+Worker processes import this module, so it imports little.
 """
 
 import multiprocessing
@@ -14,12 +14,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data.workers import explain_lost_workers
 from listwise.local.storage import FeatureFile
-from listwise.local.verification import Verified, comparison
+from listwise.local.verification import Verification, verifier_for
 
 Pair = tuple[int, int]
-"""A query and an image of the database, by their positions."""
+"""Positions of a query and of an image of the database."""
 
-_PAIRS = 32  # verified by a worker at a time
+_PAIRS = 32  # pairs per task of a worker
 
 
 @explain_lost_workers()
@@ -29,18 +29,22 @@ def verify_pairs(
     pairs: Iterable[Pair],
     workers: int = 0,
     on_pair: Callable[[int], object] = lambda count: None,
-) -> dict[Pair, Verified]:
-    """What queries and images share, each pair looked at once, on all cores.
+) -> dict[Pair, Verification]:
+    """Verify pairs of photos, each pair once.
 
-    Both files have features of the same extractor. With 0 workers this process does the work.
-    `on_pair` is called with the number of pairs just done.
+    Args:
+        queries: features of the queries.
+        database: features of the database, by the same extractor.
+        pairs: positions (query, image); duplicates are verified once.
+        workers: number of processes; 0 uses this process.
+        on_pair: called with the number of pairs just verified.
     """
     database.require(queries.header.extractor)
     wanted = sorted(set(pairs))
     parts = [wanted[start : start + _PAIRS] for start in range(0, len(wanted), _PAIRS)]
-    found: dict[Pair, Verified] = {}
+    found: dict[Pair, Verification] = {}
 
-    def keep(part: list[Pair], verified: list[Verified]) -> None:
+    def keep(part: list[Pair], verified: list[Verification]) -> None:
         found.update(zip(part, verified, strict=True))
         on_pair(len(part))
 
@@ -49,7 +53,7 @@ def verify_pairs(
             keep(part, _verify(queries, database, part))
         return found
     count = min(workers, len(parts))
-    # Forked processes would inherit the locks of this one's threads.
+    # Spawn: forked processes would inherit the locks of this process's threads.
     with ProcessPoolExecutor(
         count,
         mp_context=multiprocessing.get_context("spawn"),
@@ -65,22 +69,22 @@ def verify_pairs(
     return found
 
 
-def _verify(queries: FeatureFile, database: FeatureFile, pairs: list[Pair]) -> list[Verified]:
-    compare = comparison(database.header.extractor)
+def _verify(queries: FeatureFile, database: FeatureFile, pairs: list[Pair]) -> list[Verification]:
+    compare = verifier_for(database.header.extractor)
     read = lru_cache(maxsize=1)(queries.read)
     return [compare(read(query), database.read(image)) for query, image in pairs]
 
 
 _opened: list[FeatureFile] = []
-"""Of a worker process: features of queries and database."""
+"""The feature files of queries and database that a worker process has open."""
 
 
 def _open_files(*paths: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     threadpool_limits(1)  # a worker has one core
     _opened.extend(FeatureFile.open(path) for path in paths)
 
 
-def _verify_opened(pairs: list[Pair]) -> list[Verified]:
+def _verify_opened(pairs: list[Pair]) -> list[Verification]:
     queries, database = _opened
     return _verify(queries, database, pairs)

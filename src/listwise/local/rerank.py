@@ -19,13 +19,13 @@ from listwise.machine import Machine
 
 TOP = 100
 MINIMUM = 7
-"""Inliers from which two photos show the same thing: fewer are found by chance."""
+"""Minimum number of inliers for a match; fewer occur by chance."""
 
 _Key = tuple[str, Box | None, int, int]
 
 
 class PhotoPart(Protocol):
-    """A photo on disk, and the part of it that is meant; all of it where `box` is None."""
+    """A photo on disk, or the part of it inside `box`; None is the whole photo."""
 
     @property
     def path(self) -> str: ...  # noqa: D102
@@ -34,12 +34,15 @@ class PhotoPart(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Reranked:
-    """An entry in its new place.
+class RerankedEntry:
+    """An entry of a re-ranked list.
 
-    `position` is where it was in the list, `inliers` the number of features it shares with the
-    query photo number `photo`, None if with none; `matches` [m, 4] are the places of these: x, y
-    in the query photo and x, y in the entry's, in pixels of the upright whole photos.
+    Attributes:
+        position: position of the entry in the list before.
+        inliers: number of features that it shares with the query photo.
+        photo: number of the query photo with most inliers; None if there are no inliers.
+        matches: [m, 4], x, y in the query photo and x, y in the photo of the entry, in pixels of
+            the upright whole photos.
     """
 
     position: int
@@ -51,9 +54,11 @@ class Reranked:
 def rerank_by_inliers(
     order: ArrayLike, inliers: ArrayLike, minimum: int = MINIMUM
 ) -> NDArray[np.int64]:
-    """Put what has `minimum` inliers or more first, by their number; the rest stays as it was.
+    """Move images with `minimum` inliers or more to the front, by number of inliers.
 
-    Shapes: a ranking [n] and the inliers [m] of its first m -> the new ranking [n].
+    All other images keep their order.
+
+    Shapes: a ranking [n] and the inliers [m] of its first m images -> the new ranking [n].
     """
     ranking = np.asarray(order, dtype=np.int64)
     found = np.asarray(inliers, dtype=np.int64)
@@ -63,10 +68,13 @@ def rerank_by_inliers(
 
 
 class Reranker:
-    """Re-ranks lists of entries; the features of photos seen before are kept in memory.
+    """Re-ranks lists of entries by spatial verification, with a cache of features in memory.
 
-    `cache_bytes` is the most memory for features; those not used for longest go first. There are as
-    many worker threads as cores by default. One may be used by several threads.
+    Several threads may use one re-ranker.
+
+    Args:
+        cache_bytes: maximum memory of the cache; the least recently used features are removed.
+        workers: number of threads; one per core by default.
     """
 
     def __init__(self, cache_bytes: int = 512 << 20, workers: int | None = None) -> None:
@@ -81,11 +89,16 @@ class Reranker:
         queries: Sequence[Image.Image],
         entries: Sequence[PhotoPart],
         boxes: Sequence[Box | None] | None = None,
-    ) -> list[Reranked]:
-        """Order entries by the inliers they share with the query photo they share most with.
+    ) -> list[RerankedEntry]:
+        """Verify the first 100 entries against the queries and order them by inliers.
 
-        The first 100 are compared. Entries whose photo cannot be read stay where they were. Queries
-        are upright photos; `boxes` are the parts of them that are meant, None for all of a photo.
+        An entry gets the inliers of its best query photo. Entries whose photo cannot be read keep
+        their place.
+
+        Args:
+            queries: upright photos of the same object.
+            entries: the ranked list.
+            boxes: part of each query photo to use; None is the whole photo.
         """
         parts = [None] * len(queries) if boxes is None else boxes
         with ThreadPoolExecutor(self._workers) as pool:
@@ -97,12 +110,12 @@ class Reranker:
         order = rerank_by_inliers(range(len(readable)), [found.inliers for found in readable])
         verified = iter([readable[i] for i in order])
         return [
-            next(verified) if i < TOP and compared[i] is not None else _untouched(i)
+            next(verified) if i < TOP and compared[i] is not None else _not_verified(i)
             for i in range(len(entries))
         ]
 
     def features(self, entry: PhotoPart) -> Features:
-        """Features of an entry's photo, from memory if they are there."""
+        """Return the features of an entry's photo, from the cache if possible."""
         try:
             state = Path(entry.path).stat()
         except OSError as error:
@@ -123,23 +136,23 @@ class Reranker:
 
     def _compare(
         self, queries: Sequence[Features], position: int, entry: PhotoPart
-    ) -> Reranked | None:
-        """What an entry shares with the best of the queries; None if its photo is unreadable."""
+    ) -> RerankedEntry | None:
+        """Verify an entry against all queries, keep the best; None if its photo is unreadable."""
         try:
             features = self.features(entry)
         except ImageError:
             return None
-        best = _untouched(position)
+        best = _not_verified(position)
         for number, query in enumerate(queries):
             found = verify(query, features)
             if found.inliers > best.inliers:
                 matches = np.concatenate([found.query_points, found.points], axis=1)
-                best = Reranked(position, found.inliers, number, matches)
+                best = RerankedEntry(position, found.inliers, number, matches)
         return best
 
 
 def _query_features(photo: Image.Image, box: Box | None) -> Features:
-    """Features of a photo's box, placed in the whole photo."""
+    """Extract the features inside a box, in pixels of the whole photo."""
     if box is None:
         return hessian_affine(photo)
     left, top = max(0, round(box[0])), max(0, round(box[1]))
@@ -147,5 +160,5 @@ def _query_features(photo: Image.Image, box: Box | None) -> Features:
     return hessian_affine(photo.crop((left, top, right, bottom))).moved(left, top)
 
 
-def _untouched(position: int) -> Reranked:
-    return Reranked(position, 0, None, np.zeros((0, 4), np.float32))
+def _not_verified(position: int) -> RerankedEntry:
+    return RerankedEntry(position, 0, None, np.zeros((0, 4), np.float32))

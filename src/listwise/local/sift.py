@@ -3,28 +3,28 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.local.hessian import Float32, Regions, sampled, square_grid
+from listwise.local.hessian import Float32, Regions, sample_patches, square_grid
 from listwise.optional import requires
 
 with requires("local", "local features"):
     import cv2
 
-PATCH = 33  # samples across a region's patch
-EXTENT = 6.5  # half its width, in scales of the region
+PATCH = 33  # width of the patch of a region, in samples
+EXTENT = 6.5  # half the width of the patch, in scales of the region
 CELLS, DIRECTIONS = 4, 8
 CLIP = 0.2
 BLOCK = 256  # patches at a time
 
 
 def root_sift(grey: Float32, regions: Regions) -> Float32:
-    """RootSIFT of a photo's regions: [H, W], n regions -> [n, 128], unit rows."""
+    """Compute RootSIFT of regions: grey image [H, W], n regions -> [n, 128], unit rows."""
     half = PATCH // 2
     grid = square_grid(PATCH)
     spacing = regions.scales * (EXTENT / half)
-    # Photos at half the size each time; a patch is read where its samples are a pixel apart.
+    # Each level has half the size. A patch is sampled where its samples are about a pixel apart.
     levels = np.maximum(np.floor(np.log2(np.maximum(spacing, 1e-6))), 0).astype(int)
     descriptors = np.zeros((len(regions.points), CELLS * CELLS * DIRECTIONS), np.float32)
-    pooling = _pooling()
+    pooling = _cell_weights()
     image, step = grey, 1.0
     for level in range(int(levels.max(initial=-1)) + 1):
         if level:
@@ -33,13 +33,13 @@ def root_sift(grey: Float32, regions: Regions) -> Float32:
         for start in range(0, len(chosen), BLOCK):
             block = chosen[start : start + BLOCK]
             frames = regions.shapes[block] * (spacing[block] / step)[:, None, None]
-            patches = sampled(image, regions.points[block] / step, frames, grid)
-            descriptors[block] = describe(patches.reshape(-1, PATCH, PATCH), pooling)
+            patches = sample_patches(image, regions.points[block] / step, frames, grid)
+            descriptors[block] = describe_patches(patches.reshape(-1, PATCH, PATCH), pooling)
     return descriptors
 
 
-def describe(patches: Float32, pooling: Float32) -> Float32:
-    """RootSIFT of patches: [n, P, P], the weights of `_pooling` -> [n, 128]."""
+def describe_patches(patches: Float32, pooling: Float32) -> Float32:
+    """Compute RootSIFT of patches: [n, P, P] and the weights of `_cell_weights` -> [n, 128]."""
     n = len(patches)
     x = (patches[:, 1:-1, 2:] - patches[:, 1:-1, :-2]).reshape(n, -1)
     y = (patches[:, 2:, 1:-1] - patches[:, :-2, 1:-1]).reshape(n, -1)
@@ -53,19 +53,19 @@ def describe(patches: Float32, pooling: Float32) -> Float32:
         votes[direction] = np.maximum(0, 1 - away) * length
     pooled = votes.reshape(-1, votes.shape[2]) @ pooling.T
     histograms = pooled.reshape(DIRECTIONS, n, -1).transpose(1, 2, 0).reshape(n, -1)
-    return rooted(histograms)
+    return root_normalize(histograms)
 
 
-def rooted(histograms: Float32) -> Float32:
-    """SIFT's clipping, then the square root of the L1-normalised values: [n, 128] -> [n, 128]."""
+def root_normalize(histograms: Float32) -> Float32:
+    """Clip as SIFT does, L1-normalise and take the square root: [n, 128] -> [n, 128]."""
     norm = np.linalg.norm(histograms, axis=1, keepdims=True)
     clipped = np.minimum(histograms, CLIP * norm)
     root: Float32 = np.sqrt(clipped / np.maximum(clipped.sum(axis=1, keepdims=True), 1e-12))
     return root
 
 
-def _pooling() -> Float32:
-    """Weight of each inner pixel of a patch in each cell: [16, (P-2)^2]."""
+def _cell_weights() -> Float32:
+    """Return the weight of each inner pixel of a patch in each cell: [16, (P-2)^2]."""
     inner = PATCH - 2
     place = (np.arange(inner) + 0.5) / inner * CELLS - 0.5  # in cells
     tent = np.maximum(0, 1 - np.abs(place[None] - np.arange(CELLS)[:, None]))

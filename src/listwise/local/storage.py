@@ -1,4 +1,4 @@
-"""Local features on disk: one Arrow file, a photo a row, mapped into memory and not read whole."""
+"""Local features on disk: an Arrow file with one row per photo, memory-mapped, not read whole."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,10 @@ from listwise.local.features import Features
 
 
 class FeatureHeader(TableHeader):
-    """What a file of local features says about itself.
+    """Header of a file of local features.
 
-    `extractor` names what made them, with its settings.
+    `extractor` is the name of the extractor with its settings, `dim` the dimensions of a
+    descriptor.
     """
 
     extractor: str
@@ -46,7 +47,7 @@ KIND: Final = TableKind(
 
 
 class PhotoFeatures(NamedTuple):
-    """A photo's row: its id, the size of the whole upright photo, and its features."""
+    """Row of a photo: its id, the size of the upright whole photo, and its features."""
 
     id: str
     width: int
@@ -55,9 +56,9 @@ class PhotoFeatures(NamedTuple):
 
 
 class FeatureWriter(TableWriter):
-    """Writes a file of local features, in its place, whole, once the `with` block has ended.
+    """Writes a file of local features; the file appears when the `with` block ends.
 
-    If the block ends with an error, nothing is left behind. Descriptors are kept in 8 bits a value.
+    If the block ends with an error, no file is left behind. Descriptors take 8 bits per value.
     """
 
     def __init__(self, path: str | Path, header: FeatureHeader) -> None:
@@ -71,10 +72,10 @@ class FeatureWriter(TableWriter):
                 ("points", pa.list_(pa.list_(pa.float32(), 2))),
                 ("scales", pa.list_(pa.float32())),
                 ("shapes", pa.list_(pa.list_(pa.float32(), 4))),
-                ("low", pa.float32()),  # descriptors are low + step · code
+                ("low", pa.float32()),  # a descriptor is low + step · codes
                 ("step", pa.float32()),
                 ("codes", pa.list_(pa.list_(pa.uint8(), header.dim))),
-                ("checksum", pa.uint32()),  # of the rest of the row
+                ("checksum", pa.uint32()),  # CRC-32 of the rest of the row
             ]
         )
         super().__init__(path, schema, KIND, header)
@@ -85,18 +86,18 @@ class FeatureWriter(TableWriter):
         return ipc.new_file(file, self._schema)
 
     def write(self, photos: Sequence[PhotoFeatures]) -> None:
-        """Add photos, which are a batch of the file: tens or hundreds."""
+        """Add photos as one batch of the file; tens or hundreds at a time are efficient."""
         import pyarrow as pa
 
         if not photos:
             return
         features = [photo.features for photo in photos]
-        coded = [_coded(each.descriptors) for each in features]
+        coded = [_encode(each.descriptors) for each in features]
         for photo in photos:
             if photo.features.descriptors.shape[1] != self._dim:
                 raise InputError(
                     f"the descriptors of {photo.id} have {photo.features.descriptors.shape[1]} "
-                    f"dimensions, those of {self.path} have {self._dim}"
+                    f"dimensions, but {self.path} holds descriptors of {self._dim}"
                 )
         ids = [photo.id for photo in photos]
         sizes = np.array([(photo.width, photo.height) for photo in photos], np.int32)
@@ -105,12 +106,12 @@ class FeatureWriter(TableWriter):
             pa.array([photo.id for photo in photos]),
             pa.array([photo.width for photo in photos], pa.int32()),
             pa.array([photo.height for photo in photos], pa.int32()),
-            _lists([each.points for each in features], 2),
-            _lists([each.scales for each in features], None),
-            _lists([each.shapes.reshape(-1, 4) for each in features], 4),
+            _list_column([each.points for each in features], 2),
+            _list_column([each.scales for each in features], None),
+            _list_column([each.shapes.reshape(-1, 4) for each in features], 4),
             pa.array([low for low, _, _ in coded], pa.float32()),
             pa.array([step for _, step, _ in coded], pa.float32()),
-            _lists([codes for _, _, codes in coded], self._dim),
+            _list_column([codes for _, _, codes in coded], self._dim),
             pa.array(
                 [
                     _checksum(photo, size, each.points, each.scales, each.shapes, *code)
@@ -122,7 +123,7 @@ class FeatureWriter(TableWriter):
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
     def copy(self, file: "FeatureFile") -> None:
-        """Add all photos of another file as they are."""
+        """Add all photos of another file without change."""
         self._count(file.ids, file.sizes, file.counts)
         for batch in file.table.to_batches():
             self._writer.write_batch(batch.cast(self._schema))
@@ -137,9 +138,9 @@ class FeatureWriter(TableWriter):
 
 @dataclass(frozen=True, eq=False)
 class FeatureFile(TableFile[FeatureHeader]):
-    """The local features of N photos on disk; `open` makes one.
+    """The local features of N photos on disk; create it with `FeatureFile.open`.
 
-    It may be read by several threads. A photo's features are read when they are asked for.
+    Several threads may read it. The features of a photo are read when they are used.
     """
 
     kind = KIND
@@ -148,7 +149,7 @@ class FeatureFile(TableFile[FeatureHeader]):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map a file into memory."""
+        """Open a file by mapping it into memory."""
         path = Path(path)
         with KIND.reading(path):
             table = _read_table(path)
@@ -164,16 +165,16 @@ class FeatureFile(TableFile[FeatureHeader]):
         return int(self.table.num_rows)
 
     def writer(self, path: Path, header: FeatureHeader) -> FeatureWriter:
-        """A writer of files with the same columns."""
+        """Return a writer of a file with the same columns."""
         return FeatureWriter(path, header)
 
     def columns(self, *names: str) -> Any:
-        """Some columns, as an Arrow table."""
+        """Return some columns as an Arrow table."""
         return self.table.select(list(names))
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """The row of each id."""
+        """The row number of each id."""
         return {name: row for row, name in enumerate(self.ids)}
 
     @cached_property
@@ -189,7 +190,7 @@ class FeatureFile(TableFile[FeatureHeader]):
         return counts
 
     def read(self, row: int) -> Features:
-        """The features of the photo in a row."""
+        """Return the features of the photo in a row."""
         low, step = (np.float32(self.table.column(name)[row].as_py()) for name in ("low", "step"))
         points, scales, shapes, codes = (
             self._values(name, row) for name in ("points", "scales", "shapes", "codes")
@@ -209,7 +210,7 @@ class FeatureFile(TableFile[FeatureHeader]):
         )
 
     def get(self, name: str) -> Features:
-        """The features of the photo with an id."""
+        """Return the features of the photo with an id."""
         if name not in self.positions:
             raise InputError(f"{self.path} has no features of {name}: extract them first")
         return self.read(self.positions[name])
@@ -227,16 +228,16 @@ class FeatureFile(TableFile[FeatureHeader]):
         return array
 
     def require(self, extractor: str) -> None:
-        """Refuse the file unless this extractor made it, with the same settings."""
+        """Raise an error unless this extractor made the file, with the same settings."""
         if self.header.extractor != extractor:
             raise InputError(
-                f"{self.path} holds features of {self.header.extractor}, not of {extractor}, and "
-                "these are never mixed: extract again"
+                f"{self.path} holds features of {self.header.extractor}, not of {extractor}: "
+                "extract them again"
             )
 
 
-def _coded(descriptors: NDArray[np.float32]) -> tuple[float, float, NDArray[np.uint8]]:
-    """Lowest value, step and 8-bit codes of a photo's descriptors: [n, D]."""
+def _encode(descriptors: NDArray[np.float32]) -> tuple[float, float, NDArray[np.uint8]]:
+    """Quantize descriptors [n, D] to 8 bits: lowest value, step and codes [n, D]."""
     low = float(descriptors.min(initial=0.0))
     step = max((float(descriptors.max(initial=0.0)) - low) / 255, 1e-9)
     return low, step, np.rint((descriptors - low) / step).astype(np.uint8)
@@ -252,7 +253,7 @@ def _checksum(
     step: float | np.float32,
     codes: NDArray[np.uint8],
 ) -> int:
-    """The checksum of a photo's row."""
+    """Compute the checksum of a photo's row."""
     checksum = zlib.crc32(name.encode())
     arrays: list[NDArray[Any]] = [size, points, scales, shapes, codes]
     for values in (*arrays, np.array([low, step], np.float32)):
@@ -260,8 +261,8 @@ def _checksum(
     return checksum
 
 
-def _lists(arrays: Sequence[NDArray[Any]], width: int | None) -> Any:
-    """A column with a list of numbers, or of rows of `width` numbers, for each photo."""
+def _list_column(arrays: Sequence[NDArray[Any]], width: int | None) -> Any:
+    """Build a column with a list of numbers, or of rows of `width` numbers, for each photo."""
     import pyarrow as pa
 
     starts = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])

@@ -1,4 +1,4 @@
-"""Spatial verification: how many local features of two photos agree on one transform."""
+"""Spatial verification: count the local features of two photos that agree on one transform."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +12,26 @@ from listwise.local.hessian import Float32
 Float64 = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 
-SIMILAR = 0.6  # cosine of deep features that may be of the same thing
-RATIO = 0.9  # of the distances to the nearest and the second nearest feature
-TOLERANCE = 0.02  # distance of an inlier from its place, in parts of each photo's extent
-GROWTH = 1.5  # a pair's scales may differ so much more than the transform says, or less
+MIN_SIMILARITY = 0.6  # cosine similarity of deep features that may match
+MAX_RATIO = 0.9  # of the distances to the nearest and to the second nearest feature
+TOLERANCE = 0.02  # maximum error of an inlier, relative to the extent of the points of each photo
+MAX_SCALE_CHANGE = 1.5  # maximum ratio between the scale change of a pair and that of the transform
 HYPOTHESES = 1024
-REFINED = 8  # the best hypotheses are fitted to their inliers
-FEWEST = 4  # inliers of a transform
-FOR_HOMOGRAPHY = 10  # inliers needed to fit one
-MOST_SCALE, MOST_STRETCH = 8.0, 6.0
+REFINED_HYPOTHESES = 8  # number of best hypotheses that are fitted to their inliers
+MIN_INLIERS = 4
+MIN_HOMOGRAPHY_INLIERS = 10  # to fit a homography
+MAX_SCALE, MAX_STRETCH = 8.0, 6.0
 
 
 @dataclass(frozen=True, eq=False)
-class Verified:
-    """What two photos share: m features, and the transform that brings one set to the other.
+class Verification:
+    """Result of `verify`: the m features that two photos share, and the transform between them.
 
-    Shapes: `query_points` [m, 2] and `points` [m, 2] (x, y, the same row for the same thing),
-    `transform` [3, 3] from the query's pixels to the other photo's.
+    Attributes:
+        inliers: m, the number of features that agree on the transform.
+        query_points: [m, 2], x and y in the query photo.
+        points: [m, 2], x and y of the same features in the other photo.
+        transform: [3, 3], from pixels of the query to pixels of the other photo.
     """
 
     inliers: int
@@ -37,22 +40,30 @@ class Verified:
     transform: Float64
 
 
-def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Verified:
-    """Find the transform on which most pairs of features agree; the same answer every time.
+def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Verification:
+    """Find the transform on which most pairs of features agree.
 
-    Every pair's two shapes alone give an affine transform; the best of these are fitted to the
-    pairs that agree with them, as affine transforms and then as homographies.
+    The shapes of each pair give one affine transform. The best of these are fitted to the pairs
+    that agree with them, first as affine transforms, then as homographies. The result is
+    deterministic.
 
-    `pairs` are positions in both that may belong together, int64 [m, 2]; by default those whose
-    descriptors are nearest to each other and to nothing else.
+    Args:
+        query: features of the query.
+        other: features of the other photo.
+        pairs: positions of features that may match, int64 [p, 2]; by default `nearest_pairs`.
+
+    Example:
+        >>> found = verify(hessian_affine(photo), hessian_affine(other))   # doctest: +SKIP
+        >>> found.inliers, found.transform.shape                          # doctest: +SKIP
+        (57, (3, 3))
     """
     if pairs is None:
         pairs = nearest_pairs(query.descriptors, other.descriptors)
-    if len(pairs) < FEWEST:
-        return _nothing()
+    if len(pairs) < MIN_INLIERS:
+        return _no_match()
     one, two = pairs.T
     start, end = query.points[one].astype(np.float64), other.points[two].astype(np.float64)
-    judge = _Judge(
+    pair_errors = _PairErrors(
         start,
         end,
         TOLERANCE * _extent(query.points),
@@ -60,63 +71,63 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
         np.log(other.scales[two] / query.scales[one]).astype(np.float64),
     )
     frames = _frames(query, one), _frames(other, two)
-    best, inliers = _best(judge, _hypotheses(start, end, *frames))
+    best, inliers = _best(pair_errors, _hypotheses(start, end, *frames))
     if best is None:
-        return _nothing()
-    chosen = _one_to_one(pairs, inliers, judge.errors(best[None])[0])
-    if len(chosen) < FEWEST:
-        return _nothing()
-    return Verified(
+        return _no_match()
+    chosen = _one_to_one(pairs, inliers, pair_errors.errors(best[None])[0])
+    if len(chosen) < MIN_INLIERS:
+        return _no_match()
+    return Verification(
         len(chosen), query.points[one[chosen]], other.points[two[chosen]], best / best[2, 2]
     )
 
 
 def nearest_pairs(query: Float32, other: Float32) -> Pairs:
-    """Pairs of unit descriptors that are each other's nearest, and clearly so: [m, 2]."""
+    """Return the mutual nearest neighbours of unit descriptors that pass the ratio test: [m, 2]."""
     if len(query) < 2 or len(other) < 2:
         return np.zeros((0, 2), np.int64)
-    pairs, products = _mutual(query, other)
+    pairs, products = _mutual_nearest(query, other)
     block = products[pairs[:, 0]]
     first = products[pairs[:, 0], pairs[:, 1]]
     block[np.arange(len(pairs)), pairs[:, 1]] = -1
-    # Squared distances are twice these; rounding must not make them negative.
+    # These are half the squared distances; rounding must not make them negative.
     gap, next_gap = np.maximum(1 - first, 0), np.maximum(1 - block.max(axis=1), 0)
-    clear: Pairs = pairs[gap < RATIO**2 * next_gap]
+    clear: Pairs = pairs[gap < MAX_RATIO**2 * next_gap]
     return clear
 
 
-def similar_pairs(query: Float32, other: Float32, least: float = SIMILAR) -> Pairs:
-    """Pairs of unit descriptors that are each other's nearest and similar enough: [m, 2].
+def similar_pairs(query: Float32, other: Float32, least: float = MIN_SIMILARITY) -> Pairs:
+    """Return the mutual nearest neighbours of unit descriptors that are similar enough: [m, 2].
 
-    For deep features, where the ratio test would refuse most true pairs: the second nearest of a
-    location is mostly its neighbour, which sees nearly the same.
+    This is for deep features. The ratio test would refuse most true pairs of them, because the
+    second nearest feature is usually the neighbouring location, which looks almost the same.
     """
     if not len(query) or not len(other):
         return np.zeros((0, 2), np.int64)
-    pairs, products = _mutual(query, other)
+    pairs, products = _mutual_nearest(query, other)
     return pairs[products[pairs[:, 0], pairs[:, 1]] >= least]
 
 
-def _mutual(query: Float32, other: Float32) -> tuple[Pairs, Float32]:
-    """Pairs that are each other's nearest [m, 2], and all products [n, n']."""
+def _mutual_nearest(query: Float32, other: Float32) -> tuple[Pairs, Float32]:
+    """Return mutual nearest neighbours [m, 2], and the products of all descriptors [n, n']."""
     products: Float32 = query @ other.T
     nearest = products.argmax(axis=1)
     rows = np.flatnonzero(products.argmax(axis=0)[nearest] == np.arange(len(query)))
     return np.stack([rows, nearest[rows]], axis=1).astype(np.int64), products
 
 
-def comparison(extractor: str) -> Callable[[Features, Features], Verified]:
-    """How two photos' features of an extractor are compared, by its name."""
+def verifier_for(extractor: str) -> Callable[[Features, Features], Verification]:
+    """Return the function that verifies two photos with features of the extractor of this name."""
     pairs: Callable[..., Pairs] = similar_pairs if extractor.startswith("delf-") else nearest_pairs
     return lambda one, two: verify(one, two, pairs(one.descriptors, two.descriptors))
 
 
 @dataclass(frozen=True, eq=False)
-class _Judge:
-    """Tells how well transforms agree with m pairs of features.
+class _PairErrors:
+    """Measures how well transforms agree with m pairs of features.
 
-    Shapes: points `start` [m, 2] and `end` [m, 2], the distances `one` and `two` allowed in each
-    photo, and how much larger the second feature of a pair is, `growth` [m], a logarithm.
+    Shapes: points `start` [m, 2] and `end` [m, 2]; `one` and `two` are the distances allowed in
+    each photo; `growth` [m] is the logarithm of the scale change of each pair.
     """
 
     start: Float64
@@ -126,29 +137,30 @@ class _Judge:
     growth: Float64
 
     def errors(self, transforms: Float64) -> Float64:
-        """The larger of the squared errors there and back, 1 if just allowed: [t, 3, 3] -> [t, m].
+        """Return the larger squared error of both directions: [t, 3, 3] -> [t, m].
 
-        It is infinite where a transform scales things otherwise than the pair does.
+        An error of 1 is just allowed. It is infinite where the scale change of the transform
+        differs too much from that of the pair.
         """
-        there = _squared(transforms, self.start, self.end) / self.two**2
+        there = _squared_distances(transforms, self.start, self.end) / self.two**2
         inverse = np.linalg.inv(transforms).astype(np.float64)
-        back = _squared(inverse, self.end, self.start) / self.one**2
-        # The area of a small thing grows by det / w^3.
+        back = _squared_distances(inverse, self.end, self.start) / self.one**2
+        # A small area grows by det / w^3.
         depth = np.maximum(_depths(transforms, self.start), 1e-12)
         growth = np.log(np.linalg.det(transforms))[:, None] / 2 - 1.5 * np.log(depth)
-        unlike = np.abs(growth - self.growth) > np.log(GROWTH)
+        unlike = np.abs(growth - self.growth) > np.log(MAX_SCALE_CHANGE)
         errors: Float64 = np.where(unlike, np.inf, np.maximum(there, back))
         return errors
 
 
 def _depths(transforms: Float64, points: Float64) -> Float64:
-    """The third coordinate of transformed points, negative behind the camera: [t, m]."""
+    """Return the third coordinate of transformed points, negative behind the camera: [t, m]."""
     depths: Float64 = transforms[:, 2, :2] @ points.T + transforms[:, 2, 2:]
     return depths
 
 
-def _squared(transforms: Float64, start: Float64, end: Float64) -> Float64:
-    """Squared distances of transformed points from where they should be: [t, m]."""
+def _squared_distances(transforms: Float64, start: Float64, end: Float64) -> Float64:
+    """Return the squared distances between transformed points and their targets: [t, m]."""
     x, y = start.T
     t = transforms[:, :, :, None]
     w = _depths(transforms, start)
@@ -161,7 +173,7 @@ def _squared(transforms: Float64, start: Float64, end: Float64) -> Float64:
 
 
 def _extent(points: Float32) -> float:
-    """The diagonal of the box around points, of which errors are parts."""
+    """Return the diagonal of the bounding box of points; errors are relative to it."""
     return float(max(np.hypot(*np.ptp(points, axis=0)), 1.0))
 
 
@@ -171,7 +183,7 @@ def _frames(features: Features, rows: NDArray[np.int64]) -> Float64:
 
 
 def _hypotheses(start: Float64, end: Float64, one: Float64, two: Float64) -> Float64:
-    """The affine transforms that single pairs give: [h, 3, 3]."""
+    """Return the affine transform that each pair gives: [h, 3, 3]."""
     if len(start) > HYPOTHESES:
         chosen = np.linspace(0, len(start) - 1, HYPOTHESES).astype(int)
         start, end, one, two = start[chosen], end[chosen], one[chosen], two[chosen]
@@ -179,56 +191,58 @@ def _hypotheses(start: Float64, end: Float64, one: Float64, two: Float64) -> Flo
     transforms[:, :2, :2] = two @ np.linalg.inv(one)
     transforms[:, :2, 2] = end - (transforms[:, :2, :2] @ start[..., None])[..., 0]
     transforms[:, 2, 2] = 1
-    return transforms[_sensible(transforms[:, :2, :2])]
+    return transforms[_plausible(transforms[:, :2, :2])]
 
 
-def _sensible(linear: Float64) -> NDArray[np.bool_]:
-    """Whether maps keep the sides, and neither scale nor stretch beyond belief: [t, 2, 2]."""
+def _plausible(linear: Float64) -> NDArray[np.bool_]:
+    """Whether linear maps [t, 2, 2] do not mirror, and scale and stretch only moderately."""
     det = np.linalg.det(linear)
     scale = np.sqrt(np.maximum(det, 1e-12))
     stretch = (linear**2).sum(axis=(1, 2)) / scale**2  # r + 1/r
-    sensible: NDArray[np.bool_] = (
+    plausible: NDArray[np.bool_] = (
         (det > 0)
-        & (scale < MOST_SCALE)
-        & (scale > 1 / MOST_SCALE)
-        & (stretch < MOST_STRETCH + 1 / MOST_STRETCH)
+        & (scale < MAX_SCALE)
+        & (scale > 1 / MAX_SCALE)
+        & (stretch < MAX_STRETCH + 1 / MAX_STRETCH)
     )
-    return sensible
+    return plausible
 
 
-def _best(judge: _Judge, hypotheses: Float64) -> tuple[Float64 | None, NDArray[np.bool_]]:
-    """The transform with most inliers of all hypotheses and what is fitted to the best of them."""
-    none: NDArray[np.bool_] = np.zeros(len(judge.start), bool)
+def _best(
+    pair_errors: _PairErrors, hypotheses: Float64
+) -> tuple[Float64 | None, NDArray[np.bool_]]:
+    """Fit the best hypotheses again; return the transform with most inliers, and the inliers."""
+    none: NDArray[np.bool_] = np.zeros(len(pair_errors.start), bool)
     if not len(hypotheses):
         return None, none
     counts = np.concatenate(
         [
-            (judge.errors(part) <= 1).sum(axis=1)
+            (pair_errors.errors(part) <= 1).sum(axis=1)
             for part in np.array_split(hypotheses, len(hypotheses) // 256 + 1)
         ]
     )
     best, most, inliers = None, 0, none
-    for number in np.argsort(-counts, kind="stable")[:REFINED]:
+    for number in np.argsort(-counts, kind="stable")[:REFINED_HYPOTHESES]:
         transform = hypotheses[number]
         for fit in (_affine, _affine, _homography, _homography):
-            found = judge.errors(transform[None])[0] <= (4 if fit is _affine else 1)
-            fitted = fit(judge.start[found], judge.end[found])
+            found = pair_errors.errors(transform[None])[0] <= (4 if fit is _affine else 1)
+            fitted = fit(pair_errors.start[found], pair_errors.end[found])
             if fitted is None:
                 continue
-            agreed = judge.errors(fitted[None])[0] <= 1
-            if agreed.sum() >= max(most + 1, FEWEST):
+            agreed = pair_errors.errors(fitted[None])[0] <= 1
+            if agreed.sum() >= max(most + 1, MIN_INLIERS):
                 best, most, inliers = fitted, int(agreed.sum()), agreed
             transform = fitted
     return best, inliers
 
 
 def _affine(start: Float64, end: Float64) -> Float64 | None:
-    """The affine transform nearest to pairs of points, None if they do not tell one."""
+    """Fit an affine transform to pairs of points; None if they do not determine one."""
     if len(start) < 3:
         return None
     middle, target = start.mean(axis=0), end.mean(axis=0)
     solution, _, rank, _ = np.linalg.lstsq(start - middle, end - target, rcond=1e-6)
-    if rank < 2 or not _sensible(solution.T[None])[0]:
+    if rank < 2 or not _plausible(solution.T[None])[0]:
         return None
     transform = np.eye(3)
     transform[:2, :2] = solution.T
@@ -237,11 +251,11 @@ def _affine(start: Float64, end: Float64) -> Float64 | None:
 
 
 def _homography(start: Float64, end: Float64) -> Float64 | None:
-    """The homography nearest to pairs of points, None if they do not tell a sensible one."""
-    if len(start) < FOR_HOMOGRAPHY:
+    """Fit a homography to pairs of points; None if they do not determine a plausible one."""
+    if len(start) < MIN_HOMOGRAPHY_INLIERS:
         return None
     one, two = _normaliser(start), _normaliser(end)
-    (x, y), (u, v) = _moved(one, start).T, _moved(two, end).T
+    (x, y), (u, v) = _transform_points(one, start).T, _transform_points(two, end).T
     zero, unit = np.zeros_like(x), np.ones_like(x)
     equations = np.concatenate(
         [
@@ -259,23 +273,23 @@ def _homography(start: Float64, end: Float64) -> Float64 | None:
     transform = transform / w
     if not ((start @ transform[2, :2] + transform[2, 2]) > 0.1).all():
         return None
-    return transform if _sensible(_jacobians(transform, start)).all() else None
+    return transform if _plausible(_jacobians(transform, start)).all() else None
 
 
 def _normaliser(points: Float64) -> Float64:
-    """The similarity that centres points and brings them to a mean distance of one."""
+    """Return the similarity that centers points and scales them to a mean distance of 1."""
     middle = points.mean(axis=0)
     size = max(float(np.linalg.norm(points - middle, axis=1).mean()), 1e-9)
     return np.array([[1 / size, 0, -middle[0] / size], [0, 1 / size, -middle[1] / size], [0, 0, 1]])
 
 
-def _moved(transform: Float64, points: Float64) -> Float64:
+def _transform_points(transform: Float64, points: Float64) -> Float64:
     moved: Float64 = points @ transform[:2, :2].T + transform[:2, 2]
     return moved
 
 
 def _jacobians(transform: Float64, points: Float64) -> Float64:
-    """What a homography does to small things near points: [m, 2, 2]."""
+    """Return the Jacobian of a homography at points: [m, 2, 2]."""
     homogeneous = np.concatenate([points, np.ones((len(points), 1))], axis=1) @ transform.T
     w = homogeneous[:, 2, None, None]
     place = homogeneous[:, :2] / homogeneous[:, 2:]
@@ -284,7 +298,7 @@ def _jacobians(transform: Float64, points: Float64) -> Float64:
 
 
 def _one_to_one(pairs: Pairs, inliers: NDArray[np.bool_], errors: Float64) -> NDArray[np.int64]:
-    """Inliers in which no feature is used twice, the better pair kept: positions in `pairs`."""
+    """Return positions in `pairs` of inliers that use each feature once, keeping the best pair."""
     rows = np.flatnonzero(inliers)
     rows = rows[np.argsort(errors[rows], kind="stable")]
     for side in (0, 1):
@@ -293,6 +307,6 @@ def _one_to_one(pairs: Pairs, inliers: NDArray[np.bool_], errors: Float64) -> ND
     return np.sort(rows)
 
 
-def _nothing() -> Verified:
+def _no_match() -> Verification:
     none = np.zeros((0, 2), np.float32)
-    return Verified(0, none, none, np.eye(3))
+    return Verification(0, none, none, np.eye(3))

@@ -13,7 +13,7 @@ from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
 from listwise.evaluation import Results
 from listwise.progress import counting
-from listwise.results.described import BenchmarkDescriptors, describe_benchmark, refuse_labels
+from listwise.results.describe import BenchmarkDescriptors, describe_benchmark, refuse_labels
 from listwise.results.table import figures_of, format_table
 
 

@@ -20,7 +20,7 @@ from listwise.local.extract import Extractor, extract_features, open_extractor
 from listwise.local.pairs import Pair, verify_pairs
 from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.storage import FeatureFile
-from listwise.local.verification import Verified
+from listwise.local.verification import Verification
 from listwise.machine import Machine
 from listwise.progress import counting
 from listwise.results.report import ModelSearch, TableRow, report_models, write_report
@@ -35,7 +35,7 @@ class LocalRow:
 
     name: str
     scores: Scores
-    verified: Mapping[Pair, Verified]
+    verified: Mapping[Pair, Verification]
 
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
@@ -179,7 +179,7 @@ def first_pairs(table: Scores) -> list[Pair]:
     ]
 
 
-def verified_row(name: str, table: Scores, verified: Mapping[Pair, Verified]) -> LocalRow:
+def verified_row(name: str, table: Scores, verified: Mapping[Pair, Verification]) -> LocalRow:
     """Scores after the first 100 of each list were verified: inliers count before scores.
 
     Shapes: scores [Q, N], from -1 to 1 each, before; `verified` has the `first_pairs` of them.

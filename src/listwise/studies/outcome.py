@@ -47,7 +47,7 @@ _OF_THE_RUN = {entry.name for entry in fields(Outcome)} - {"kept", "judged"}
 
 
 @dataclass
-class Findings:
+class StudyResults:
     """What is known so far: every finished run, and the untrained network on the benchmark."""
 
     outcomes: list[Outcome] = field(default_factory=list)

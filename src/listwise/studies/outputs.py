@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from listwise.files import write_text
-from listwise.studies.known import Variant
-from listwise.studies.outcome import Findings, Outcome
+from listwise.studies.definitions import Variant
+from listwise.studies.outcome import Outcome, StudyResults
 from listwise.studies.plan import StudyPlan
 from listwise.studies.plots import Panel, Point, Spread, draw
 from listwise.training.run.view import readable_time
@@ -19,7 +19,7 @@ RESULTS_FILE, TABLE_FILE, PLOT_FILE = "results.csv", "table.md", "plot.svg"
 VALIDATION = "validation"
 
 
-def write_outputs(made: StudyPlan, findings: Findings, command: str = "") -> None:
+def write_outputs(made: StudyPlan, findings: StudyResults, command: str = "") -> None:
     """Rewrite the three files from the finished runs; the table shows `command`."""
     write_csv(made.out / RESULTS_FILE, [run.row() for run in findings.outcomes])
     text = [f"# {made.study.title}\n", about(made), table(made, findings)]
@@ -48,7 +48,7 @@ def about(made: StudyPlan) -> str:
     )
 
 
-def table(made: StudyPlan, findings: Findings) -> str:
+def table(made: StudyPlan, findings: StudyResults) -> str:
     """The Markdown table: a row for each variant that has a finished run."""
     names = list(findings.untrained)  # the benchmark's figures: a protocol, plain or whitened
     costly = made.study.name == "losses"
@@ -77,7 +77,7 @@ def table(made: StudyPlan, findings: Findings) -> str:
     return markdown(header, rows)
 
 
-def plot(made: StudyPlan, findings: Findings) -> str:
+def plot(made: StudyPlan, findings: StudyResults) -> str:
     """The SVG: a panel for validation and one for each protocol of the benchmark, whitened."""
     whitened = [name for name in findings.untrained if name.endswith("whitened")]
     panels = []
@@ -101,7 +101,7 @@ def figure_spread(runs: Sequence[Outcome], name: str) -> Spread:
     )
 
 
-def _difference(made: StudyPlan, findings: Findings, width: int) -> list[list[str]]:
+def _difference(made: StudyPlan, findings: StudyResults, width: int) -> list[list[str]]:
     """Of two variants that are names, how much the first is ahead, seed by seed."""
     if made.study.axis or len(made.variants) != 2:
         return []

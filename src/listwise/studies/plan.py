@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from listwise.errors import InputError
 from listwise.settings import TrainConfig, make_config, merge, read_settings
-from listwise.studies.known import SCHEDULE, Study, TrainingSet, Variant
+from listwise.studies.definitions import SCHEDULE, Study, TrainingSet, Variant
 from listwise.studies.outcome import read_study_json
 from listwise.training import TrainPlan, prepare
 from listwise.training.choices import PASSES

@@ -17,7 +17,7 @@ from listwise.files import write_text
 from listwise.machine import Machine
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.pooling import make_pooling
-from listwise.results.described import BenchmarkDescriptors, Descriptors, describe_benchmark
+from listwise.results.describe import BenchmarkDescriptors, Descriptors, describe_benchmark
 from listwise.studies.outcome import column_name
 from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE, write_csv
 from listwise.studies.plots import Panel, Point, Spread, draw

@@ -20,8 +20,14 @@ from listwise.descriptors import Model, Whitening, load_model
 from listwise.files import write_text
 from listwise.models import RetrievalNet
 from listwise.results import describe_benchmark
-from listwise.studies.known import HYPER_PARAMETERS, Variant
-from listwise.studies.outcome import Findings, Outcome, read_outcome, read_study_json, write_outcome
+from listwise.studies.definitions import HYPER_PARAMETERS, Variant
+from listwise.studies.outcome import (
+    Outcome,
+    StudyResults,
+    read_outcome,
+    read_study_json,
+    write_outcome,
+)
 from listwise.studies.plan import STUDY_FILE, StudyPlan
 from listwise.training import Trainer
 from listwise.training.run.folder import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
@@ -102,13 +108,13 @@ class StudyView:
         """Called before photos are described; its context is called with numbers of them."""
         return nullcontext(lambda count: None)
 
-    def found(self, findings: Findings) -> None:
+    def found(self, findings: StudyResults) -> None:
         """Called with all outcomes so far, each time there is a new one."""
 
 
 def run_study(
     made: StudyPlan, view: StudyView | None = None, benchmark: StudyBenchmark | None = None
-) -> Findings:
+) -> StudyResults:
     """Make the runs that are not finished yet, and give the outcomes of all.
 
     Of each variant's runs with the first seed, the learning rate that is best in validation is
@@ -118,7 +124,7 @@ def run_study(
     view = view or StudyView()
     made.out.mkdir(parents=True, exist_ok=True)
     write_text(made.out / STUDY_FILE, json.dumps({"study": made.study.name}) + "\n")
-    findings = Findings(untrained=_evaluate_untrained(made, benchmark, view))
+    findings = StudyResults(untrained=_evaluate_untrained(made, benchmark, view))
     number = 0
     best: dict[str, float] = {}
     for seed in range(made.seeds):

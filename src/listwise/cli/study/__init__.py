@@ -3,7 +3,7 @@
 from listwise.cli.help import Program
 from listwise.cli.study.poolings import EXAMPLES, poolings
 from listwise.cli.study.training import study_command
-from listwise.studies.known import STUDIES
+from listwise.studies.definitions import STUDIES
 
 app = Program(
     help="Repeat the comparisons of the paper on your photos.",

@@ -15,7 +15,7 @@ from listwise.cli.study import flags
 from listwise.cli.study.flags import TOY, draw_toy, say_where
 from listwise.errors import InputError
 from listwise.settings import merge, read_settings
-from listwise.studies.known import SCHEDULE, Study
+from listwise.studies.definitions import SCHEDULE, Study
 
 
 def study_command(study: Study) -> Callable[..., None]:

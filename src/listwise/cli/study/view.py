@@ -7,7 +7,7 @@ from rich.console import Console
 
 from listwise.cli.output import say
 from listwise.progress import progress_bar
-from listwise.studies.outcome import Findings
+from listwise.studies.outcome import StudyResults
 from listwise.studies.runs import StudyView
 from listwise.training.run.view import LiveTrainView, TrainView
 
@@ -15,7 +15,7 @@ from listwise.training.run.view import LiveTrainView, TrainView
 class LiveStudyView(StudyView):
     """Prints which run is under way above the bars of its trainer, and calls `on_outcome`."""
 
-    def __init__(self, console: Console, on_outcome: Callable[[Findings], object]) -> None:
+    def __init__(self, console: Console, on_outcome: Callable[[StudyResults], object]) -> None:
         self.console = console
         self.on_outcome = on_outcome
 
@@ -32,6 +32,6 @@ class LiveStudyView(StudyView):
         """Show a bar."""
         return progress_bar(self.console, what, photos)
 
-    def found(self, findings: Findings) -> None:
+    def found(self, findings: StudyResults) -> None:
         """Pass the new outcome on."""
         self.on_outcome(findings)

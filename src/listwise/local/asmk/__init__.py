@@ -1,1 +1,1 @@
-"""ASMK*: visual words, the kernel, and the index that photos are searched in."""
+"""ASMK*: the codebook of visual words, the match kernel, and the inverted index."""

@@ -1,4 +1,4 @@
-"""The visual words of local descriptors, found again fast."""
+"""The codebook: visual words of local descriptors, and their fast lookup."""
 
 import hashlib
 from dataclasses import dataclass
@@ -21,23 +21,24 @@ from listwise.optional import requires
 
 WORDS: Final = 65_536
 
-# Up to so many words are compared one by one: nothing is faster.
-FEW = 4096
-# Nearest by 4-bit codes, which are then compared exactly. So many find the nearest of 65,536 words
-# for RootSIFT descriptors as surely as comparing with all, at less than half the cost.
+# Codebooks up to this size are searched exactly: nothing is faster.
+EXACT_LIMIT = 4096
+# Words that are nearest by 4-bit codes, and are then compared exactly. This number finds the
+# nearest of 65,536 words for RootSIFT as reliably as a full comparison, at less than half the cost.
 _CANDIDATES = 64
 _CANDIDATES_EACH = 32
-ROWS = 1 << 14  # descriptors looked up at a time
-_PRODUCTS = 1 << 28  # of descriptors and words on a GPU at a time: 1 GB
+ROWS = 1 << 14  # descriptors per lookup
+_PRODUCTS = 1 << 28  # products of descriptors and words on a GPU at a time: 1 GB
 
 Float32 = NDArray[np.float32]
 Words = NDArray[np.int32]
 
 
 class CodebookInfo(FileHeader):
-    """Where a codebook comes from: `extractor` names what made the descriptors, and its settings.
+    """Origin of a codebook.
 
-    `learned_from` is the number of descriptors that k-means saw, drawn by `seed`.
+    `extractor` is the name of the extractor of the descriptors, with its settings. `learned_from`
+    is the number of descriptors that k-means used, drawn with `seed`.
     """
 
     extractor: str
@@ -49,7 +50,7 @@ class CodebookInfo(FileHeader):
 class Codebook:
     """K visual words: float32 `centroids` [K, D].
 
-    Words are looked up on `device`: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+    Words are looked up on `device`: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
     """
 
     centroids: Float32
@@ -61,8 +62,8 @@ class Codebook:
         object.__setattr__(self, "centroids", rows)
         if rows.ndim != 2 or not len(rows) or rows.shape[1] % 8:
             raise InputError(
-                "a codebook is centroids [K, D], D a multiple of 8 (a bit of each dimension is "
-                f"kept), not {list(rows.shape)}"
+                "the centroids of a codebook should be [K, D] with D a multiple of 8 (one bit per "
+                f"dimension is stored), found {list(rows.shape)}"
             )
         if not np.isfinite(rows).all():
             raise InputError("the codebook has values that are not finite: learn it again")
@@ -77,35 +78,35 @@ class Codebook:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the centroids and the extractor's name: equal if the words must be."""
+        """SHA-256 of the centroids and the name of the extractor; equal for equal words."""
         digest = hashlib.sha256(repr((self.info.extractor, self.centroids.shape)).encode())
         digest.update(self.centroids.tobytes())
         return digest.hexdigest()
 
     def require(self, extractor: str) -> None:
-        """Refuse the descriptors of another extractor."""
+        """Raise an error for the descriptors of another extractor."""
         if extractor != self.info.extractor:
             raise InputError(
                 f"the codebook is for descriptors of {self.info.extractor}, not of {extractor}: "
-                "learn another, or extract again"
+                "learn another codebook, or extract again"
             )
 
     def assign(self, descriptors: NDArray[np.floating], count: int = 1) -> Words:
-        """The `count` nearest words of each descriptor, nearest first: [n, D] -> int32 [n, count].
+        """Return the `count` nearest words of each descriptor: [n, D] -> int32 [n, count].
 
-        Without a GPU larger codebooks are searched by compact codes first: a word that is not the
-        nearest comes about once in ten thousand.
+        Without a GPU, large codebooks are searched by compact codes first. About one word in ten
+        thousand is then not the nearest.
         """
-        rows = checked(descriptors, self.dim)
+        rows = check_descriptors(descriptors, self.dim)
         if not 1 <= count <= len(self):
-            raise InputError(f"{count} words asked for of a codebook of {len(self)}")
+            raise InputError(f"`count` is {count}; the codebook has {len(self)} words")
         if self._on_gpu is not None:
             given = torch.from_numpy(rows).to(self._on_gpu.device)
             words: Words = nearest_words(given, self._on_gpu, count).int().cpu().numpy()
             return words
         found = np.empty((len(rows), count), np.int32)
         settings: Any = None
-        if len(self) > FEW:
+        if len(self) > EXACT_LIMIT:
             faiss = import_faiss()
             settings = faiss.IndexRefineSearchParameters()
             settings.k_factor = max(_CANDIDATES / count, _CANDIDATES_EACH)
@@ -117,7 +118,7 @@ class Codebook:
 
     @cached_property
     def _on_gpu(self) -> Tensor | None:
-        """The centroids where a GPU can use them, None without one."""
+        """The centroids on the GPU; None without a GPU."""
         device = Machine.detect(self.device).device
         if not device.startswith("cuda"):
             return None
@@ -127,7 +128,7 @@ class Codebook:
     def _index(self) -> Any:
         faiss = import_faiss()
         index: Any = faiss.IndexFlatL2(self.dim)
-        if len(self) > FEW:
+        if len(self) > EXACT_LIMIT:
             codes = faiss.IndexPQFastScan(self.dim, self.dim // 2, 4)
             codes.pq.cp.niter = 10
             index = faiss.IndexRefineFlat(codes)
@@ -136,16 +137,16 @@ class Codebook:
         return index
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, which says where the codebook comes from."""
+        """Write the codebook and its origin to a safetensors file."""
         metadata = {"codebook": self.info.model_dump_json(), "fingerprint": self.fingerprint}
         write_tensors(Path(path), {"centroids": self.centroids}, metadata)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> "Codebook":
-        """Read a codebook, whose words are then looked up on a device; nothing in it is run."""
+        """Read a codebook; its words are looked up on `device`. No code in the file is executed."""
         path = Path(path)
         if not path.is_file():
-            raise InputError(f"no codebook {path}: listwise local codebook learns one")
+            raise InputError(f"no codebook at {path}: learn one with listwise local codebook")
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
@@ -156,12 +157,12 @@ class Codebook:
         info = CodebookInfo.parse(header, path, "learn it again")
         codebook = cls(centroids, info, device)
         if codebook.fingerprint != fingerprint:
-            raise InputError(f"{path} is damaged: learn it again, or copy it again")
+            raise InputError(f"{path} is damaged: copy it again, or learn it again")
         return codebook
 
 
 def is_codebook(path: str | Path) -> bool:
-    """Whether a file is a codebook, and not something else."""
+    """Whether a file is a codebook."""
     try:
         Codebook.load(path)
     except InputError:
@@ -169,8 +170,8 @@ def is_codebook(path: str | Path) -> bool:
     return True
 
 
-def checked(descriptors: NDArray[np.floating], dim: int) -> Float32:
-    """Local descriptors as float32 [n, dim], or an error that says what is wrong with them."""
+def check_descriptors(descriptors: NDArray[np.floating], dim: int) -> Float32:
+    """Return local descriptors as float32 [n, dim]; raise an error if shape or values are wrong."""
     rows = np.ascontiguousarray(descriptors, dtype=np.float32)
     if rows.ndim != 2 or rows.shape[1] != dim:
         raise InputError(f"local descriptors should be [n, {dim}], found shape {list(rows.shape)}")
@@ -180,14 +181,14 @@ def checked(descriptors: NDArray[np.floating], dim: int) -> Float32:
 
 
 def train_index(index: Any, centroids: Float32) -> None:
-    """Learn an index's codes, in one thread: many would only wait for each other."""
+    """Train the codes of an index in one thread: more threads would wait for each other."""
     with threadpool_limits(1):
         index.train(centroids)
 
 
 def nearest_words(rows: Tensor, centroids: Tensor, count: int = 1) -> Tensor:
-    """The `count` nearest of all words, nearest first: [n, D], [K, D] -> int64 [n, count]."""
-    # The nearest word has the largest product, less half of its squared length.
+    """Return the `count` nearest words, nearest first: [n, D], [K, D] -> int64 [n, count]."""
+    # The nearest word has the largest product minus half of its squared length.
     halves = -centroids.square().sum(dim=1) / 2
     found = torch.empty(len(rows), count, dtype=torch.int64, device=rows.device)
     step = max(1, _PRODUCTS // len(centroids))
@@ -201,7 +202,7 @@ def nearest_words(rows: Tensor, centroids: Tensor, count: int = 1) -> Tensor:
 
 
 def import_faiss() -> Any:
-    """The library FAISS, which searches codebooks without a GPU."""
+    """Import FAISS, which searches codebooks without a GPU."""
     with requires("local", "a codebook"):
         import faiss
     return faiss

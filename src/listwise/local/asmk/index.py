@@ -1,9 +1,9 @@
-"""An ASMK* index in a folder: an inverted file that photos are added to and removed from.
+"""An ASMK* index in a folder: an inverted file; photos can be added and removed.
 
-The folder holds the codebook, inverted files that are never changed once written (`segment-…`),
-and `manifest.json`, which names those that count and the photos removed from them. Every change
-writes new segments first and then, in one step, the manifest: a kill at any moment leaves the index
-as it was before or after the change.
+The folder holds the codebook, inverted files that never change (`segment-…`), and `manifest.json`,
+which lists the valid segments and the photos removed from them. A change writes new segments first
+and then replaces the manifest atomically. If the process is killed, the index is as it was before
+or after the change.
 """
 
 import fcntl
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.local.asmk.codebook import Codebook, checked
-from listwise.local.asmk.kernel import ALPHA, ASSIGNMENTS, TAU, Aggregated, aggregate, selectivity
+from listwise.local.asmk.codebook import Codebook, check_descriptors
+from listwise.local.asmk.kernel import ALPHA, ASSIGNMENTS, TAU, PhotoWords, aggregate, selectivity
 from listwise.local.asmk.postings import invert, map_postings, merge, write_postings
 from listwise.local.asmk.segments import (
     MANIFEST,
@@ -33,14 +33,14 @@ from listwise.local.storage import FeatureFile
 
 CODEBOOK: Final = "codebook.safetensors"
 
-_PART = 1 << 22  # postings written at a time
+_PART = 1 << 22  # postings per write
 
 
 class AsmkIndex:
-    """Photos searched by their local descriptors; `create` makes one, `open` opens it again.
+    """An index of photos by their local descriptors; use `create` or `open` to get one.
 
-    Searches may run in several threads. Several processes may use one index: changes wait for each
-    other, and `refresh` shows those of others.
+    Several threads may search at the same time. Several processes may use one index: changes wait
+    for each other, and `refresh` loads the changes of other processes.
     """
 
     def __init__(self, folder: Path, codebook: Codebook, manifest: Manifest) -> None:
@@ -51,15 +51,15 @@ class AsmkIndex:
 
     @staticmethod
     def exists(folder: str | Path) -> bool:
-        """Whether there is an index in a folder."""
+        """Whether a folder holds an index."""
         return (Path(folder) / MANIFEST).is_file()
 
     @classmethod
     def create(cls, folder: str | Path, codebook: Codebook) -> "AsmkIndex":
-        """Make an empty index, which keeps a copy of the codebook."""
+        """Create an empty index with a copy of the codebook."""
         folder = Path(folder)
         if cls.exists(folder):
-            raise InputError(f"there is an index at {folder} already: add to it, or name another")
+            raise InputError(f"{folder} already holds an index: add to it, or give another folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             codebook.save(folder / CODEBOOK)
@@ -71,9 +71,9 @@ class AsmkIndex:
 
     @classmethod
     def open(cls, folder: str | Path, device: str = "auto") -> "AsmkIndex":
-        """Open an index; postings are mapped into memory and read as far as they are used.
+        """Open an index; postings are memory-mapped and read when they are used.
 
-        Words are looked up on `device`: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+        Words are looked up on `device`: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
         """
         folder = Path(folder)
         if not cls.exists(folder):
@@ -87,7 +87,7 @@ class AsmkIndex:
 
     @classmethod
     def open_or_create(cls, folder: str | Path, codebook: Codebook) -> "AsmkIndex":
-        """Open an index, which must be of this codebook, or make one."""
+        """Open an index, which must have this codebook, or create one."""
         if not cls.exists(folder):
             return cls.create(folder, codebook)
         index = cls.open(folder, codebook.device)
@@ -95,11 +95,11 @@ class AsmkIndex:
         return index
 
     def require(self, codebook: Codebook) -> None:
-        """Refuse a codebook other than the one the photos were indexed with."""
+        """Raise an error unless the photos were indexed with this codebook."""
         if codebook.fingerprint != self._manifest.codebook:
             raise InputError(
-                f"{self.folder} was made with the codebook {self._manifest.codebook[:12]}, not "
-                f"with {codebook.fingerprint[:12]}: their words mean different things"
+                f"{self.folder} was created with the codebook {self._manifest.codebook[:12]}, not "
+                f"with {codebook.fingerprint[:12]}: give that codebook, or create another index"
             )
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class AsmkIndex:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all photos, in the order in which equal scores come."""
+        """The ids of all photos; results with equal scores come in this order."""
         return [
             part.postings.name(int(number))
             for part in self._parts
@@ -126,35 +126,39 @@ class AsmkIndex:
         descriptors: Iterable[NDArray[np.floating]],
         on_photo: Callable[[int], object] = lambda count: None,
     ) -> None:
-        """Write photos in place of those with the same ids, some thousands at a time.
+        """Add photos, and replace those with the same ids, a few thousand at a time.
 
-        What a kill leaves is whole: the photos before some place are in, the others are not. The
-        local descriptors [m, D] of each may be read one by one; `on_photo` is called with 1.
+        If the process is killed, the index is intact and holds the first part of the photos.
+
+        Args:
+            ids: one per photo.
+            descriptors: local descriptors [m, D] of each photo, read one by one.
+            on_photo: called with 1 after each photo.
         """
         if len(set(ids)) < len(ids):
-            raise InputError("an id is given twice: every photo needs its own")
-        waiting: list[Aggregated] = []
+            raise InputError("`ids` contains an id twice: give every photo its own id")
+        waiting: list[PhotoWords] = []
         done = postings = 0
         for rows in descriptors:
             if done + len(waiting) == len(ids):
-                raise InputError(f"there are more descriptors than the {len(ids)} ids")
-            waiting.append(self._aggregated(rows, 1))
+                raise InputError(f"`descriptors` has more photos than the {len(ids)} `ids`")
+            waiting.append(self._aggregate(rows, 1))
             postings += len(waiting[-1].words)
             on_photo(1)
             if postings >= _PART:
-                self._put(ids[done : done + len(waiting)], waiting)
+                self._write(ids[done : done + len(waiting)], waiting)
                 done, postings, waiting = done + len(waiting), 0, []
         if done + len(waiting) < len(ids):
-            raise InputError(f"there are descriptors of {done + len(waiting)} of {len(ids)} ids")
+            raise InputError(f"`descriptors` has {done + len(waiting)} photos for {len(ids)} `ids`")
         if waiting:
-            self._put(ids[done:], waiting)
+            self._write(ids[done:], waiting)
 
     def add_file(
         self, file: FeatureFile, on_photo: Callable[[int], object] = lambda count: None
     ) -> None:
-        """Add those photos of a file of local features that are not in the index yet.
+        """Add the photos of a feature file that are not in the index yet.
 
-        `on_photo` is called with the number of photos just done.
+        `on_photo` is called with the number of photos just processed.
         """
         self.codebook.require(file.header.extractor)
         missing = [row for row, name in enumerate(file.ids) if name not in self]
@@ -162,15 +166,15 @@ class AsmkIndex:
         descriptors = (file.read(row).descriptors for row in missing)
         self.add([file.ids[row] for row in missing], descriptors, on_photo)
 
-    def _put(self, ids: Sequence[str], photos: Sequence[Aggregated]) -> None:
+    def _write(self, ids: Sequence[str], photos: Sequence[PhotoWords]) -> None:
         postings = invert(ids, photos, -(-self.codebook.dim // 64))
         fresh = IndexPart(None, postings, np.ones(len(ids), bool))
-        with self._changing():
+        with self._lock():
             self._commit([*(part.without(ids) for part in self._parts), fresh])
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove photos in one step, and say how many there were; none of them is found again."""
-        with self._changing():
+        """Remove photos atomically; returns how many of them were in the index."""
+        with self._lock():
             before = len(self)
             parts = [part.without(ids) for part in self._parts]
             after = sum(int(part.kept.sum()) for part in parts)
@@ -186,34 +190,40 @@ class AsmkIndex:
         alpha: float = ALPHA,
         tau: float = TAU,
     ) -> tuple[NDArray[np.float64], list[str]]:
-        """The k photos most like a query's local descriptors: [n, D] -> scores [k'], ids.
+        """Find the k photos that are most similar to a query: [n, D] -> scores [k'] and ids.
 
-        k' = min(k, len(self)). Scores are ASMK*'s, from 0 to 1; equal ones come in order of `ids`.
-        A descriptor has `assignments` words; `alpha` is the selectivity's power, and words in which
-        the bits of two photos are no more similar than `tau` do not count.
+        k' = min(k, len(self)). Scores are ASMK* similarities from 0 to 1; photos with equal scores
+        come in the order of `ids`.
+
+        Args:
+            descriptors: local descriptors of the query, [n, D].
+            k: number of results.
+            assignments: number of words per descriptor of the query.
+            alpha: exponent of the selectivity function.
+            tau: similarity threshold; a word counts if its bits are more similar than this.
         """
         if k < 1:
-            raise InputError(f"k is {k}; ask for one photo at least")
-        query = self._aggregated(descriptors, min(assignments, len(self.codebook)))
+            raise InputError(f"`k` is {k}: give 1 or more")
+        query = self._aggregate(descriptors, min(assignments, len(self.codebook)))
         weights = selectivity(self.codebook.dim, alpha, tau)
-        parts = self._parts  # a change meanwhile does not matter
+        parts = self._parts  # so that a concurrent change has no effect on this search
         found = [part.postings.scores(query, weights)[part.kept] for part in parts]
         scores = np.concatenate([np.zeros(0), *found]) / np.sqrt(max(1, len(query.words)))
         best = np.argsort(-scores, kind="stable")[:k]
         return scores[best], ids_at(parts, best)
 
-    def _aggregated(self, descriptors: NDArray[np.floating], assignments: int) -> Aggregated:
-        rows = checked(descriptors, self.codebook.dim)
+    def _aggregate(self, descriptors: NDArray[np.floating], assignments: int) -> PhotoWords:
+        rows = check_descriptors(descriptors, self.codebook.dim)
         words = self.codebook.assign(rows, assignments)
         return aggregate(rows, words, self.codebook.centroids)
 
     def info(self) -> dict[str, Any]:
-        """What there is to know of the index, for people and programs: JSON values."""
+        """Return a description of the index as JSON values."""
         count = len(self)
         size = sum(part.postings.nbytes for part in self._parts)
         return {
             "photos": count,
-            "words_per_photo": sum(part.live for part in self._parts) / max(1, count),
+            "words_per_photo": sum(part.live_postings for part in self._parts) / max(1, count),
             "bytes": size,
             "bytes_per_photo": size / max(1, count),
             "segments": len(self._parts),
@@ -225,28 +235,28 @@ class AsmkIndex:
         }
 
     def refresh(self) -> None:
-        """See what other processes have written since."""
+        """Load the changes that other processes made."""
         known = {part.name: part.postings for part in self._parts}
         self._manifest, self._parts = read_segments(self.folder, known)
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Be the only one that changes the index, with the newest state in view."""
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock for a change, with the newest state loaded."""
         try:
             with (self.folder / "lock").open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # let go by the system if the process ends
+                fcntl.flock(file, fcntl.LOCK_EX)  # the system releases it when the process ends
                 self.refresh()
                 yield
         except OSError as error:
             raise InputError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
     def _commit(self, parts: Sequence[IndexPart]) -> None:
-        """Write what is not on disk yet, merged where that pays, and then the manifest."""
+        """Write new segments, merged where that is worth it, and then the manifest."""
         self._sweep()
         written = self._manifest.written
         stored: list[IndexPart] = []
         for group in group_parts([part for part in parts if part.kept.any()]):
-            if len(group) == 1 and group[0].name is not None and not group[0].wasteful:
+            if len(group) == 1 and group[0].name is not None and not group[0].needs_rewrite:
                 stored.append(group[0])
                 continue
             written += 1
@@ -267,9 +277,9 @@ class AsmkIndex:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Delete segments that do not count: replaced ones, and what a killed change left."""
+        """Delete segments that are not in the manifest: replaced or left by a killed process."""
         named = {segment.name for segment in self._manifest.segments}
-        # safetensors writes into a hidden .tmp… of its own first.
+        # safetensors first writes to a hidden file .tmp….
         for path in (*self.folder.glob("segment-*"), *self.folder.glob(".tmp*")):
             if path.name not in named:
                 path.unlink()
@@ -283,16 +293,23 @@ def change_index(
     device: str = "auto",
     on_photo: Callable[[int], object] = lambda count: None,
 ) -> AsmkIndex:
-    """Make an index of a codebook if there is none, remove photos by id, and add those of files.
+    """Create an index if necessary, remove photos by id, and add the photos of feature files.
 
-    Photos that are in the index already are left as is. `on_photo` is called with the number of
-    photos just done.
+    Photos that are already in the index are not changed.
+
+    Args:
+        folder: folder of the index.
+        files: feature files to add.
+        codebook: codebook file; required to create an index.
+        remove: ids of photos to remove.
+        device: where visual words are looked up: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        on_photo: called with the number of photos just processed.
     """
     words = None if codebook is None else Codebook.load(codebook, device)
     if words is None and not AsmkIndex.exists(folder):
         raise InputError(f"no index at {folder}: pass a `codebook` to create one")
     if words is not None:
-        for file in files:  # before an index is made: an empty one of wrong words is in the way
+        for file in files:  # check first: an empty index with the wrong words would be in the way
             words.require(file.header.extractor)
     index = AsmkIndex.open_or_create(folder, words) if words else AsmkIndex.open(folder, device)
     for file in files:

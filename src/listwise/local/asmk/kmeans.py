@@ -1,4 +1,4 @@
-"""Visual words learned from local descriptors by k-means."""
+"""Learn the visual words of a codebook by k-means."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.local.asmk.codebook import (
-    FEW,
+    EXACT_LIMIT,
     ROWS,
     WORDS,
     Codebook,
     CodebookInfo,
     Float32,
-    checked,
+    check_descriptors,
     import_faiss,
     is_codebook,
     nearest_words,
@@ -27,12 +27,12 @@ from listwise.local.storage import FeatureFile
 from listwise.machine import Machine
 
 PER_WORD: Final = 60
-"""Descriptors a word that k-means sees at most."""
+"""Maximum number of descriptors per word in the sample of k-means."""
 ITERATIONS: Final = 10
 
-_CANDIDATES = 16  # a wrong word now and then does no harm to k-means
+_CANDIDATES = 16  # k-means tolerates a wrong word now and then
 _ROWS_GPU = 1 << 18
-_APART = 1 / 1024  # by which the two parts of a divided word differ
+_APART = 1 / 1024  # relative difference of the two halves of a split word
 
 
 def learn_codebook(
@@ -47,22 +47,28 @@ def learn_codebook(
 ) -> Codebook:
     """Learn visual words by k-means, on a sample drawn in one pass over the batches.
 
-    While they move, a descriptor's nearest word is looked for among those of similar words only;
-    among all of them on a GPU.
+    Without a GPU, the nearest word of a descriptor is searched approximately; on a GPU, each
+    descriptor is compared with all words.
 
-    Shapes: batches of local descriptors [n, D], which `extractor` names with its settings. The
-    sample has `per_word` descriptors a word; `seed` draws it and the words that k-means begins
-    with. `on_iteration` is called with the number of iterations done.
+    Args:
+        batches: local descriptors [n, D].
+        extractor: name of their extractor with its settings.
+        words: number of words K.
+        per_word: number of sampled descriptors per word.
+        iterations: number of k-means iterations.
+        seed: seed of the sample and of the initial words.
+        on_iteration: called with the number of finished iterations.
+        device: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
     """
     chosen = Machine.detect(device).device
     if words < 1 or per_word < 1 or iterations < 1:
-        raise InputError("a codebook needs one word, one descriptor a word and one iteration")
+        raise InputError("`words`, `per_word` and `iterations` should be 1 or more")
     generator = np.random.default_rng(seed)
     sample = _sample(batches, words * per_word, generator)
     if len(sample) < words:
         raise InputError(
             f"{words} words cannot be learned from {len(sample)} descriptors: "
-            "give more photos, or ask for fewer words"
+            "give more photos, or fewer `words`"
         )
     centroids = sample[generator.choice(len(sample), words, replace=False)]
     for done in range(iterations):
@@ -70,14 +76,14 @@ def learn_codebook(
             totals = _totals_by_products(sample, centroids, chosen)
         else:
             totals = _totals_by_index(sample, centroids)
-        centroids = _moved(*totals, generator)
+        centroids = _update_words(*totals, generator)
         on_iteration(done + 1)
     info = CodebookInfo(extractor=extractor, learned_from=len(sample), seed=seed)
     return Codebook(centroids, info, device)
 
 
 def learn_from_files(features: Sequence[str | Path], out: str | Path, **settings: Any) -> Codebook:
-    """Learn visual words from files of local features by `learn_codebook`, and write them."""
+    """Learn a codebook from feature files with `learn_codebook`, and save it to `out`."""
     out = Path(out)
     if out.exists() and not is_codebook(out):
         raise InputError(f"{out} exists and is not a codebook: give another name")
@@ -93,34 +99,34 @@ def learn_from_files(features: Sequence[str | Path], out: str | Path, **settings
 def _sample(
     batches: Iterable[NDArray[np.floating]], size: int, generator: np.random.Generator
 ) -> Float32:
-    """At most `size` rows of all, each with the same chance: float32 [s, D]."""
+    """Draw at most `size` rows of all batches uniformly: float32 [s, D]."""
     kept: Float32 | None = None
     seen = 0
     for batch in batches:
         if kept is None:
             kept = np.empty((size, batch.shape[-1]), np.float32)
-        rows = checked(batch, kept.shape[1])
-        # Row number i takes a random place below i, if that is one of the sample's.
+        rows = check_descriptors(batch, kept.shape[1])
+        # Reservoir sampling: row i takes a random place up to i, if that is inside the sample.
         numbers = np.arange(seen, seen + len(rows))
         places = np.where(numbers < size, numbers, generator.integers(0, numbers + 1))
         taken = places < size
         kept[places[taken]] = rows[taken]
         seen += len(rows)
     if kept is None:
-        raise InputError("there are no local descriptors to learn from")
+        raise InputError("the files hold no local descriptors: extract features of more photos")
     return kept[: min(seen, size)]
 
 
 _Totals = tuple[NDArray[np.float64], NDArray[np.int64]]
-"""Sums [K, D] and counts [K] of the descriptors that are nearest to each word."""
+"""Sums [K, D] and counts [K] of the descriptors nearest to each word."""
 
 
 def _totals_by_index(sample: Float32, centroids: Float32) -> _Totals:
-    """By an index of the words that compares with few of them."""
+    """Sum descriptors by nearest word, found with a FAISS index of the words."""
     faiss = import_faiss()
     words, dim = centroids.shape
     index: Any = faiss.IndexFlatL2(dim)
-    if words > FEW:
+    if words > EXACT_LIMIT:
         lists = int(np.sqrt(words))
         near: Any = faiss.index_factory(dim, f"IVF{lists},PQ{dim // 2}x4fs")
         near.nprobe = max(1, lists // 8)
@@ -130,7 +136,7 @@ def _totals_by_index(sample: Float32, centroids: Float32) -> _Totals:
     index.add(centroids)
     sums = np.zeros((words, dim))
     counts = np.zeros(words, np.int64)
-    # In parts: tables for all of a sample at once would take ten times its memory.
+    # In parts: the tables for the whole sample would take ten times its memory.
     for start in range(0, len(sample), ROWS):
         rows = sample[start : start + ROWS]
         nearest = index.search(rows, 1)[1][:, 0]
@@ -142,7 +148,7 @@ def _totals_by_index(sample: Float32, centroids: Float32) -> _Totals:
 
 
 def _totals_by_products(sample: Float32, centroids: Float32, device: str) -> _Totals:
-    """By comparing with all words, on a device of PyTorch's."""
+    """Sum descriptors by nearest word, found by comparing with all words on a PyTorch device."""
     words = torch.from_numpy(centroids).to(device)
     sums = torch.zeros(words.shape, dtype=torch.float64, device=device)
     counts = torch.zeros(len(words), dtype=torch.int64, device=device)
@@ -154,10 +160,10 @@ def _totals_by_products(sample: Float32, centroids: Float32, device: str) -> _To
     return sums.cpu().numpy(), counts.cpu().numpy()
 
 
-def _moved(
+def _update_words(
     sums: NDArray[np.float64], counts: NDArray[np.int64], generator: np.random.Generator
 ) -> Float32:
-    """The means, as new words; those that nothing is nearest to take a part of another's."""
+    """Return the means as new words; a word without descriptors splits a random larger one."""
     words, dim = sums.shape
     moved = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], 0.0)
     for word in np.flatnonzero(counts == 0):
@@ -170,9 +176,9 @@ def _moved(
 
 
 def word_totals(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums float32 [K, D] and counts int64 [K] of the rows [n, D] nearest to each word."""
+    """Return sums float32 [K, D] and counts int64 [K] of the rows [n, D] nearest to each word."""
     nearest = nearest_words(rows, centroids)[:, 0]
     counts = torch.bincount(nearest, minlength=len(centroids))
-    # Rows of a word one after the other: additions come in the same order every time.
+    # Sort rows by word, so that additions always happen in the same order.
     ordered = rows[nearest.argsort(stable=True)]
     return torch.segment_reduce(ordered, "sum", lengths=counts, initial=0), counts

@@ -1,4 +1,4 @@
-"""An inverted file: for each visual word the photos that have it, in memory or mapped from disk."""
+"""An inverted file: the photos of each visual word, in memory or memory-mapped."""
 
 import json
 from collections.abc import Sequence
@@ -13,20 +13,24 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from listwise.files import write_tensors
-from listwise.local.asmk.kernel import Aggregated, Bits, hamming, run_positions
+from listwise.local.asmk.kernel import Bits, PhotoWords, hamming, run_positions
 
-_BLOCK = 1 << 16  # postings compared at a time, which stay in the processor's cache
+_BLOCK = 1 << 16  # postings compared at a time; they fit into the processor's cache
 _TYPES = {"I32": np.int32, "I64": np.int64, "U64": np.uint64, "U8": np.uint8}
 
 
 @dataclass(frozen=True, eq=False)
 class Postings:
-    """n photos by word: p postings in lists, one for each of the u words that occur.
+    """The inverted file of n photos: p postings, in one list for each of the u words that occur.
 
-    Shapes: `words` int32 [u], ascending; `starts` int64 [u + 1], where each word's list begins in
-    `photos` int32 [p] (numbers from 0 to n − 1, ascending in a list) and `bits` uint64 [p, L];
-    `sizes` int32 [n], the words of each photo; `names` uint8, the ids in UTF-8 one after the other,
-    and `name_ends` int64 [n].
+    Shapes:
+        words: int32 [u], ascending.
+        starts: int64 [u + 1], where the list of each word starts in `photos` and `bits`.
+        photos: int32 [p], numbers from 0 to n − 1, ascending in each list.
+        bits: uint64 [p, L].
+        sizes: int32 [n], number of words of each photo.
+        names: uint8, the ids in UTF-8, concatenated.
+        name_ends: int64 [n], where each id ends in `names`.
     """
 
     words: NDArray[np.int32]
@@ -42,26 +46,26 @@ class Postings:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(int(getattr(self, field.name).nbytes) for field in fields(self))
 
     def name(self, photo: int) -> str:
-        """The id of a photo."""
+        """Return the id of a photo."""
         start = int(self.name_ends[photo - 1]) if photo else 0
         return self.names[start : int(self.name_ends[photo])].tobytes().decode()
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of each id."""
+        """The number of the photo with each id."""
         content = self.names.tobytes()
         ends = [0, *self.name_ends.tolist()]
         spans = enumerate(pairwise(ends))
         return {content[start:end].decode(): i for i, (start, end) in spans}
 
-    def scores(self, query: Aggregated, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """γ(Y) Σ_c σ(...) of every photo Y, 0 where it has no word: [n].
+    def scores(self, query: PhotoWords, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return γ(Y) Σ_c σ(...) of every photo Y, 0 without shared words: [n].
 
-        `weights` [D + 1] is σ by Hamming distance.
+        `weights` [D + 1] is σ for each Hamming distance.
         """
         _, lists, shared = np.intersect1d(
             self.words, query.words, assume_unique=True, return_indices=True
@@ -81,8 +85,8 @@ class Postings:
         return totals / np.sqrt(np.maximum(self.sizes, 1))
 
 
-def invert(names: Sequence[str], photos: Sequence[Aggregated], width: int) -> Postings:
-    """The inverted file of photos with these ids; `width` is the L of their bits."""
+def invert(names: Sequence[str], photos: Sequence[PhotoWords], width: int) -> Postings:
+    """Build the inverted file of photos with these ids; `width` is L, the columns of their bits."""
     sizes = np.array([len(photo.words) for photo in photos], np.int32)
     words = np.concatenate([np.zeros(0, np.int32), *(photo.words for photo in photos)])
     bits = np.concatenate([np.zeros((0, width), np.uint64), *(photo.bits for photo in photos)])
@@ -90,11 +94,11 @@ def invert(names: Sequence[str], photos: Sequence[Aggregated], width: int) -> Po
     encoded = [name.encode() for name in names]
     blob = np.frombuffer(b"".join(encoded), np.uint8)
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    return Postings(*_in_lists(words, numbers, bits), sizes, blob, ends)
+    return Postings(*_sort_by_word(words, numbers, bits), sizes, blob, ends)
 
 
 def merge(parts: Sequence[tuple[Postings, NDArray[np.bool_]]]) -> Postings:
-    """One inverted file of several, with those photos of each that are to be kept: masks [n]."""
+    """Merge inverted files, each with a mask [n] of the photos to keep."""
     words, numbers, bits, names, lengths = [], [], [], [], []
     before = 0
     for part, keep in parts:
@@ -108,44 +112,44 @@ def merge(parts: Sequence[tuple[Postings, NDArray[np.bool_]]]) -> Postings:
         lengths.append(each[keep])
         before += int(keep.sum())
     return Postings(
-        *_in_lists(np.concatenate(words), np.concatenate(numbers), np.concatenate(bits)),
+        *_sort_by_word(np.concatenate(words), np.concatenate(numbers), np.concatenate(bits)),
         np.concatenate([part.sizes[keep] for part, keep in parts]),
         np.concatenate(names),
         np.cumsum(np.concatenate(lengths), dtype=np.int64),
     )
 
 
-def _in_lists(
+def _sort_by_word(
     words: NDArray[np.int32], photos: NDArray[np.int32], bits: Bits
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], Bits]:
-    """Postings ordered by word: the words that occur, where their lists start, photos, bits."""
-    order = np.argsort(words, kind="stable")  # fast on what is made of ordered runs
+    """Sort postings by word: the words that occur, where their lists start, photos, bits."""
+    order = np.argsort(words, kind="stable")  # fast, because the input consists of sorted runs
     ordered = words[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     return ordered[starts], np.append(starts, len(words)), photos[order], bits[order]
 
 
 def write_postings(postings: Postings, path: Path) -> None:
-    """Write an inverted file, which is in its place once it is whole."""
+    """Write an inverted file atomically."""
     write_tensors(path, {field.name: getattr(postings, field.name) for field in fields(postings)})
 
 
 def map_postings(path: Path) -> Postings:
-    """The inverted file at a path, of which only what is used is read.
+    """Map the inverted file at a path into memory; only the parts that are used are read.
 
     Raises:
-        OSError: it is missing.
-        ValueError: it is damaged.
+        OSError: the file is missing.
+        ValueError: the file is damaged.
     """
     try:
-        with safe_open(path, framework="numpy"):  # checks that all is there, and reads nothing
+        with safe_open(path, framework="numpy"):  # checks the size of the file, reads no tensor
             pass
     except SafetensorError as error:
         raise ValueError(f"{path.name}: {error}") from error
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    # A plain view on the file: a memmap would look itself up at every slice.
+    # A plain array view: every slice of a memmap would have some overhead.
     content = np.asarray(np.memmap(path, np.uint8, "r", 8 + length))
 
     def array(name: str) -> NDArray[Any]:

@@ -1,1 +1,1 @@
-"""DELF: deep local features and their attention, extraction and training."""
+"""DELF: deep local features with attention; the network, extraction and training."""

@@ -1,4 +1,4 @@
-"""Learning to tell classes apart: the loop that both steps of training local features share."""
+"""The training loop of both steps of DELF: a classifier of photos."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,20 +18,21 @@ from listwise.data import CropBatch, CropDataset, CropSettings, LabelledImages
 from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.files import write_tensors
-from listwise.local.delf.net import resized
+from listwise.local.delf.net import resize
 from listwise.local.delf.settings import DelfTraining
 from listwise.models.storage import read_weights
 from listwise.training.loading import load_batches
 from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
 from listwise.training.sampling import Indices
 
-MOST_HELD_OUT = 1000  # photos; accuracy is then known to a percent or two
+MAX_HELD_OUT = 1000  # photos; enough to measure accuracy to a percent or two
 
 
 class DelfProgress(NamedTuple):
-    """How far a step of the training is; `accuracy` on held-out photos where it was just measured.
+    """Progress of a training step: `done` of `total`.
 
     `step` is "fine-tuning" or "attention", which count updates, or "pca", which counts photos.
+    `accuracy` is that of the held-out photos, if it was measured after this update.
     """
 
     step: str
@@ -41,39 +42,39 @@ class DelfProgress(NamedTuple):
     accuracy: float | None = None
 
 
-class Photos(NamedTuple):
-    """Labelled images, and the positions of those to learn from and of those to choose by."""
+class PhotoSplit(NamedTuple):
+    """Labelled photos, and the positions of the training photos and of the held-out photos."""
 
     images: LabelledImages
     train: Indices
     held_out: Indices
 
 
-class Group(NamedTuple):
-    """Parameters with a learning rate of their own, from which it falls to zero."""
+class ParameterGroup(NamedTuple):
+    """Parameters and their initial learning rate, which falls to zero."""
 
     parameters: list[nn.Parameter]
     learning_rate: float
 
 
 class Step(NamedTuple):
-    """One of the steps: what learns in how many updates.
+    """A training step: its name, its number of updates, and the parameters it trains.
 
-    All crops of an update are reduced by one random factor, from `min_scale` to 1.
+    All crops of an update are resized by one random factor from `min_scale` to 1.
     """
 
     name: str
     updates: int
-    groups: Sequence[Group]
+    groups: Sequence[ParameterGroup]
     min_scale: float
 
 
 @dataclass(frozen=True, eq=False)
 class Fitter:
-    """Trains classifiers of photos; what is done is kept in `folder`, and resumed from there."""
+    """Trains classifiers of photos; keeps checkpoints in `folder` and resumes from them."""
 
     settings: DelfTraining
-    photos: Photos
+    photos: PhotoSplit
     folder: Path
     device: torch.device
     workers: int
@@ -83,10 +84,14 @@ class Fitter:
 
     @explain_lost_workers()
     def fit(self, model: nn.Module, step: Step) -> float:
-        """Train a model, and leave it as it was when it was best on the held-out photos.
+        """Train a model and restore the weights that were best on the held-out photos.
 
-        Returns the share of held-out photos whose class it told then. The model makes logits [B, K]
-        of images float [B, 3, H, W] in [0, 1].
+        Args:
+            model: maps images float [B, 3, H, W] in [0, 1] to logits [B, K].
+            step: what to train.
+
+        Returns:
+            The best accuracy on the held-out photos.
         """
         checkpoint = self.folder / f"{step.name}.safetensors"
         best = self.folder / f"{step.name}-best.safetensors"
@@ -110,7 +115,9 @@ class Fitter:
             drawn = np.random.default_rng([seed, progress.update]).uniform(step.min_scale, 1)
             loss = F.cross_entropy(*self._logits(model, batch, round(crops.size * float(drawn))))
             if not math.isfinite(loss.item()):
-                raise InputError(f"the loss of the {step.name} is not a number: learn more slowly")
+                raise InputError(
+                    f"the loss of {step.name} is not a number: lower the learning rate"
+                )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -119,7 +126,7 @@ class Fitter:
             due = progress.update % self.settings.validate_every == 0
             if due or progress.update == step.updates:
                 accuracy = self._accuracy(model)
-                # A checkpoint has one place for the figure that chooses, whatever it measures.
+                # A checkpoint has one field for the best metric; here it is the accuracy.
                 if progress.best_map is None or accuracy > progress.best_map:
                     progress.best_map, progress.best_update = accuracy, progress.update
                     write_tensors(best, model.state_dict())
@@ -132,7 +139,7 @@ class Fitter:
 
     @torch.inference_mode()
     def _accuracy(self, model: nn.Module) -> float:
-        """The share of held-out photos, cropped square, that are classified correctly."""
+        """Return the share of held-out photos, as square crops, that are classified correctly."""
         model.eval()
         right = sum(
             (logits.argmax(dim=1) == labels).sum()
@@ -145,7 +152,7 @@ class Fitter:
 
     @cached_property
     def _held_out(self) -> list[CropBatch]:
-        """The held-out photos, which are the same every time: 1000 at most are decoded once."""
+        """The held-out photos, at most 1000, decoded once and kept in memory."""
         rows = self.photos.held_out
         parts = np.array_split(rows, math.ceil(len(rows) / self.settings.batch_size))
         whole = {"min_area": 1, "max_area": 1, "max_ratio": 1, "rotation": 0}
@@ -166,36 +173,36 @@ class Fitter:
         with closing(batches):
             for batch in batches:
                 for error in batch.errors:
-                    self.on_note(f"{error}; another photo of its class stands in")
+                    self.on_note(f"{error}; another photo of its class is used instead")
                 yield batch
 
     def _logits(self, model: nn.Module, batch: CropBatch, side: int) -> tuple[Tensor, Tensor]:
-        """Logits [B, K] of crops reduced to a side, and their labels [B]."""
-        images = resized(batch.images.to(self.device, non_blocking=True), (side, side))
+        """Return logits [B, K] of crops resized to `side`, and their labels [B]."""
+        images = resize(batch.images.to(self.device, non_blocking=True), (side, side))
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             logits: Tensor = model(images)
         return logits.float(), batch.labels.to(self.device)
 
 
-def hold_out_photos(images: LabelledImages, fraction: float, seed: int) -> Photos:
-    """Choose photos to hold out, by seed; each class keeps at least one to learn from."""
+def hold_out_photos(images: LabelledImages, fraction: float, seed: int) -> PhotoSplit:
+    """Choose held-out photos at random; each class keeps at least one training photo."""
     order = np.random.default_rng(seed).permutation(len(images))
     _, first = np.unique(images.labels[order], return_index=True)
     spare = np.delete(order, first)
     if len(first) < 2 or not len(spare):
         raise InputError(
-            "local features are learned from two or more classes, one of them with two photos or "
-            f"more; there are {len(images)} photos of {len(first)} classes"
+            f"{len(images)} photos of {len(first)} classes are too few to train local features: "
+            "give two classes or more, and one class with two photos or more"
         )
-    held_out = spare[: min(max(1, round(fraction * len(images))), MOST_HELD_OUT)]
+    held_out = spare[: min(max(1, round(fraction * len(images))), MAX_HELD_OUT)]
     train = np.setdiff1d(order, held_out)
-    return Photos(images, train.astype(np.int64), np.sort(held_out).astype(np.int64))
+    return PhotoSplit(images, train.astype(np.int64), np.sort(held_out).astype(np.int64))
 
 
 def draw_rows(
     rows: npt.NDArray[np.int64], batch_size: int, seed: int, update: int
 ) -> npt.NDArray[np.int64]:
-    """The batch of an update: all rows come once, in random order, before one comes again: [B]."""
+    """Draw the batch of an update [B]: each pass takes all rows once, in random order."""
     places = np.arange(update * batch_size, (update + 1) * batch_size)
     passes, places = np.divmod(places, len(rows))
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""The network of deep local features: dense descriptors, and an attention score for each."""
+"""The DELF network: dense features, and an attention score for each location."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -28,10 +28,15 @@ _STAGE = 3
 
 
 class DelfConfig(BaseModel):
-    """What a network of deep local features is made of, and where it comes from.
+    """Architecture and origin of a DELF network.
 
-    `hidden` are the channels between the attention's two layers, `dim` the dimensions of a
-    descriptor; `mean` and `std` are those of an RGB image in [0, 1]; `provenance` is free.
+    Attributes:
+        backbone: name of a ResNet of timm.
+        hidden: channels between the two layers of the attention.
+        dim: dimensions of a descriptor.
+        mean: mean of the RGB channels, for images in [0, 1].
+        std: standard deviation of the RGB channels.
+        provenance: any information about the training.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -49,11 +54,13 @@ class DelfConfig(BaseModel):
 class Delf(nn.Module):
     """A ResNet up to its third stage, an attention over its locations, and a PCA.
 
-    Batch norm is frozen. Location (column, row) of a feature map looks at the pixels around
+    Batch norm is frozen. Location (column, row) of a feature map is centered on the pixel
     (`stride` · column, `stride` · row).
 
-    `backbone` is timm's ResNet of that name with its weights, which is cut off behind the third
-    stage; random weights by default.
+    Args:
+        config: the architecture.
+        backbone: the ResNet of timm that `config` names, with its weights; its stages after the
+            third are removed. Random weights by default.
     """
 
     mean: Tensor
@@ -73,8 +80,8 @@ class Delf(nn.Module):
         self.stride = int(self.backbone.feature_info[_STAGE]["reduction"])
         if config.dim > self.channels:
             raise InputError(
-                f"{config.backbone} has local features of {self.channels} dimensions: "
-                f"a PCA cannot bring them to {config.dim}"
+                f"`dim` is {config.dim}, but the local features of {config.backbone} have "
+                f"{self.channels} dimensions: give {self.channels} or less"
             )
         self.attention = nn.Sequential(
             nn.Conv2d(self.channels, config.hidden, 1),
@@ -88,32 +95,32 @@ class Delf(nn.Module):
         self.register_buffer("pca_projection", torch.eye(config.dim, self.channels))
 
     def features(self, images: Tensor) -> Tensor:
-        """The dense features: [B, 3, H, W], float in [0, 1] -> [B, C, h, w]."""
+        """Compute dense features: [B, 3, H, W], float in [0, 1] -> [B, C, h, w]."""
         return feature_map(self.backbone, (images - self.mean) / self.std)
 
     def scores(self, features: Tensor) -> Tensor:
-        """How much each location matters, above 0: [B, C, h, w] -> [B, h, w]."""
+        """Compute the attention of each location, 0 or more: [B, C, h, w] -> [B, h, w]."""
         scores: Tensor = self.attention(features)
         return scores[:, 0]
 
     def describe(self, features: Tensor) -> Tensor:
-        """Descriptors of locations: [n, C] -> [n, D], unit rows."""
+        """Compute the descriptors of locations: [n, C] -> [n, D], unit rows."""
         rows = F.normalize(features.float(), dim=1)
         return F.normalize((rows - self.pca_mean) @ self.pca_projection.T, dim=1)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the attention; the backbone is always in evaluation mode."""
+        """Set the training mode of the attention; the backbone stays in evaluation mode."""
         super().train(mode)
         self.backbone.eval()
         return self
 
     def fingerprint(self) -> str:
-        """SHA-256 of architecture, preprocessing and weights: equal if the features must be."""
+        """Return the SHA-256 of architecture, preprocessing and weights."""
         fields = self.config.model_dump(exclude={"provenance", "format_version"})
         return state_digest(fields, self.state_dict())
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.json`, each of them atomically, the config last."""
+        """Write `model.safetensors` and `config.json`, each atomically, the config last."""
         folder = Path(folder)
         fingerprint = {FINGERPRINT: self.fingerprint()}
         write_tensors(folder / WEIGHTS_FILE, self.state_dict(), fingerprint)
@@ -121,21 +128,24 @@ class Delf(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Self:
-        """Open a saved folder, in evaluation mode; nothing in it is executed."""
+        """Load a network in evaluation mode; no code in the folder is executed."""
         folder = Path(folder)
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
-                raise InputError(f"{folder} is not a folder of local features: it has no {name}")
-        net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "network of local features"))
+                raise InputError(
+                    f"{folder} is not a DELF network: expected {name}; "
+                    "give the folder that listwise local train wrote"
+                )
+        net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "DELF network"))
         state, saved = read_weights(folder / WEIGHTS_FILE)
         fit_state(net, state, f"{folder} does not fit its own config.json")
         check_fingerprint(folder, saved, net.fingerprint())
-        # Convolutions are faster so, on CPUs too.
+        # Convolutions are faster with channels last, also on CPUs.
         return net.to(device).to(memory_format=torch.channels_last).eval()
 
 
-def resized(photos: Tensor, size: tuple[int, int]) -> Tensor:
-    """Photos at another height and width: uint8 [B, 3, H, W] -> float in [0, 1] [B, 3, h, w]."""
+def resize(photos: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize photos to (height, width): uint8 [B, 3, H, W] -> float in [0, 1] [B, 3, h, w]."""
     pixels = photos.contiguous(memory_format=torch.channels_last).float() / 255
     if pixels.shape[2:] == size:
         return pixels
@@ -143,10 +153,10 @@ def resized(photos: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resnet(backbone: nn.Module, name: str) -> ResNet:
-    """The backbone if it is a ResNet, whose stages are known."""
+    """Return the backbone if it is a ResNet of timm; raise an error otherwise."""
     if not isinstance(backbone, ResNet):
         raise InputError(
-            f"deep local features need a ResNet of timm, which {name} is not: "
-            "choose resnet50, resnet101 or another"
+            f"{name} is not a ResNet of timm, which deep local features need: "
+            "give resnet50, resnet101 or another ResNet as `backbone`"
         )
     return backbone

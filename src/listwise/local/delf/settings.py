@@ -1,4 +1,4 @@
-"""What can be set of deep local features, in one place that imports nothing heavy."""
+"""Settings of deep local features; importing this module loads nothing heavy."""
 
 import math
 from typing import Annotated, Literal
@@ -8,15 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from listwise.settings import CropSettings
 
 NOH_SCALES = tuple(2.0 ** (half / 2) for half in range(2, -5, -1))
-"""Twice to a quarter of the photo, in steps of √2 (Noh et al. 2017)."""
+"""From 2 to 0.25 times the size of the photo, in steps of √2 (Noh et al. 2017)."""
 
 
 class DelfSettings(BaseModel):
-    """How deep local features are taken from a photo, beside the network.
+    """Settings of the extraction of deep local features.
 
-    Photos longer than `max_side` are reduced to it. Of `scales`, those are used that make the
-    photo's long side no longer than `max_side`, so that a photo of 362 pixels is seen at up to
-    724 and one of 4000 at up to 1024, for about the same work.
+    Photos with a long side above `max_side` are reduced to it. A scale is used if the long side of
+    the scaled photo is at most `max_side`: a photo of 362 pixels is used at up to 724 pixels, one
+    of 4000 at up to 1024, and both take about the same time.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -34,10 +34,10 @@ class DelfSettings(BaseModel):
 
 
 class DelfTraining(BaseModel):
-    """Everything that training deep local features depends on, beside the photos.
+    """Settings of the training of deep local features.
 
-    Two steps (Noh et al. 2017): the backbone is fine-tuned to tell the classes apart, then, with
-    the backbone frozen, the attention is learned through a classifier of the weighted features.
+    Training has two steps (Noh et al. 2017). First the backbone is fine-tuned as a classifier. Then
+    the backbone is frozen, and the attention is trained with a classifier of the weighted features.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Training deep local features from image labels, in two steps (Noh et al. 2017)."""
+"""Train deep local features from image labels, in two steps (Noh et al. 2017)."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ from listwise.data.workers import explain_lost_workers
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.local.delf.extractor import DEFAULT, attend, decoding, photos_at_once
-from listwise.local.delf.fit import DelfProgress, Fitter, Group, Step, hold_out_photos
+from listwise.local.delf.extractor import DEFAULT, decoding, find_locations, photos_at_once
+from listwise.local.delf.fit import DelfProgress, Fitter, ParameterGroup, Step, hold_out_photos
 from listwise.local.delf.net import Delf, DelfConfig, resnet
 from listwise.local.delf.settings import DelfTraining
 from listwise.machine import Machine, shared_cores
@@ -34,13 +34,13 @@ from listwise.models.storage import CONFIG_FILE
 
 PARTIAL_FOLDER = "training"
 KEY_FILE = "listwise.key"
-NEW_LAYER = 10.0  # times the learning rate of the layers below, which know something already
+NEW_LAYER = 10.0  # learning rate of a new layer, relative to the pretrained layers below it
 USUAL = DelfTraining()
 
 
 @dataclass(frozen=True)
 class DelfResult:
-    """What a training came to; accuracies are on held-out photos, None of a step left out."""
+    """Result of `train_delf`: accuracies on held-out photos; None for a step that was skipped."""
 
     folder: Path
     fine_tuned_accuracy: float | None
@@ -59,17 +59,23 @@ def train_delf(
 ) -> DelfResult:
     """Train deep local features from labelled photos into a folder that `Delf.load` opens.
 
-    What is done is kept in `OUT/training` until the end; the same call again resumes there. Some of
-    the photos are held out to choose by. `on_progress` is called after every update, and with every
-    photo of the PCA; `on_note` with sentences about unreadable photos and about earlier work.
+    Checkpoints stay in `OUT/training` until the end, and the same call resumes from them. Some of
+    the photos are held out to choose the best weights.
+
+    Args:
+        images: labelled photos.
+        out: folder to write.
+        settings: settings of the training.
+        on_progress: called after every update, and after every photo of the PCA.
+        on_note: called with sentences for the user, such as unreadable photos.
     """
     out = Path(out)
-    note = cache(on_note)  # once is enough
+    note = cache(on_note)  # show each note once
     machine = Machine.detect(settings.device)
     half = machine.bfloat16 if settings.precision == "auto" else settings.precision == "bfloat16"
     photos = hold_out_photos(images, settings.val_fraction, settings.seed)
     torch.manual_seed(settings.seed)
-    net = _start(settings)
+    net = _starting_network(settings)
     fitter = Fitter(
         settings,
         photos,
@@ -102,9 +108,9 @@ def train_delf(
 def read_training_photos(
     source: str, split: str | None = None, on_note: Callable[[str], object] = lambda note: None
 ) -> LabelledImages:
-    """Labelled photos to train on, without those that cannot be read.
+    """Read labelled photos to train on, without those that cannot be read.
 
-    Of photos in splits those of `split` are used, or of "train" if there is such a split.
+    If the photos have splits, use only `split`; by default "train", if it exists.
     """
     images = labelled_of(source)
     if split is None and images.splits is not None and "train" in images.splits:
@@ -115,8 +121,8 @@ def read_training_photos(
     return images
 
 
-class _Pooled(nn.Module):
-    """A network whose mean features are classified: [B, 3, H, W] -> logits [B, K]."""
+class _PooledClassifier(nn.Module):
+    """Classifies the mean of the features of a network: [B, 3, H, W] -> logits [B, K]."""
 
     def __init__(self, net: RetrievalNet, classes: int) -> None:
         super().__init__()
@@ -130,8 +136,8 @@ class _Pooled(nn.Module):
         return logits
 
 
-class _Attentive(nn.Module):
-    """A frozen network whose features, weighted by attention, are classified: -> logits [B, K]."""
+class _AttentionClassifier(nn.Module):
+    """Classifies features weighted by attention, with a frozen backbone: -> logits [B, K]."""
 
     def __init__(self, delf: Delf, classes: int) -> None:
         super().__init__()
@@ -141,16 +147,16 @@ class _Attentive(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             features = self.delf.features(images)
-            # Of unit rows, but with values near 1, as a new layer wants them.
+            # Unit vectors, scaled to values near 1, which suit a new layer.
             units = F.normalize(features, dim=1) * math.sqrt(self.delf.channels)
         weights = self.delf.scores(features)
-        # A mean and not the sum: crops come in many sizes.
+        # The mean, not the sum, because crops have different sizes.
         logits: Tensor = self.classifier((units * weights[:, None]).mean(dim=(2, 3)))
         return logits
 
 
-def _start(settings: DelfTraining) -> RetrievalNet:
-    """The network to start from."""
+def _starting_network(settings: DelfTraining) -> RetrievalNet:
+    """Load the network to start from."""
     if Path(settings.weights).is_dir():
         net = RetrievalNet.load(settings.weights)
         net.config.provenance["weights"] = net.fingerprint()
@@ -161,27 +167,27 @@ def _start(settings: DelfTraining) -> RetrievalNet:
 
 
 def _fine_tune(fitter: Fitter, net: RetrievalNet) -> float:
-    """The first step: the whole network learns to tell the classes apart."""
+    """Step 1: fine-tune the whole network as a classifier; returns the accuracy."""
     settings = fitter.settings
     torch.manual_seed(settings.seed)
-    model = _Pooled(net, len(fitter.photos.images.class_names))
+    model = _PooledClassifier(net, len(fitter.photos.images.class_names))
     model.to(fitter.device).to(memory_format=torch.channels_last)
     rate = settings.fine_tune_learning_rate
     groups = [
-        Group(list(net.backbone.parameters()), rate),
-        Group(list(model.classifier.parameters()), rate * NEW_LAYER),
+        ParameterGroup(list(net.backbone.parameters()), rate),
+        ParameterGroup(list(model.classifier.parameters()), rate * NEW_LAYER),
     ]
     return fitter.fit(model, Step("fine-tuning", settings.fine_tune_updates, groups, 1.0))
 
 
 def _learn_attention(fitter: Fitter, delf: Delf) -> float:
-    """The second step: the backbone is frozen, the attention learns what tells classes apart."""
+    """Step 2: train the attention with a frozen backbone; returns the accuracy."""
     settings = fitter.settings
     torch.manual_seed(settings.seed)
-    model = _Attentive(delf, len(fitter.photos.images.class_names))
+    model = _AttentionClassifier(delf, len(fitter.photos.images.class_names))
     model.to(fitter.device).to(memory_format=torch.channels_last)
     learned = [*delf.attention.parameters(), *model.classifier.parameters()]
-    groups = [Group(learned, settings.attention_learning_rate)]
+    groups = [ParameterGroup(learned, settings.attention_learning_rate)]
     step = Step("attention", settings.attention_updates, groups, settings.min_scale)
     accuracy = fitter.fit(model, step)
     delf.eval()
@@ -189,7 +195,7 @@ def _learn_attention(fitter: Fitter, delf: Delf) -> float:
 
 
 def _learn_pca(fitter: Fitter, delf: Delf) -> None:
-    """The last step: a projection of the features to the dimensions of a descriptor."""
+    """Learn the PCA from features to descriptors."""
     with explain_lost_workers():
         whitening = Whitening.learn(_locations(fitter, delf), delf.config.dim, power=0)
     delf.pca_mean.copy_(torch.from_numpy(whitening.mean))
@@ -197,7 +203,7 @@ def _learn_pca(fitter: Fitter, delf: Delf) -> None:
 
 
 def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
-    """Unit features of the locations of most attention, photo by photo: [n, C]."""
+    """Yield unit features of the locations with the highest attention, per photo: [n, C]."""
     images, settings = fitter.photos.images, fitter.settings
     drawn = np.random.default_rng(settings.seed).permutation(fitter.photos.train)
     rows = drawn[: settings.pca_photos].tolist()
@@ -208,19 +214,19 @@ def _locations(fitter: Fitter, delf: Delf) -> Iterator[npt.NDArray[np.float32]]:
             photos, lambda width, height: photos_at_once(width, height, DEFAULT, fitter.device)
         ):
             for error in batch.errors.values():
-                fitter.on_note(f"{error}; the PCA is learned without it")
+                fitter.on_note(f"{error}; the PCA is learned without this photo")
                 done += 1
                 fitter.on_progress(DelfProgress("pca", done, len(rows)))
             if batch.photos:
                 pixels = batch.pixels.to(fitter.device)
-                for found in attend(delf, pixels, autocast=fitter.autocast):
+                for found in find_locations(delf, pixels, autocast=fitter.autocast):
                     yield F.normalize(found.features.float(), dim=1).cpu().numpy()
                     done += 1
                     fitter.on_progress(DelfProgress("pca", done, len(rows)))
 
 
 def _key(images: LabelledImages, settings: DelfTraining) -> str:
-    """Names a training: a training with the same key resumes it."""
+    """Return a key of photos and settings; a training with the same key can be resumed."""
     fields = settings.model_dump(mode="json", exclude={"device", "workers"})
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for index, (name, label) in enumerate(zip(images.ids, images.labels, strict=True)):
@@ -230,9 +236,9 @@ def _key(images: LabelledImages, settings: DelfTraining) -> str:
 
 
 def _open_partial(out: Path, key: str, on_note: Callable[[str], object]) -> Path:
-    """The folder of what is done so far, made if there is none."""
+    """Open the folder of checkpoints, or create it."""
     if (out / CONFIG_FILE).exists():
-        raise InputError(f"{out} holds a network already: give another folder")
+        raise InputError(f"{out} already holds a network: give another folder")
     partial = out / PARTIAL_FOLDER
     name = partial / KEY_FILE
     try:
@@ -240,7 +246,7 @@ def _open_partial(out: Path, key: str, on_note: Callable[[str], object]) -> Path
             if name.read_text(encoding="utf-8") != key:
                 raise InputError(
                     f"{out} holds an unfinished training with other photos or settings: "
-                    "resume with those, or give another folder"
+                    "resume it with those, or give another folder"
                 )
             on_note(f"resuming the unfinished training in {out}")
         partial.mkdir(parents=True, exist_ok=True)

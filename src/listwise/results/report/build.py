@@ -28,13 +28,13 @@ from listwise.results.report.content import (
 from listwise.results.report.curves import precision_recall_curve
 
 Indices = NDArray[np.int64]
-PointsOf = Callable[[int, int], ArrayLike | None]
+MatchFunction = Callable[[int, int], ArrayLike | None]
 """From the positions of a query and an image to the points [m, 4] that they share.
 
 A row holds x, y in the query photo and x, y in the image, in pixels of the upright whole photos, 0
 in the middle of the first pixel. None means that nobody looked.
 """
-Matched = tuple[int | None, tuple[Match, ...] | None]
+_PhotoMatches = tuple[int | None, tuple[Match, ...] | None]
 """How many points two photos share, and those to draw."""
 
 _MARKS: tuple[Mark, ...] = ("wrong", "right", "junk")
@@ -55,11 +55,15 @@ class ModelSearch:
     name: str
     scores: Callable[[Indices], NDArray[np.floating]]
     results: Results
-    matches: PointsOf | None = None
+    matches: MatchFunction | None = None
 
     @classmethod
     def of_scores(
-        cls, name: str, scores: ArrayLike, judged: JudgedQueries, matches: PointsOf | None = None
+        cls,
+        name: str,
+        scores: ArrayLike,
+        judged: JudgedQueries,
+        matches: MatchFunction | None = None,
     ) -> "ModelSearch":
         """A search from the scores of every query with every image: [Q, N]."""
         table = np.asarray(scores)
@@ -137,9 +141,9 @@ def _query_result(
     k: int,
 ) -> QueryResult:
     @cache  # several protocols may show one photo
-    def shared(image: int) -> Matched:
+    def shared(image: int) -> _PhotoMatches:
         points = None if search.matches is None else search.matches(query, image)
-        return _matched(points, query_paths[query], database_paths[image])
+        return _photo_matches(points, query_paths[query], database_paths[image])
 
     def entry(image: int, mark: Mark, rank: int | None) -> ListEntry:
         inliers, points = shared(image)
@@ -157,7 +161,7 @@ def _query_result(
     return QueryResult(judged.queries[query], query_paths[query], judged.boxes[query], lists)
 
 
-def _matched(points: ArrayLike | None, query: str, image: str) -> Matched:
+def _photo_matches(points: ArrayLike | None, query: str, image: str) -> _PhotoMatches:
     """What a list shows of the points [m, 4] that the photos at two paths share."""
     if points is None:
         return None, None
