@@ -116,7 +116,7 @@ def test_the_guide_names_flags_that_exist(listwise):
         (["bins", "PHOTOS", "--rates", "fast", "--out", "o"], "numbers separated by commas"),
         (["bins", "PHOTOS", "--variants", "1", "--out", "o"], "bins: Input should be greater"),
         (["bins", "PHOTOS", "--config", "gone.yaml", "--out", "o"], "gone.yaml"),
-        (["classes", "PHOTOS", "--variants", "8", "--out", "o"], "say all"),
+        (["classes", "PHOTOS", "--variants", "8", "--out", "o"], "or all"),
         (["poolings", "toy", "--whiten-on", "toy"], "drawn into the folder --out"),
     ],
 )

@@ -172,7 +172,7 @@ def test_damaged_files_are_said_to_be(tmp_path):
     [
         ([], 2, "no local descriptors"),
         ([np.zeros((3, 8))], 4, "4 words cannot be learned from 3 descriptors"),
-        ([np.zeros((3, 8))], 0, "needs one word"),
+        ([np.zeros((3, 8))], 0, "should be 1 or more"),
         ([np.zeros((3, 8)), np.zeros((3, 16))], 2, r"\[n, 8\], found shape \[3, 16\]"),
         ([np.full((3, 8), np.nan)], 2, "not finite"),
         ([np.zeros((3, 12))], 2, "a multiple of 8"),

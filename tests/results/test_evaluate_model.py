@@ -119,7 +119,7 @@ def test_two_models_are_compared_under_the_ends_of_their_folders(toy, model, tmp
     assert found.figures == found.rows["run1/model"]
     page = found.report(tmp_path / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "run0/model" in page
-    assert "change" in page
+    assert "difference</th>" in page
     assert list(evaluate(paths[0], toy, max_side=64, workers=0).rows) == ["run0/model"]
     with pytest.raises(InputError, match="`against` is the same model"):
         evaluate(paths[0], toy, against=paths[0])

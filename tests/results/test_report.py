@@ -531,7 +531,7 @@ def test_the_table_shows_every_row_and_marks_the_best(
     ]
     assert cells[2] == ["first", *figures[0]]
     assert cells[3] == ["second", *figures[1]]
-    assert cells[4][0] == "change"
+    assert cells[4][0] == "difference"
     for before, after, change in zip(*figures, cells[4][1:], strict=True):
         assert float(change.replace("−", "-")) == pytest.approx(float(after) - float(before))
     assert cells[5] == ["whitened", *["–"] * 4, "99.9", *["–"] * 7]
@@ -560,12 +560,12 @@ def test_models_that_cannot_be_compared_are_refused(
     scores, truth = example(queries=5)
     other = model_of("other", scores, truth, truth.queries, truth.names)
     path = tmp_path / "report.html"
-    with pytest.raises(InputError, match="queries differ"):
+    with pytest.raises(InputError, match="different queries"):
         write_report(path, "t", [models[0], other])
     fewer = replace(truth, protocols={"Easy": truth.protocols["Easy"]})
-    with pytest.raises(InputError, match="protocols differ"):
+    with pytest.raises(InputError, match="different protocols"):
         write_report(path, "t", [other, model_of("x", scores, fewer, truth.queries, truth.names)])
-    with pytest.raises(InputError, match="one model or two"):
+    with pytest.raises(InputError, match="one or two models"):
         write_report(path, "t", [])
     with pytest.raises(InputError, match="make it first"):
         write_report(tmp_path / "none" / "report.html", "t", models)

@@ -295,7 +295,7 @@ def test_the_protocol_changes_what_is_shown(browser: Browser, report: Path) -> N
         for number, shown in enumerate(page.figures()):
             before, after = (100 * aps[number] for aps in AP[protocol])
             if np.isnan(after):
-                assert shown == "no positives: not counted"
+                assert shown == "not counted: no positives"
             else:
                 assert shown.startswith(f"AP {before:.1f} → {after:.1f}")
     page.choose("Hard")
@@ -500,7 +500,7 @@ def test_points_are_drawn_where_they_are(
     query, image = open_points(page, 5)
     shown = page.run(DIALOG)
     assert f"place{query:02d} →" in shown["text"]
-    assert "5 shared points" in shown["text"]
+    assert "5 matching points" in shown["text"]
     assert shown["lines"] == 5
     first, second = shown["photos"]
     if width == 390:
@@ -533,7 +533,7 @@ def test_the_dialog_closes_and_gives_the_focus_back(browser: Browser, matched: P
     query, _ = open_points(page, 80)
     shown = page.run(DIALOG)
     assert shown["lines"] == 60
-    assert "80 shared points, 60 of them drawn" in shown["text"]
+    assert "80 matching points (60 shown)" in shown["text"]
     page.key("j")  # a key of the page, which lies behind
     assert page.run("location.hash") == ""
     page.key("Escape")

@@ -65,7 +65,7 @@ def test_kept_features_are_used_again_for_the_same_photos_alone(tmp_path):
     describe_locally(small, extractor, tmp_path / "kept", workers=0)
     assert len(extractor.seen) == 5
     large = small_benchmark(tmp_path / "large", 60)
-    with pytest.raises(InputError, match="at another size: give another folder"):
+    with pytest.raises(InputError, match="at their current size: give another folder"):
         describe_locally(large, extractor, tmp_path / "kept", workers=0)
 
 
@@ -120,7 +120,7 @@ def test_descriptors_are_kept_and_taken_again(tmp_path):
     assert sorted(before) == ["database.parquet", "queries.parquet"]
     describe_globally(small, model, kept, workers=0)
     assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
-    with pytest.raises(InputError, match="other photos than those of small"):
+    with pytest.raises(InputError, match="does not hold the photos of small"):
         global_scores(small_benchmark(tmp_path / "large", 80), kept)
     torch.manual_seed(1)
     other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())

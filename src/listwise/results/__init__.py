@@ -1,4 +1,4 @@
-"""A model on a benchmark: its figures, its table and its report page."""
+"""Evaluate a model on a benchmark: metrics, table and HTML report."""
 
 from listwise.results.describe import BenchmarkDescriptors, describe_benchmark
 from listwise.results.evaluate import Evaluation, evaluate, open_benchmark

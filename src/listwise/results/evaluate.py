@@ -1,4 +1,4 @@
-"""Evaluate a model on a benchmark, alone or compared with another model."""
+"""Evaluate a model on a benchmark, optionally against another model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,11 +19,13 @@ from listwise.results.table import figures_of, format_table
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The figures of one model on a benchmark, or of two.
+    """The metrics of one or two models on a benchmark; `evaluate` returns one.
 
-    `described` has the benchmark's descriptors by the name of each model, the evaluated one last;
-    `results` protocol -> result for each row of the table: the models, and with query expansion
-    their names + αQE; `distractors` were added to the database.
+    Attributes:
+        described: model name -> descriptors of the benchmark; the evaluated model is last.
+        results: row of the table -> protocol -> result. Rows are the models and, with query
+            expansion, their names + αQE.
+        distractors: number of distractors that were added to the database.
     """
 
     described: Mapping[str, BenchmarkDescriptors]
@@ -32,27 +34,27 @@ class Evaluation:
 
     @property
     def benchmark(self) -> Benchmark:
-        """What was searched, without the photos that cannot be read."""
+        """The benchmark, without the photos that cannot be read."""
         return next(iter(self.described.values())).benchmark
 
     @property
     def figures(self) -> dict[str, dict[str, float]]:
-        """Protocol -> metric -> value from 0 to 1, of the evaluated model."""
+        """Metrics of the evaluated model: protocol -> metric -> value from 0 to 1."""
         return self.rows[list(self.described)[-1]]
 
     @property
     def rows(self) -> dict[str, dict[str, dict[str, float]]]:
-        """`figures` for every row of the table, by its name."""
+        """Metrics of every row of the table: name -> protocol -> metric -> value."""
         return {name: figures_of(found) for name, found in self.results.items()}
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Errors of the photos that were left out."""
+        """Errors of the photos that cannot be read and were left out."""
         found = (error for each in self.described.values() for error in each.unreadable)
         return tuple(dict.fromkeys(found))
 
     def table(self) -> str:
-        """The figures as a plain text table, in percent."""
+        """Format the metrics as a plain text table, in percent."""
         return format_table(self.benchmark.name, self.rows)
 
     def __str__(self) -> str:
@@ -68,9 +70,12 @@ class Evaluation:
         command: str = "",
         on_progress: Callable[[int, int], object] = lambda done, total: None,
     ) -> Path:
-        """Write an HTML page with figures, curves and what each query found.
+        """Write an HTML report: metrics, precision-recall curves, and the results of each query.
 
-        The page shows `command`; `on_progress` is called with the thumbnails made so far, and all.
+        Args:
+            path: file to write.
+            command: command to show in the report.
+            on_progress: called with the number of thumbnails done and in total.
         """
         from listwise.results.report import ModelSearch, TableRow, report_models, write_report
 
@@ -78,8 +83,8 @@ class Evaluation:
         notes, results = [], self.results
         if self.distractors:
             notes.append(
-                f"The figures are with {self.distractors} distractors; curves, lists and the AP of "
-                "single queries are without them."
+                f"The metrics in the table include {self.distractors} distractors. The curves, the "
+                "ranked lists and the AP of single queries do not."
             )
             results = {name: found.evaluate() for name, found in self.described.items()}
         searches = [
@@ -116,26 +121,32 @@ def evaluate(
     device: str = "auto",
     on_progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
-    """Evaluate a model on a benchmark: mAP and the other figures of its protocols.
+    """Evaluate a model on a benchmark: mAP and the other metrics of its protocols.
 
     Args:
-        model: a model, or the folder of one.
+        model: a model, or the folder of a model.
         benchmark: the name or folder of a data set, labelled photos (class folders, a .csv or
-            .parquet table), or what `open_benchmark` or `read_labelled` returned.
+            .parquet table), or the result of `open_benchmark` or `read_labelled`.
         against: another model to compare with.
         expand: also evaluate with α query expansion.
-        distractors: descriptors of further photos by the same model, all of them negatives.
+        distractors: descriptors of further photos by the same model, all negatives.
         data: folder that holds the data sets; `data` by default.
-        split: of labelled photos, use only this split.
+        split: use only this split of labelled photos.
         max_side: long side that larger photos are reduced to; original size by default.
         scales: sizes at which each photo is described, as factors.
-        power: of the generalized mean over the scales.
-        precision: bfloat16 on a GPU that supports it, else float32, by default.
-        workers: processes that decode photos; from the cores by default.
+        power: exponent of the generalized mean over the scales.
+        precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it.
+        workers: number of processes that decode photos; by default it depends on the cores.
         device: where models given as folders run: cpu, cuda, cuda:1 ...; auto uses a GPU if
             present.
         on_progress: called with the number of photos just described; by default a terminal shows
             a progress bar.
+
+    Example:
+        >>> result = listwise.evaluate("runs/photos/model", "photos")   # doctest: +SKIP
+        >>> result.figures["Labels"]["mAP"]                             # doctest: +SKIP
+        0.87
+        >>> result.report("report.html")                                # doctest: +SKIP
     """
     opened = open_benchmark(benchmark, data, split)
     refuse_labels(opened, expand, distractors)
@@ -147,7 +158,7 @@ def evaluate(
     photos = opened.photo_count
     described: dict[str, BenchmarkDescriptors] = {}
     results: dict[str, Results] = {}
-    for name, source in _named(model, against).items():
+    for name, source in _name_models(model, against).items():
         network = source if isinstance(source, Model) else load_model(source, device)
         if distractors is not None:
             distractors.require(network.fingerprint)
@@ -165,9 +176,19 @@ def open_benchmark(
     data: str | Path | None = None,
     split: str | None = None,
 ) -> Benchmark:
-    """The benchmark of a data set by name or folder, or labelled photos searched among themselves.
+    """Open a benchmark: a data set by name or folder, or labelled photos.
 
-    The arguments are those of `evaluate`.
+    Each labelled photo is searched among all the others.
+
+    Args:
+        source: the name or folder of a data set, labelled photos (class folders, a .csv or .parquet
+            table), or the result of `read_labelled`.
+        data: folder that holds the data sets; `data` by default.
+        split: use only this split of labelled photos.
+
+    Example:
+        >>> open_benchmark("roxford5k", data="data").photo_count   # doctest: +SKIP
+        5063
     """
     if isinstance(source, Benchmark):
         return source
@@ -178,14 +199,16 @@ def open_benchmark(
     if find_entry(str(source)) is None and path.exists() and recognise(path) is None:
         return Benchmark.of_labels(path.name, read_labelled(path, split))
     if split is not None:
-        raise InputError(f"`split` is for your own labelled photos; {source} has its own test part")
+        raise InputError(
+            f"`split` is for your own labelled photos: leave it out, {source} has its own test set"
+        )
     return find_dataset(source, data).benchmark()
 
 
-def _named(
+def _name_models(
     model: Model | str | Path, against: Model | str | Path | None
 ) -> dict[str, Model | str | Path]:
-    """The models by the shortest ends of their folders' paths that tell them apart."""
+    """Name models by the shortest different ends of their folders' paths."""
     models = {"model": model} if against is None else {"other model": against, "model": model}
     places = [
         (each.folder or each.name or name) if isinstance(each, Model) else Path(each).resolve()
@@ -194,7 +217,7 @@ def _named(
     parts = [Path(place).parts for place in places]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
-        # A folder that is called "model" is better known by the one above it.
+        # A folder called "model" says little, so add the folder above it.
         if len(set(names)) == len(names) and (names != ["model"] or len(parts[0]) == count):
             return dict(zip(names, models.values(), strict=True))
-    raise InputError("`against` is the same model: give another")
+    raise InputError("`against` is the same model: give another model")

@@ -1,25 +1,25 @@
-"""Figures as text: a table that reads in a terminal, a notebook and a log."""
+"""Metrics as a plain text table for terminals, notebooks and logs."""
 
 from collections.abc import Mapping
 
 from listwise.evaluation import Results
 
 Figures = Mapping[str, Mapping[str, float]]
-"""Protocol -> metric -> a number from 0 to 1, NaN where there is none."""
+"""Protocol -> metric -> value from 0 to 1; NaN for a missing value."""
 
 
 def figures_of(results: Results) -> dict[str, dict[str, float]]:
-    """Protocol -> metric -> its value from 0 to 1."""
+    """Return the metrics of results: protocol -> metric -> value from 0 to 1."""
     return {protocol: dict(found.figures) for protocol, found in results.items()}
 
 
 def percent(value: float) -> str:
-    """A figure in percent as papers print it; a dash where there is none."""
+    """Format a value in percent with one decimal; a dash for NaN."""
     return "–" if value != value else f"{100 * value:.1f}"
 
 
 def format_table(title: str, rows: Mapping[str, Figures]) -> str:
-    """A table in percent with a line for each protocol of each row, the columns aligned."""
+    """Format a table in percent with one line per row and protocol, and aligned columns."""
     metrics = dict.fromkeys(
         metric for row in rows.values() for found in row.values() for metric in found
     )

@@ -1,1 +1,1 @@
-"""The paper's comparisons: runs that differ in one thing, and what they came to."""
+"""The paper's comparisons: training runs that differ in one setting, and their results."""

@@ -1,4 +1,4 @@
-"""The studies that train: what each one varies, and nothing else about them."""
+"""Definitions of the studies that train: what each one varies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from listwise.errors import InputError
 from listwise.settings import ContrastiveSettings, TripletSettings
 
-# Counted in updates, of which variants have different numbers; or the study's own.
+# Settings that the study chooses: schedules in updates, which differ between variants, and seeds.
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
 
 
 class TrainingSet(NamedTuple):
-    """How much there is to train on."""
+    """Number of training photos and of training classes."""
 
     photos: int
     classes: int
@@ -20,9 +20,9 @@ class TrainingSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the things compared: its settings beside those that all share.
+    """One variant of a study: its name, and the settings in which it differs.
 
-    `value` is its place on the study's axis, if it has one.
+    `value` is its number on the axis of the study, if the study has an axis.
     """
 
     name: str
@@ -32,12 +32,19 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of training runs that differ in one thing.
+    """A comparison of training runs that differ in one setting.
 
-    `about` says what it compares, `words` which words name its variants, and `words_default` which
-    ones are compared by default. It sets the settings
-    `varies` itself, dotted where nested. `usual` are the words compared by default, `axis` is what
-    variants are if they are numbers, and `known` every word there is if they are not.
+    Attributes:
+        name: name on the command line.
+        title: heading of its table and plot.
+        about: one-line description of what it compares.
+        words: help text for the names of its variants.
+        words_default: text for the default variants in the help.
+        varies: settings that the study chooses, with dots for nested settings.
+        usual: returns the variants compared by default.
+        variant: returns the variant with a name.
+        axis: label of the axis, if the variants are numbers.
+        known: all variants, if they are names.
     """
 
     name: str
@@ -52,7 +59,7 @@ class Study:
     known: tuple[str, ...] = ()
 
     def variants(self, words: Sequence[str] | None, photos: TrainingSet) -> list[Variant]:
-        """The variants that words name; None stands for the usual ones, "all" for every one."""
+        """Return the variants with these names; None for the default ones, "all" for all."""
         if words is None:
             words = self.usual(photos)
         elif self.known and list(words) == ["all"]:
@@ -60,11 +67,11 @@ class Study:
         for word in words:
             if self.known and word not in self.known:
                 raise InputError(
-                    f"{self.name} has no variant {word!r}; there are {', '.join(self.known)}"
+                    f"{self.name} has no variant {word!r}: choose from {', '.join(self.known)}"
                 )
         found = [self.variant(word, photos) for word in words]
         if len({variant.name for variant in found}) < len(found):
-            raise InputError(f"a variant is named twice: {', '.join(words)}")
+            raise InputError(f"`variants` contains one twice: {', '.join(words)}")
         return found
 
 
@@ -76,8 +83,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     **{name: {"loss": name} for name in ("tie-aware", "fastap", "smoothap", "multi-similarity")},
 }
 
-# Of the loss, its batches and its mining. The batch size is one of each loss of whole batches; the
-# others are the bins, SmoothAP's temperature, and alpha, beta and base of multi-similarity.
+# Number of settings of each loss, its batches and its mining. Losses of whole batches have the
+# batch size and: the bins, SmoothAP's temperature, or alpha, beta and base of multi-similarity.
 HYPER_PARAMETERS = {
     "ap": 2,
     "tie-aware": 2,
@@ -90,7 +97,7 @@ HYPER_PARAMETERS = {
 
 
 def _usual_losses(photos: TrainingSet) -> tuple[str, ...]:
-    """The paper's; no update sees more images than there are."""
+    """Return the losses of the paper whose updates need no more images than there are photos."""
     triplets = (f"tl-{count}" for count in TRIPLETS if 3 * count <= max(photos.photos, 3 * 64))
     return ("ap", *triplets, "contrastive")
 
@@ -103,7 +110,10 @@ def _bins(word: str, photos: TrainingSet) -> Variant:
 def _batch_size(word: str, photos: TrainingSet) -> Variant:
     size = _whole_number(word)
     if size > photos.photos:
-        raise InputError(f"a batch of {size} is larger than the {photos.photos} training photos")
+        raise InputError(
+            f"a batch of {size} is larger than the {photos.photos} training photos: "
+            "give a smaller batch"
+        )
     return Variant(f"batch-{size}", {"batch_size": size}, size)
 
 
@@ -114,7 +124,7 @@ def _classes(word: str, photos: TrainingSet) -> Variant:
     if count >= photos.classes:
         raise InputError(
             f"{count} classes per batch are not fewer than the {photos.classes} training classes: "
-            "say all"
+            "give a smaller number, or all"
         )
     return Variant(f"classes-{count}", {"classes_per_batch": count}, count)
 
@@ -123,7 +133,7 @@ def _whole_number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise InputError(f"this study varies a whole number, not {word!r}") from None
+        raise InputError(f"a variant of this study is a whole number, not {word!r}") from None
 
 
 def _named(
@@ -131,7 +141,7 @@ def _named(
     usual: Callable[[TrainingSet], Sequence[str]] | None = None,
     **study: Any,
 ) -> Study:
-    """A study of which each word has its settings; all of them are usual by default."""
+    """Define a study whose variants have names; by default it compares all of them."""
     return Study(
         usual=usual or (lambda photos: tuple(settings)),
         variant=lambda word, photos: Variant(word, settings[word]),
@@ -209,4 +219,4 @@ _ALL = (
     ),
 )
 STUDIES = {study.name: study for study in _ALL}
-"""The studies that train, by name."""
+"""All studies that train, by name."""

@@ -1,4 +1,4 @@
-"""The demo: toy landmarks are drawn, searched, trained on and searched again."""
+"""The demo: draw toy landmarks, search them, train on some, and search again."""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.run.folder import RUN_FILE, read_run
 from listwise.training.run.view import TrainView
 
-# Found by trial on two cores: small crops and few updates, for a run of some three minutes.
+# Chosen by trial on two cores: small crops and few updates, for about three minutes.
 SETTINGS = {
     "backbone": "tf_efficientnet_lite0",
     "batch_size": 192,
@@ -35,10 +35,10 @@ SETTINGS = {
 
 
 class Demo:
-    """The steps of the demo, in their order; photos, run, picture and index go into `folder`."""
+    """The steps of the demo, in order; writes photos, run, picture and index into `folder`."""
 
     def __init__(self, folder: str | Path, seed: int = 0) -> None:
-        with requires("all", "the demo"):  # not after minutes of training
+        with requires("all", "the demo"):  # check before minutes of training
             import cv2  # noqa: F401
             import tensorboard  # type: ignore[import-untyped]  # noqa: F401
 
@@ -51,30 +51,30 @@ class Demo:
         )
 
     def draw_photos(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Draw the toy landmarks, unless they are there."""
+        """Draw the toy landmarks, unless the folder already has them."""
         make_toy_landmarks(self.photos, seed=self.seed, progress=progress)
 
     def benchmark(self) -> Benchmark:
-        """The buildings that are not trained on, as a benchmark."""
+        """Return the benchmark: buildings that are not trained on."""
         return find_dataset(self.photos).benchmark()
 
     def plan(self) -> TrainPlan:
-        """What is trained, and on which photos."""
+        """Return the photos and settings of the training."""
         return prepare(self.photos / TOY_LABELS, {**SETTINGS, "seed": self.seed})
 
     def trainer(self, plan: TrainPlan, view: TrainView) -> Trainer:
-        """A new trainer; the run of an earlier demo is removed, and nothing else."""
+        """Create the trainer; removes the run of an earlier demo, and no other run."""
         ours = (self.run / RUN_FILE).exists()
         if ours and Path(read_run(self.run)["data"]).parent == self.photos.resolve():
             shutil.rmtree(self.run)
         return Trainer(plan, self.run, view)
 
     def search(self, model: Model) -> BenchmarkDescriptors:
-        """The benchmark as a model describes it."""
+        """Compute the descriptors of the benchmark with a model."""
         return describe_benchmark(model, self.benchmark())
 
     def draw_matches(self, before: BenchmarkDescriptors, after: BenchmarkDescriptors) -> None:
-        """Draw what four queries find before and after, from small gains to large ones."""
+        """Draw the results of four queries before and after training, from small to large gains."""
         first, second = (found.evaluate()["Medium"].per_query_ap for found in (before, after))
         places = np.linspace(0, len(first) - 1, 6)[1:-1].round().astype(int)
         queries = np.argsort(second - first)[places]
@@ -86,12 +86,14 @@ class Demo:
         ranked_sheet(rows, captions).save(self.picture)
 
     def make_index(self, model: Model) -> None:
-        """Make an index of the benchmark's photos, in place of an earlier demo's."""
+        """Create an index of the benchmark's photos; replaces the index of an earlier demo."""
         if store_exists(str(self.index)):
             with open_index(self.index) as index:
                 made_of = index.header.model_folder
             if made_of != str(model.folder):
-                raise InputError(f"{self.index} has another model: give another `folder`")
+                raise InputError(
+                    f"{self.index} was created with another model: give another `folder`"
+                )
             shutil.rmtree(self.index)
         with open_index(self.index, model) as index:
             index.add(self.benchmark().database)
@@ -100,7 +102,7 @@ class Demo:
 def _tiles(
     benchmark: Benchmark, query: int, scores: NDArray[np.float32], count: int = 8
 ) -> list[Tile]:
-    """The query, and the photos it finds first, each marked right, wrong or junk."""
+    """Return the query and its first results, each marked right, wrong or junk."""
     judged = benchmark.judged
     right, junk = judged.positives("Medium", query), judged.junk("Medium", query)
     tiles = [Tile(benchmark.queries.paths[query], "query", judged.boxes[query])]

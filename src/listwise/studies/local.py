@@ -1,4 +1,4 @@
-"""Local descriptors on a benchmark (the first rows of Table 2), alone and after global search."""
+"""Evaluate local features on a benchmark (the first rows of Table 2), alone and as re-ranking."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +31,7 @@ Scores = NDArray[np.floating]
 
 @dataclass(frozen=True, eq=False)
 class LocalRow:
-    """A way to search a benchmark: scores [Q, N], and what was verified, by query and image."""
+    """Result of one search method: scores [Q, N], and the verified pairs (query, image)."""
 
     name: str
     scores: Scores
@@ -39,7 +39,7 @@ class LocalRow:
 
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar of a number of steps; what it gives advances it."""
+"""Opens a progress bar with a title and a number of steps; yields a function that advances it."""
 
 
 def evaluate_local(
@@ -58,16 +58,31 @@ def evaluate_local(
     progress: ProgressBar = counting,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> tuple[Benchmark, list[LocalRow]]:
-    """Search a judged benchmark with ASMK* and with models, each also with verification.
+    """Search a judged benchmark with ASMK* and with models, each without and with verification.
 
-    The codebook was learned from other photos. Features, descriptors and index are kept in `folder`
-    for the next call; `delf` and `count` are those of `open_extractor`. The search of `models` is
-    evaluated too, and that of the descriptors which an earlier call kept in folders. With `verify`
-    the first 100 of each list are verified.
+    Args:
+        benchmark: name or folder of a judged data set.
+        codebook: codebook file, learned from other photos.
+        folder: where features, descriptors and index are kept for the next call.
+        data: folder that holds the data sets.
+        delf: folder of a DELF network; Hessian-affine features by default.
+        count: maximum number of features per photo.
+        models: folders of models whose global search is evaluated, too.
+        descriptors: folders of descriptors that an earlier call kept; they need no model.
+        verify: verify the first 100 results of each query.
+        device: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        workers: number of processes; by default it depends on the cores.
+        progress: opens progress bars.
+        on_note: called with sentences for the user.
+
+    Returns:
+        The benchmark, and one row per search method.
     """
     judged = find_dataset(benchmark, data).benchmark()
     if judged.labelled:
-        raise InputError(f"{benchmark} is a labelled set: this takes a judged benchmark")
+        raise InputError(
+            f"{benchmark} is a labelled set: give a benchmark with judged queries, like roxford5k"
+        )
     words = Codebook.load(codebook, device)
     extractor = open_extractor(delf, count, device)
     words.require(extractor.name)
@@ -102,7 +117,7 @@ def _verify(
     workers: int | None,
     progress: ProgressBar,
 ) -> list[LocalRow]:
-    """Each table of scores [Q, N], before and after the first 100 of each list are verified."""
+    """Return two rows per table of scores [Q, N]: without and with verification."""
     pairs = {pair for table in tables.values() for pair in first_pairs(table)}
     processes = Machine.detect("cpu").cores if workers is None else workers
     with progress("verifying", len(pairs)) as advance:
@@ -122,11 +137,11 @@ def describe_locally(
     on_progress: Callable[[int], object] = lambda count: None,
     **settings: Any,
 ) -> tuple[FeatureFile, FeatureFile]:
-    """Features of a benchmark's queries, of their boxes alone, and of its database.
+    """Extract the local features of the queries, inside their boxes, and of the database.
 
-    They lie in `folder`, and are used by the next call with the same extractor and photos. An
-    unreadable photo is an error, since the figures would mean something else. `settings` are those
-    of `extract_features`.
+    The files are kept in `folder` and used by the next call with the same extractor and photos. An
+    unreadable photo is an error, since the metrics would not be comparable. `settings` are those of
+    `extract_features`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -137,7 +152,7 @@ def describe_locally(
             sizes = [image_size(photo) for photo in images.paths]
             if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
                 raise InputError(
-                    f"{path} holds features of other photos, or of these at another size: "
+                    f"{path} does not hold the photos of {benchmark.name} at their current size: "
                     "give another folder"
                 )
             on_progress(len(images))
@@ -156,7 +171,7 @@ def search_asmk(
     folder: Path,
     on_photo: Callable[[int], object] = lambda count: None,
 ) -> tuple[AsmkIndex, Scores]:
-    """An index of the database, in a folder, and the ASMK* scores of all queries: [Q, N]."""
+    """Index the database in a folder; returns the index and the ASMK* scores [Q, N]."""
     codebook.require(database.header.extractor)
     index = AsmkIndex.open_or_create(folder, codebook)
     index.add_file(database, on_photo)
@@ -171,7 +186,7 @@ def search_asmk(
 
 
 def first_pairs(table: Scores) -> list[Pair]:
-    """The first 100 images of each query's list, by scores [Q, N]."""
+    """Return the pairs of each query with its first 100 images, by scores [Q, N]."""
     return [
         (query, int(image))
         for query, row in enumerate(table)
@@ -180,15 +195,15 @@ def first_pairs(table: Scores) -> list[Pair]:
 
 
 def verified_row(name: str, table: Scores, verified: Mapping[Pair, Verification]) -> LocalRow:
-    """Scores after the first 100 of each list were verified: inliers count before scores.
+    """Re-rank the first 100 images of each query by inliers, then by score.
 
-    Shapes: scores [Q, N], from -1 to 1 each, before; `verified` has the `first_pairs` of them.
+    Shapes: `table` has scores [Q, N] from -1 to 1; `verified` has the results of its `first_pairs`.
     """
     reranked = np.array(table, dtype=np.float64)
     used = {pair: verified[pair] for pair in first_pairs(table)}
     for pair, found in used.items():
         if found.inliers >= MINIMUM:
-            # Scores reach from -1 to 1, so that more inliers always come first.
+            # Scores are from -1 to 1, so more inliers always rank first.
             reranked[pair] += 2 * found.inliers
     return LocalRow(name, reranked, used)
 
@@ -201,10 +216,9 @@ def describe_globally(
     on_progress: Callable[[int], object] = lambda count: None,
     **settings: Any,
 ) -> None:
-    """Put a network's descriptors of a benchmark into a folder, for `global_scores`.
+    """Extract the global descriptors of a benchmark into a folder, for `global_scores`.
 
-    Files that are there already are used if the same network made them. `settings` are those of
-    `extract`.
+    Existing files of the same model are used. `settings` are those of `extract`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path, images in _parts(benchmark, folder, "parquet").items():
@@ -216,21 +230,23 @@ def describe_globally(
 
 
 def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
-    """Scores of the descriptors that `describe_globally` put into a folder: [Q, N]."""
+    """Compute the scores of the descriptors that `describe_globally` wrote: [Q, N]."""
     files = []
     for path, images in _parts(benchmark, folder, "parquet").items():
         file = DescriptorFile.open(path)
         sizes = [image_size(photo, images.box(row)) for row, photo in enumerate(images.paths)]
         if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
             raise InputError(
-                f"{path} holds descriptors of other photos than those of {benchmark.name}, or of "
-                "these at another size: extract them again"
+                f"{path} does not hold the photos of {benchmark.name} at their current size: "
+                "extract them again"
             )
         files.append(file)
     queries, database = files
     queries.require(database.model)
     if queries.settings != database.settings:
-        raise InputError(f"the descriptors in {folder} were made in two ways: extract them again")
+        raise InputError(
+            f"queries and database in {folder} have different settings: extract them again"
+        )
     return queries.read() @ database.read().T
 
 
@@ -242,7 +258,7 @@ def _parts(benchmark: Benchmark, folder: Path, ending: str) -> dict[Path, Images
 
 
 def figures_of_row(benchmark: Benchmark, row: LocalRow) -> dict[str, dict[str, float]]:
-    """Protocol -> metric -> value from 0 to 1 of one way to search a benchmark."""
+    """Evaluate a row: protocol -> metric -> value from 0 to 1."""
     return figures_of(evaluate_scores(row.scores, benchmark.judged))
 
 
@@ -254,9 +270,9 @@ def write_local_report(
     command: str = "",
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:
-    """Write a report on the last two rows, with the points that were verified; see `write_report`.
+    """Write an HTML report of the last two rows, with the points that were verified.
 
-    The figures of the other rows are in its table.
+    The table of the report shows all rows. The other arguments are those of `write_report`.
     """
 
     def search(row: LocalRow) -> ModelSearch:
@@ -267,11 +283,11 @@ def write_local_report(
         matches = points if row.verified else None
         return ModelSearch.of_scores(row.name, row.scores, benchmark.judged, matches)
 
-    others, shown = rows[:-2], rows[-2:]  # the last search, and how verification changed it
+    others, shown = rows[:-2], rows[-2:]  # the last search, without and with verification
     paths = benchmark.queries.paths, benchmark.database.paths
     return write_report(
         path,
-        f"{benchmark.name}: local descriptors",
+        f"{benchmark.name}: local features",
         report_models([search(row) for row in shown], benchmark.judged, *paths),
         benchmark=benchmark.name,
         command=command,

@@ -1,4 +1,4 @@
-"""What one training run of a study came to."""
+"""The results of a study: the outcome of each training run, and all of them."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -13,11 +13,23 @@ OUTCOME_FILE = "outcome.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's figures; mAP from 0 to 1.
+    """The outcome of a training run; mAP values are from 0 to 1.
 
-    `kept` is False for a run whose learning rate another one has beaten in validation.
-    `untrained_map` is the validation mAP before the first update, `judged` that of the network
-    with the best validation mAP on a benchmark, by protocol, plain and whitened.
+    Attributes:
+        variant: name of the variant.
+        value: number of the variant on the axis of the study.
+        seed: seed of the run.
+        learning_rate: learning rate of the run.
+        validation_map: best validation mAP.
+        untrained_map: validation mAP before the first update.
+        best_update: update of the best validation mAP.
+        updates: number of updates.
+        backwards: number of images with a gradient.
+        forwards: number of images that went through the network.
+        hyper_parameters: number of settings of the loss, its batches and its mining.
+        seconds: duration of the run.
+        kept: False if another learning rate was better in validation.
+        judged: mAP of the best network on the benchmark, such as "Medium whitened".
     """
 
     variant: str
@@ -36,46 +48,46 @@ class Outcome:
     judged: dict[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """One level of names and values, as in the table of all runs."""
+        """Return the row of `results.csv`: names and values without nesting."""
         row = asdict(self)
         judged: dict[str, float] = row.pop("judged")
         return row | {column_name(name): value for name, value in judged.items()}
 
 
-# Whether it is kept depends on the other runs; the benchmark's figures have a file of their own.
+# `kept` depends on the other runs, and the benchmark's results have their own file.
 _OF_THE_RUN = {entry.name for entry in fields(Outcome)} - {"kept", "judged"}
 
 
 @dataclass
 class StudyResults:
-    """What is known so far: every finished run, and the untrained network on the benchmark."""
+    """All results so far: the finished runs, and the untrained network on the benchmark."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     untrained: dict[str, float] = field(default_factory=dict)
 
     @property
     def untrained_map(self) -> float:
-        """Validation mAP before the first update, mean over the runs."""
+        """Mean over the runs of the validation mAP before the first update."""
         return sum(run.untrained_map for run in self.outcomes) / len(self.outcomes)
 
     def kept(self, variant: str) -> list[Outcome]:
-        """The runs that count of a variant, by seed."""
+        """Return the runs of a variant with the chosen learning rate, by seed."""
         return [run for run in self.outcomes if run.kept and run.variant == variant]
 
 
 def column_name(name: str) -> str:
-    """The name of a benchmark's figure in the table of all runs."""
+    """Return the column of a benchmark result in `results.csv`."""
     return f"{name.lower().replace(' ', '_')}_map"
 
 
 def write_outcome(run: Path, outcome: Outcome) -> None:
-    """Leave the sign that a run is finished."""
+    """Write `outcome.json`, which marks a run as finished."""
     content = {name: value for name, value in asdict(outcome).items() if name in _OF_THE_RUN}
     write_text(run / OUTCOME_FILE, json.dumps(content, indent=2) + "\n")
 
 
 def read_outcome(run: Path) -> Outcome | None:
-    """The outcome of a finished run; None if it is not finished."""
+    """Read the outcome of a run; None if the run is not finished."""
     path = run / OUTCOME_FILE
     if not path.exists():
         return None
@@ -86,5 +98,5 @@ def read_outcome(run: Path) -> Outcome | None:
 
 
 def read_study_json(path: Path) -> dict[str, Any]:
-    """An object that a study has written."""
+    """Read a JSON object that a study wrote."""
     return read_json(path, "was not written by a study: remove it")

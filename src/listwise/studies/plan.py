@@ -1,4 +1,4 @@
-"""The runs of a study before they are made: what they share, and whether they can be made."""
+"""The plan of a study: its runs, their settings, and checks before training."""
 
 import math
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from listwise.training.plan import within
 from listwise.training.run.folder import CONFIG_FILE, RUN_FILE, read_run
 from listwise.training.sampling import Indices, draw_batch
 
-# What a run may be resumed with on another machine.
+# Settings that may differ when a run is resumed, for example on another machine.
 MACHINE = {"device", "workers", "micro_batch"}
 STUDY_FILE = "study.json"
 
-# Found by trial: the toy landmarks on two cores, a study in some five minutes.
+# Chosen by trial: a study of the toy landmarks takes about five minutes on two cores.
 SMALL: dict[str, Any] = {
     "backbone": "tf_efficientnet_lite0",
     "weights": "imagenet-package",
@@ -35,10 +35,17 @@ SMALL_IMAGES, SMALL_SEEDS, SMALL_VALIDATIONS = 3072, 2, 4
 
 @dataclass(frozen=True, eq=False)
 class StudyPlan:
-    """All runs of a study, before they are made; `plan` has the photos and the shared settings.
+    """The runs of a study.
 
-    Each run sees `images` training images and validates `validations` times, at most. Of the
-    learning `rates`, each variant keeps the best of its first seed.
+    Attributes:
+        study: the definition of the study.
+        plan: photos and shared settings.
+        variants: variants to compare.
+        out: folder of the study.
+        images: maximum number of training images per run.
+        seeds: number of seeds.
+        rates: learning rates; each variant keeps the one that is best with its first seed.
+        validations: maximum number of validations per run.
     """
 
     study: Study
@@ -52,16 +59,16 @@ class StudyPlan:
 
     @property
     def count(self) -> int:
-        """How many runs there are."""
+        """Number of runs."""
         return len(self.variants) * (self.seeds + len(self.rates) - 1)
 
     def config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
-        """The settings of a run: the shared ones, the variant's, and a schedule of equal images."""
-        config, _ = within(self._asked(variant, seed, rate), self.plan.train)
+        """Return the settings of a run, with a schedule that sees `images` training images."""
+        config, _ = within(self._requested_config(variant, seed, rate), self.plan.train)
         updates = updates_within(self.images, config, self.plan.train.labels)
         if updates == 0:
             raise InputError(
-                f"{self.images} images are less than one update of {variant.name}, which takes "
+                f"{self.images} images are fewer than one update of {variant.name}, which takes "
                 f"{config.images_per_update}: give more `images`, or other `variants`"
             )
         every = math.ceil(updates / self.validations)
@@ -74,16 +81,16 @@ class StudyPlan:
         return config.model_copy(update=schedule)
 
     def notes(self, variant: Variant) -> list[str]:
-        """What of a variant's settings is more than the photos allow, and was changed."""
-        return within(self._asked(variant, 0, self.rates[0]), self.plan.train)[1]
+        """Return notes about settings of a variant that were reduced to fit the photos."""
+        return within(self._requested_config(variant, 0, self.rates[0]), self.plan.train)[1]
 
-    def _asked(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
+    def _requested_config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         given = {"seed": seed, "learning_rate": rate, "patience": None}
-        asked = merge(self.plan.config.model_dump(), variant.settings, given)
-        return make_config(asked)
+        settings = merge(self.plan.config.model_dump(), variant.settings, given)
+        return make_config(settings)
 
     def folder(self, variant: Variant, seed: int, rate: float) -> Path:
-        """Where a run is made."""
+        """Return the folder of a run."""
         return self.out / "runs" / variant.name / f"rate-{rate:g}" / f"seed-{seed}"
 
 
@@ -102,15 +109,24 @@ def plan_study(
 ) -> StudyPlan:
     """Read the photos, choose what all runs share, and check the settings of every run.
 
-    `data` and `preset` are those of `listwise.training.prepare`; the preset small is for two cores.
-    By default the study's usual variants are compared, each run sees ten times the photos (small:
-    3072 images) and validates 10 times (small: 4), and there are 3 seeds (small: 2).
+    Args:
+        study: the study, one of `STUDIES`.
+        data: labelled photos, as in `listwise.training.prepare`.
+        out: folder of the study.
+        given: settings that all runs share.
+        preset: where other settings come from, as in `prepare`; "small" is for a quick try on two
+            cores.
+        variants: names of the variants to compare; by default those of the study.
+        images: training images per run; by default ten times the photos (small: 3072).
+        seeds: number of seeds; by default 3 (small: 2).
+        rates: learning rates to try.
+        validations: validations per run; by default 10 (small: 4).
     """
     for name in (*study.varies, *SCHEDULE):
         if _has(given, name):
             raise InputError(
-                f"`{name}` cannot be given: a study sets it for each run, so that runs differ in "
-                "one thing alone"
+                f"`{name}` cannot be given: the study chooses it for each run, so that runs differ "
+                "in one setting only"
             )
     if rates and "learning_rate" in given:
         raise InputError("`learning_rate` and `rates` cannot be given together")
@@ -123,7 +139,7 @@ def plan_study(
     reasons = {name: reason for name, reason in plan.reasons.items() if name not in own}
     plan = replace(plan, reasons=reasons)
     photos = TrainingSet(len(plan.train), len(plan.train.class_names))
-    made = StudyPlan(
+    study_plan = StudyPlan(
         study,
         plan,
         study.variants(variants, photos),
@@ -133,19 +149,19 @@ def plan_study(
         tuple(dict.fromkeys(rates)) or (plan.config.learning_rate,),
         validations or 10,
     )
-    _check_study(made)
-    for variant in made.variants:
-        for seed, rate in product(range(made.seeds), made.rates):
-            _check_run(made, variant, seed, rate)
-        plan.notes.extend(made.notes(variant))
-    return made
+    _check_study(study_plan)
+    for variant in study_plan.variants:
+        for seed, rate in product(range(study_plan.seeds), study_plan.rates):
+            _check_run(study_plan, variant, seed, rate)
+        plan.notes.extend(study_plan.notes(variant))
+    return study_plan
 
 
 def updates_within(images: int, config: TrainConfig, labels: Indices) -> int:
-    """How many updates see no more than so many images."""
+    """Return the largest number of updates that see at most `images` images."""
     if config.mined is not None or config.classes_per_batch is None:
         return images // config.images_per_update
-    # Few classes may not fill a batch: what is really drawn counts.
+    # Few classes may not fill a batch, so count the images that are drawn.
     seen = updates = 0
     size, few = config.batch_size, config.classes_per_batch
     while (seen := seen + len(draw_batch(labels, size, config.seed, updates, few))) <= images:
@@ -158,23 +174,23 @@ def _has(settings: dict[str, Any], name: str) -> bool:
     return first in settings and (not rest or _has(settings[first], rest))
 
 
-def _check_study(made: StudyPlan) -> None:
-    """Refuse a folder of another study: its tables would be replaced."""
-    if made.out.exists() and not made.out.is_dir():
-        raise InputError(f"{made.out} is a file: give a folder as `out`")
-    path = made.out / STUDY_FILE
+def _check_study(study_plan: StudyPlan) -> None:
+    """Raise an error if the folder holds another study, whose tables would be replaced."""
+    if study_plan.out.exists() and not study_plan.out.is_dir():
+        raise InputError(f"{study_plan.out} is a file: give a folder as `out`")
+    path = study_plan.out / STUDY_FILE
     if path.exists():
         name = read_study_json(path).get("study")
         if name is None:
             raise InputError(f"{path} was not written by a study: remove it")
-        if name != made.study.name:
-            raise InputError(f"{made.out} holds the study {name}: give another `out`")
+        if name != study_plan.study.name:
+            raise InputError(f"{study_plan.out} holds the study {name}: give another `out`")
 
 
-def _check_run(made: StudyPlan, variant: Variant, seed: int, rate: float) -> None:
-    """Refuse to mix runs of other settings or photos with those planned."""
-    wanted = made.config(variant, seed, rate).model_dump(exclude=MACHINE)
-    folder = made.folder(variant, seed, rate)
+def _check_run(study_plan: StudyPlan, variant: Variant, seed: int, rate: float) -> None:
+    """Raise an error if a run in the folder has other settings or photos."""
+    wanted = study_plan.config(variant, seed, rate).model_dump(exclude=MACHINE)
+    folder = study_plan.folder(variant, seed, rate)
     if not (folder / RUN_FILE).exists():
         return
     found = make_config(read_settings(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
@@ -186,5 +202,5 @@ def _check_run(made: StudyPlan, variant: Variant, seed: int, rate: float) -> Non
             f"{folder} is a run with other settings ({name} {there[name]}, now {wanted[name]}): "
             "run the same command again to resume it, or give another `out`"
         )
-    if read_run(folder)["data_fingerprint"] != made.plan.fingerprint():
+    if read_run(folder)["data_fingerprint"] != study_plan.plan.fingerprint():
         raise InputError(f"{folder} is a run on other photos or labels: give another `out`")

@@ -1,6 +1,6 @@
-"""Plots as SVG: figures with their deviations over an axis of numbers, or by name.
+"""SVG plots of metrics with their deviations, over an axis of numbers or by name.
 
-They stand on a ground of their own and follow the reader's light or dark setting.
+They have their own background and follow the light or dark mode of the reader.
 """
 
 import math
@@ -12,38 +12,38 @@ from importlib.resources import files
 import numpy as np
 
 _EDGE, _GAP = 20, 28
-_WIDTH = 400  # of a panel with its labels
-_HEAD = 34  # above the panels, and above each plot in its panel
+_WIDTH = 400  # width of a panel with its labels
+_HEAD = 34  # height above the panels, and above each plot in its panel
 _PLOT_HEIGHT = 190
 _ROW = 24  # height of a named row
-_LETTER = 6.6  # width of a letter, about
+_LETTER = 6.6  # approximate width of a letter
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation of some values; the deviation of a single one is None."""
+    """Mean and sample standard deviation of values; the deviation of a single value is None."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean of the values."""
         return float(np.mean(self.values))
 
     @property
     def deviation(self) -> float | None:
-        """Their sample deviation (n − 1)."""
+        """Sample standard deviation of the values (n − 1)."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
     def percent(self, sign: str = "") -> str:
-        """For people, in percent: 45.2 ± 0.3."""
+        """Format in percent: 45.2 ± 0.3."""
         mean = f"{100 * self.mean:{sign}.1f}"
         return mean if self.deviation is None else f"{mean} ± {100 * self.deviation:.1f}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A figure from 0 to 1 of something that has a name, and a number if there is an axis."""
+    """A metric from 0 to 1 of a named variant, with its number `value` if there is an axis."""
 
     name: str
     spread: Spread
@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure of everything compared; `reference` is that of a network before training."""
+    """One metric of all variants; `reference` is its value before training."""
 
     title: str
     points: Sequence[Point]
@@ -61,9 +61,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A plot's edges in the drawing, and the range of figures in percent from edge to edge.
+    """The edges of a plot in the drawing, and the range of values in percent, `low` to `high`.
 
-    Figures go `up`, or else to the right.
+    Values increase upwards if `up`, else to the right.
     """
 
     left: float
@@ -75,20 +75,20 @@ class _Frame:
     up: bool
 
     def at(self, percent: float, place: float) -> tuple[float, float]:
-        """Where a figure is, of something that has its place on the other axis."""
+        """Return the x and y of a value at a place on the other axis."""
         part = (percent - self.low) / (self.high - self.low)
         if self.up:
             return place, self.bottom - part * (self.bottom - self.top)
         return self.left + part * (self.right - self.left), place
 
     def line(self, kind: str, percent: float, before: float = 0.0) -> str:
-        """A line across the whole plot at a figure, and a little beyond its beginning."""
+        """Draw a line across the plot at a value; it may start `before` the edge."""
         start, end = (self.left, self.right) if self.up else (self.top - before, self.bottom)
         (x, y), (to_x, to_y) = self.at(percent, start), self.at(percent, end)
         return f'<path class="{kind}" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"/>'
 
     def mark(self, point: Point, place: float) -> str:
-        """A point with its error bar and the values behind it; pointing at it shows the figures."""
+        """Draw a point with its error bar and single values; hovering shows the numbers."""
         spread = point.spread
         count = len(spread.values)
         label = f"{point.name}: {spread.percent()}{f' ({count} seeds)' if count > 1 else ''}"
@@ -106,15 +106,15 @@ class _Frame:
 
 
 def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
-    """A whole SVG file with a panel for each kind of figure.
+    """Draw an SVG file with one panel per metric.
 
-    `axis` is what the points' numbers are, on a logarithmic axis; None puts names in rows.
+    `axis` is the label of a logarithmic axis of the points' numbers; None shows names in rows.
     """
     style = files("listwise.studies").joinpath("plots.css").read_text("utf-8")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     count = max((len(panel.points) for panel in panels), default=0)
-    above = _HEAD if axis else _HEAD + 14  # there the reference is named above the rows
+    above = _HEAD if axis else _HEAD + 14  # with names, the reference has its label above the rows
     height = above + (_PLOT_HEIGHT + 56 if axis else _ROW * count + 44)
     width = 2 * _EDGE + columns * _WIDTH + (columns - 1) * _GAP
     total = _EDGE + _HEAD + rows * height + 4
@@ -140,7 +140,7 @@ def _text(x: float, y: float, content: str, anchor: str = "start", kind: str = "
 
 
 def _draw_numbers(panel: Panel, left: float, top: float, axis: str) -> list[str]:
-    """Points joined by a line; figures go upwards."""
+    """Draw points joined by a line; values increase upwards."""
     low, high, ticks = _scale(panel)
     frame = _Frame(left + 40, left + _WIDTH - 10, top, top + _PLOT_HEIGHT, low, high, up=True)
     parts = []
@@ -164,7 +164,7 @@ def _draw_numbers(panel: Panel, left: float, top: float, axis: str) -> list[str]
 
 
 def _draw_names(panel: Panel, left: float, top: float, axis: str) -> list[str]:
-    """A row for each point; figures go to the right."""
+    """Draw one row per point; values increase to the right."""
     low, high, ticks = _scale(panel)
     names = max((len(point.name) for point in panel.points), default=0)
     bottom = top + _ROW * len(panel.points)
@@ -187,14 +187,14 @@ def _draw_names(panel: Panel, left: float, top: float, axis: str) -> list[str]:
 
 
 def _ends(spread: Spread) -> list[float]:
-    """The ends of an error bar, in percent; none where there is no deviation."""
+    """Return the ends of an error bar in percent; empty without a deviation."""
     if spread.deviation is None:
         return []
     return [100 * (spread.mean - spread.deviation), 100 * (spread.mean + spread.deviation)]
 
 
 def _scale(panel: Panel) -> tuple[float, float, list[float]]:
-    """Lowest and highest figure of a plot, and round figures between them, in percent."""
+    """Return the lowest and highest value of a plot, and its ticks, in percent."""
     shown = [100 * value for point in panel.points for value in point.spread.values]
     shown += [end for point in panel.points for end in _ends(point.spread)]
     shown += [] if panel.reference is None else [100 * panel.reference]

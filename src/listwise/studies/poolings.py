@@ -1,4 +1,4 @@
-"""Off-the-shelf poolings (the "(O)" rows of Table 2): one network, five ways to pool it."""
+"""Compare poolings of an untrained network (the "(O)" rows of Table 2)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ VARIANTS = ("plain", "whitened", "whitened + αQE")
 
 @dataclass(frozen=True)
 class PoolingRow:
-    """mAP of one pooling, plain, whitened or whitened and expanded, by protocol."""
+    """mAP of one pooling by protocol; `variant` is one of `VARIANTS`."""
 
     pooling: str
     variant: str
@@ -47,14 +47,27 @@ def compare_poolings(
     on_progress: Callable[[int], object] = lambda count: None,
     on_unreadable: Callable[[tuple[str, ...]], object] = lambda errors: None,
 ) -> list[PoolingRow]:
-    """Evaluate each pooling on a benchmark; the backbone sees every photo once for all of them.
+    """Evaluate several poolings on a benchmark, with one pass of the backbone over the photos.
 
-    The whitening is learned on `whiten_on`, other photos than the benchmark's, and keeps `dim`
-    dimensions, all that vary by default; `on_unreadable` is called with the errors of those photos
-    that were left out. `weights` are those of `RetrievalNet`.
+    Args:
+        benchmark: a benchmark with judged queries.
+        whiten_on: other photos, on which the whitening is learned.
+        backbone: name of a backbone of timm.
+        weights: weights of the backbone, as in `RetrievalNet`.
+        poolings: names of the poolings.
+        dim: dimensions after whitening; by default all that vary.
+        max_side: long side that larger photos are reduced to; original size by default.
+        device: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        on_progress: called with the number of photos just described.
+        on_unreadable: called with the errors of photos of `whiten_on` that were left out.
+
+    Returns:
+        Rows for each pooling: plain, whitened, and whitened with query expansion.
     """
     if benchmark.labelled:
-        raise InputError(f"{benchmark.name} is a labelled set: this takes a judged benchmark")
+        raise InputError(
+            f"{benchmark.name} is a labelled set: give a benchmark with judged queries"
+        )
     net = RetrievalNet(backbone, _SeveralPoolings(poolings), weights=weights)
     model = Model(net.to(Machine.detect(device).device).eval())
     how: Any = {"max_side": max_side, "precision": "float32"}
@@ -69,7 +82,7 @@ def compare_poolings(
 
         def part(vectors: Descriptors, place: int = place) -> Descriptors:
             own: Descriptors = np.split(vectors, len(poolings), axis=1)[place]
-            return own * np.float32(len(poolings) ** 0.5)  # unit vectors again
+            return own * np.float32(len(poolings) ** 0.5)  # scale back to unit vectors
 
         plain = replace(
             described, queries=part(described.queries), database=part(described.database)
@@ -79,7 +92,7 @@ def compare_poolings(
 
 
 class _SeveralPoolings(nn.Module):
-    """Unit descriptors of several poolings side by side: [B, C, h, w] -> [B, C * poolings]."""
+    """Concatenates the unit descriptors of several poolings: [B, C, h, w] -> [B, C * poolings]."""
 
     def __init__(self, poolings: Sequence[str]) -> None:
         super().__init__()
@@ -100,7 +113,7 @@ def _rows(pooling: str, plain: BenchmarkDescriptors, whitening: Whitening) -> li
 
 
 def poolings_table(rows: Sequence[PoolingRow]) -> str:
-    """A Markdown table of mAP in percent."""
+    """Format a Markdown table of mAP in percent."""
     protocols = list(rows[0].mean_average_precision)
     lines = [f"| pooling | | {' | '.join(protocols)} |", f"|---|---|{'---:|' * len(protocols)}"]
     for row in rows:
@@ -110,9 +123,9 @@ def poolings_table(rows: Sequence[PoolingRow]) -> str:
 
 
 def write_poolings(out: Path, rows: Sequence[PoolingRow], about: str, command: str = "") -> None:
-    """Write `results.csv`, `table.md` and `plot.svg` into a folder, which is made if needed.
+    """Write `results.csv`, `table.md` and `plot.svg` into a folder; creates it if necessary.
 
-    `about` says which network on which benchmark, `command` what made the rows.
+    `about` names the network and the benchmark; `command` is shown in the table.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_csv(

@@ -1,7 +1,7 @@
-"""The engine of the studies: runs that differ in one thing, each of which is made once.
+"""Run a study: train every variant once per seed, and evaluate the networks.
 
-Each run is one of `listwise.training`, in `runs/VARIANT/rate-R/seed-K` of the study's folder. A
-finished run has an `outcome.json` and is not made again; one that was interrupted is resumed.
+Each run is a run of `listwise.training` in the folder `runs/VARIANT/rate-R/seed-K` of the study. A
+finished run has an `outcome.json` and is not repeated; an interrupted run is resumed.
 """
 
 import json
@@ -36,9 +36,9 @@ from listwise.training.run.view import TrainView
 
 @dataclass(frozen=True, eq=False)
 class StudyBenchmark:
-    """A benchmark that a study's networks are evaluated on, and how.
+    """The benchmark of a study, and how networks are evaluated on it.
 
-    The whitening is learned on `whiten_on` and keeps `dim` dimensions, all that vary by default.
+    The whitening is learned on `whiten_on` and keeps `dim` dimensions; by default all that vary.
     """
 
     benchmark: Benchmark
@@ -49,13 +49,13 @@ class StudyBenchmark:
 
     @property
     def photo_count(self) -> int:
-        """Number of photos that are described for one network."""
+        """Number of photos to describe per network."""
         return self.benchmark.photo_count + len(self.whiten_on)
 
     def evaluate(
         self, model: Model, on_progress: Callable[[int], object] = lambda count: None
     ) -> dict[str, float]:
-        """Mean AP of a model without whitening: "Medium plain", "Medium whitened" ..."""
+        """Return the mAP of a model without and with whitening: {"Medium plain": 0.4, ...}."""
         how: Any = {"max_side": self.max_side, "workers": self.workers}
         plain = describe_benchmark(model, self.benchmark, on_progress, **how)
         others = model.describe(self.whiten_on, on_progress=on_progress, **how)
@@ -73,9 +73,9 @@ class StudyBenchmark:
         model: Callable[[], Model],
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> dict[str, float]:
-        """`evaluate`, or the figures that an earlier call for the same network left in the folder.
+        """Evaluate a model, or return the results that an earlier call stored in the folder.
 
-        `network` says which one it is, in words that differ where networks do; `model` opens it.
+        `network` is a text that identifies the network; `model` loads it.
         """
         path = folder / "judged.json"
         how: dict[str, Any] = {
@@ -95,76 +95,79 @@ class StudyBenchmark:
 
 
 class StudyView:
-    """Follows the progress of a study; this one shows nothing."""
+    """Receives the progress of a study; this base class shows nothing."""
 
     def run(self, number: int, count: int, name: str) -> TrainView:
-        """Called before run `number` of `count`; returns what follows its training."""
+        """Called before run `number` of `count`; returns the view of its training."""
         return TrainView()
 
     def skipped(self, number: int, count: int, name: str) -> None:
-        """Called instead of `run` if the run is finished already."""
+        """Called instead of `run` if the run is already finished."""
 
     def describing(self, what: str, photos: int) -> AbstractContextManager[Callable[[int], object]]:
-        """Called before photos are described; its context is called with numbers of them."""
+        """Called before photos are described; yields a function of the number just described."""
         return nullcontext(lambda count: None)
 
-    def found(self, findings: StudyResults) -> None:
-        """Called with all outcomes so far, each time there is a new one."""
+    def found(self, results: StudyResults) -> None:
+        """Called with all results so far after each run."""
 
 
 def run_study(
-    made: StudyPlan, view: StudyView | None = None, benchmark: StudyBenchmark | None = None
+    study_plan: StudyPlan, view: StudyView | None = None, benchmark: StudyBenchmark | None = None
 ) -> StudyResults:
-    """Make the runs that are not finished yet, and give the outcomes of all.
+    """Train the runs that are not finished, and return the results of all runs.
 
-    Of each variant's runs with the first seed, the learning rate that is best in validation is
-    used for the other seeds. The benchmark is searched with the network of each run that was best
-    in validation.
+    The first seed of each variant tries all learning rates; the other seeds use the one that is
+    best in validation. The best network of each run is evaluated on the benchmark.
     """
     view = view or StudyView()
-    made.out.mkdir(parents=True, exist_ok=True)
-    write_text(made.out / STUDY_FILE, json.dumps({"study": made.study.name}) + "\n")
-    findings = StudyResults(untrained=_evaluate_untrained(made, benchmark, view))
+    study_plan.out.mkdir(parents=True, exist_ok=True)
+    write_text(study_plan.out / STUDY_FILE, json.dumps({"study": study_plan.study.name}) + "\n")
+    results = StudyResults(untrained=_evaluate_untrained(study_plan, benchmark, view))
     number = 0
     best: dict[str, float] = {}
-    for seed in range(made.seeds):
-        for variant in made.variants:
-            tried = [best[variant.name]] if seed else list(made.rates)
+    for seed in range(study_plan.seeds):
+        for variant in study_plan.variants:
+            tried = [best[variant.name]] if seed else list(study_plan.rates)
             runs = []
             for rate in tried:
                 number += 1
-                name = _name(made, variant, seed, rate)
-                run = read_outcome(made.folder(variant, seed, rate))
+                name = _name(study_plan, variant, seed, rate)
+                run = read_outcome(study_plan.folder(variant, seed, rate))
                 if run is None:
-                    run = _train(made, variant, seed, rate, view.run(number, made.count, name))
+                    run = _train(
+                        study_plan, variant, seed, rate, view.run(number, study_plan.count, name)
+                    )
                 else:
-                    view.skipped(number, made.count, name)
+                    view.skipped(number, study_plan.count, name)
                 runs.append(replace(run, kept=False))
-                findings.outcomes.append(runs[-1])
+                results.outcomes.append(runs[-1])
                 if rate != tried[-1]:
-                    view.found(findings)
+                    view.found(results)
             winner = max(runs, key=lambda run: run.validation_map)
             best[variant.name] = winner.learning_rate
-            place = findings.outcomes.index(winner)
-            folder = made.folder(variant, seed, winner.learning_rate)
-            model = partial(load_model, folder / MODEL_FOLDER, made.plan.config.device)
+            place = results.outcomes.index(winner)
+            folder = study_plan.folder(variant, seed, winner.learning_rate)
+            model = partial(load_model, folder / MODEL_FOLDER, study_plan.plan.config.device)
             best_network = "the best in validation"
             judged = _evaluate(benchmark, folder, variant.name, best_network, model, view)
-            findings.outcomes[place] = replace(winner, kept=True, judged=judged)
-            view.found(findings)
-    return findings
+            results.outcomes[place] = replace(winner, kept=True, judged=judged)
+            view.found(results)
+    return results
 
 
-def _name(made: StudyPlan, variant: Variant, seed: int, rate: float) -> str:
-    tried = f", learning rate {rate:g}" if len(made.rates) > 1 else ""
+def _name(study_plan: StudyPlan, variant: Variant, seed: int, rate: float) -> str:
+    tried = f", learning rate {rate:g}" if len(study_plan.rates) > 1 else ""
     return f"{variant.name}, seed {seed}{tried}"
 
 
-def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: TrainView) -> Outcome:
-    folder = made.folder(variant, seed, rate)
-    config = made.config(variant, seed, rate)
+def _train(
+    study_plan: StudyPlan, variant: Variant, seed: int, rate: float, view: TrainView
+) -> Outcome:
+    folder = study_plan.folder(variant, seed, rate)
+    config = study_plan.config(variant, seed, rate)
     begun = (folder / RUN_FILE).exists()
-    trainer = Trainer(replace(made.plan, config=config), folder, view, resume=begun)
+    trainer = Trainer(replace(study_plan.plan, config=config), folder, view, resume=begun)
     result = trainer.fit()
     outcome = Outcome(
         variant=variant.name,
@@ -181,7 +184,7 @@ def _train(made: StudyPlan, variant: Variant, seed: int, rate: float, view: Trai
         seconds=result.seconds,
     )
     write_outcome(folder, outcome)
-    # Three times the network, and a finished run needs it no more.
+    # A checkpoint is three times as large as the network, and a finished run does not need it.
     (folder / CHECKPOINT_FILE).unlink(missing_ok=True)
     return outcome
 
@@ -194,7 +197,7 @@ def _evaluate(
     model: Callable[[], Model],
     view: StudyView,
 ) -> dict[str, float]:
-    """The figures of `StudyBenchmark.evaluate_once`; `what` is named while photos are described."""
+    """Evaluate a network once, with a progress bar that names `what`; {} without a benchmark."""
     if benchmark is None:
         return {}
     with view.describing(f"evaluating {what}", benchmark.photo_count) as advance:
@@ -202,9 +205,9 @@ def _evaluate(
 
 
 def _evaluate_untrained(
-    made: StudyPlan, benchmark: StudyBenchmark | None, view: StudyView
+    study_plan: StudyPlan, benchmark: StudyBenchmark | None, view: StudyView
 ) -> dict[str, float]:
-    config = made.plan.config
+    config = study_plan.plan.config
     name = f"{config.backbone}, {config.pooling}, {config.projection}, {config.weights}"
 
     def network() -> Model:
@@ -213,4 +216,4 @@ def _evaluate_untrained(
         return Model(net.to(config.device).eval())
 
     what = "the untrained network"
-    return _evaluate(benchmark, made.out / "untrained", what, name, network, view)
+    return _evaluate(benchmark, study_plan.out / "untrained", what, name, network, view)

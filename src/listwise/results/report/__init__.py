@@ -1,4 +1,4 @@
-"""A page that shows how well models search: figures, curves, and what each query found."""
+"""The HTML report of an evaluation: metrics, curves, and the results of each query."""
 
 from listwise.results.report.build import MatchFunction, ModelSearch, report_models
 from listwise.results.report.content import ModelResult, TableRow

@@ -1,4 +1,4 @@
-"""From scores and judgements to what a report shows."""
+"""Build the content of a report from scores and ground truth."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,27 +29,30 @@ from listwise.results.report.curves import precision_recall_curve
 
 Indices = NDArray[np.int64]
 MatchFunction = Callable[[int, int], ArrayLike | None]
-"""From the positions of a query and an image to the points [m, 4] that they share.
+"""A function of the positions of a query and an image that returns their matching points [m, 4].
 
-A row holds x, y in the query photo and x, y in the image, in pixels of the upright whole photos, 0
-in the middle of the first pixel. None means that nobody looked.
+A row is x, y in the query photo and x, y in the image, in pixels of the upright whole photos; the
+center of the first pixel is 0. The function returns None for a pair that was not verified.
 """
 _PhotoMatches = tuple[int | None, tuple[Match, ...] | None]
-"""How many points two photos share, and those to draw."""
+"""The number of matching points of two photos, and the points to draw."""
 
 _MARKS: tuple[Mark, ...] = ("wrong", "right", "junk")
-_JUNK_SHOWN = 3  # in a list; under Hard, hundreds of easy photos may come first
-_DRAWN = 2000  # queries that curves are over, at most
-_SCORES = 1 << 22  # held at a time
-_POINTS = 60  # drawn for a pair of photos; more are a tangle
+_JUNK_SHOWN = 3  # per list; under Hard, hundreds of easy photos may come first
+_DRAWN = 2000  # maximum number of queries for the curves
+_SCORES = 1 << 22  # maximum number of scores in memory
+_POINTS = 60  # points drawn for a pair of photos; more would be unreadable
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSearch:
-    """How a model, or any other way to search, ranked a benchmark.
+    """The search results of a model, or of any other search method, on a benchmark.
 
-    `scores` leads from the positions of some queries, [q], to their scores [q, N]; `matches` gives
-    the points that a query and a photo of its list share, to be drawn.
+    Args:
+        name: name of the model.
+        scores: maps the positions of queries [q] to their scores [q, N].
+        results: protocol -> result.
+        matches: returns the matching points of a query and an image, to be drawn.
     """
 
     name: str
@@ -65,7 +68,7 @@ class ModelSearch:
         judged: JudgedQueries,
         matches: MatchFunction | None = None,
     ) -> "ModelSearch":
-        """A search from the scores of every query with every image: [Q, N]."""
+        """Create a `ModelSearch` from the scores of every query with every image: [Q, N]."""
         table = np.asarray(scores)
         results = evaluate_scores(table, judged)
         return cls(name, lambda queries: table[queries], results, matches)
@@ -81,17 +84,30 @@ def report_models(
     most: int = 100,
     seed: int = 0,
 ) -> list[ModelResult]:
-    """What a report shows of each search.
+    """Build the content of a report for each search, for `write_report`.
 
-    A list holds the first `k` photos that count and the first few junk photos among them. Of the
-    queries that count, at most `most` are shown, the same for every model: half are those where
-    some model's AP is lowest, half are drawn at random. The curves of a large set are over two
-    thousand queries drawn at random.
+    If a benchmark has more than `most` queries, the report shows the same queries for every model:
+    half are those with the lowest AP of any model, half are drawn at random. The curves of a large
+    set use two thousand queries drawn at random.
+
+    Args:
+        searches: one or two searches of the same benchmark.
+        judged: the ground truth of Q queries and N images.
+        query_paths: files of the Q queries.
+        database_paths: files of the N images.
+        k: number of photos per list, without junk.
+        most: maximum number of queries shown.
+        seed: seed of the random choices.
+
+    Example:
+        >>> search = ModelSearch.of_scores("my model", scores, judged)           # doctest: +SKIP
+        >>> models = report_models([search], judged, query_paths, image_paths)   # doctest: +SKIP
+        >>> write_report("report.html", "My model", models)                      # doctest: +SKIP
     """
     if (len(query_paths), len(database_paths)) != (len(judged), len(judged.names)):
         raise InputError(
-            f"{len(query_paths)} and {len(database_paths)} paths, but {len(judged)} queries and "
-            f"{len(judged.names)} images in the database: give one for each"
+            f"`query_paths` and `database_paths` have {len(query_paths)} and {len(database_paths)} "
+            f"paths for {len(judged)} queries and {len(judged.names)} images: give one for each"
         )
     lowest = np.min([_mean_ap(search.results) for search in searches], axis=0)
     counted = np.flatnonzero(~np.isnan(lowest))
@@ -115,7 +131,7 @@ def report_models(
 
 
 def _mean_ap(results: Results) -> NDArray[np.float64]:
-    """The AP of each query, mean over the protocols that count it; NaN if none does."""
+    """Return the AP of each query, averaged over the protocols that count it; NaN if none does."""
     table = np.array([found.per_query_ap for found in results.values()])
     counts = (~np.isnan(table)).sum(axis=0)
     means: NDArray[np.float64] = np.nansum(table, axis=0) / np.where(counts, counts, np.nan)
@@ -140,7 +156,7 @@ def _query_result(
     database_paths: Sequence[str],
     k: int,
 ) -> QueryResult:
-    @cache  # several protocols may show one photo
+    @cache  # several protocols may show the same photo
     def shared(image: int) -> _PhotoMatches:
         points = None if search.matches is None else search.matches(query, image)
         return _photo_matches(points, query_paths[query], database_paths[image])
@@ -162,7 +178,7 @@ def _query_result(
 
 
 def _photo_matches(points: ArrayLike | None, query: str, image: str) -> _PhotoMatches:
-    """What a list shows of the points [m, 4] that the photos at two paths share."""
+    """Convert matching points [m, 4] of the photos at two paths to what a list shows."""
     if points is None:
         return None, None
     table = np.asarray(points, np.float64)
@@ -187,7 +203,7 @@ def _ranked_list(
     k: int,
     entry: Callable[[int, Mark, int | None], ListEntry],
 ) -> RankedList:
-    """The head of one list; `order` has the positions of the images, the best first."""
+    """Build the ranked list of a query; `order` has the positions of the images, best first."""
     ordered = np.where(np.isin(order, positives), 1, np.where(np.isin(order, junk), 2, 0))
     counted = ordered != 2
     rank = np.cumsum(counted)  # from 1
@@ -208,7 +224,7 @@ def _ranked_list(
 
 
 def _choose(lowest: NDArray[np.float64], most: int, random: np.random.Generator) -> Indices:
-    """Positions of the lowest and of others drawn at random, in ascending order."""
+    """Choose at most `most` queries: the lowest and random others, in ascending order."""
     if len(lowest) <= most:
         return np.arange(len(lowest))
     order = np.argsort(lowest, kind="stable")
@@ -221,9 +237,9 @@ def _sampling_note(shown: int, drawn: int, queries: int) -> str:
     notes = []
     if shown < queries:
         notes.append(
-            f"Lists are shown for {shown:,} of {queries:,} queries: half of them have the lowest "
-            "AP, the others are drawn at random."
+            f"Ranked lists are shown for {shown:,} of {queries:,} queries: half of them have the "
+            "lowest AP, the other half are drawn at random."
         )
     if drawn < queries:
-        notes.append(f"The curves are over {drawn:,} queries drawn at random.")
+        notes.append(f"The curves are the mean of {drawn:,} queries drawn at random.")
     return " ".join(notes)

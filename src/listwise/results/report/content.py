@@ -1,4 +1,4 @@
-"""What a report shows: plain values, with nothing of pages or pictures."""
+"""The content of a report as plain values, without HTML and pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +14,21 @@ Mark = Literal["right", "wrong", "junk"]
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Recall and precision, both [P]."""
 Match = tuple[float, float, float, float]
-"""x and y in the query photo, x and y in the photo found: parts of the upright photos' sizes."""
+"""x, y in the query photo and x, y in the result, as fractions of the upright photos' sizes."""
 
 
 @dataclass(frozen=True)
 class ListEntry:
-    """A photo that a query found; `rank` counts from 1 without junk, which has none.
+    """A photo in the ranked list of a query.
 
-    `inliers` is the number of points of the query that were found in the photo too, None if nobody
-    looked; `matches` are some of these to draw, None if there is no photo to draw them on.
+    Attributes:
+        name: name of the photo.
+        path: file of the photo.
+        score: similarity to the query.
+        mark: relevant ("right"), irrelevant ("wrong") or "junk".
+        rank: from 1, without junk; None for junk.
+        inliers: number of points that match the query; None if the photo was not verified.
+        matches: the points to draw; None if a photo cannot be read.
     """
 
     name: str
@@ -36,10 +42,14 @@ class ListEntry:
 
 @dataclass(frozen=True)
 class RankedList:
-    """The head of a query's list under one protocol.
+    """The first photos of a query's ranked list under one protocol.
 
-    `ap` is None where the protocol does not count the query, `found` is how many of the
-    `positives` are among the `entries`, `hidden_junk` how many junk photos in between are left out.
+    Attributes:
+        ap: average precision; None if the protocol does not count the query.
+        entries: the photos shown.
+        found: number of positives among the entries.
+        positives: number of positives in the database.
+        hidden_junk: number of junk photos between the entries that are not shown.
     """
 
     ap: float | None
@@ -51,7 +61,7 @@ class RankedList:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """A query photo, the part of it that is searched (None: all of it), a list per protocol."""
+    """A query photo, its box (None for the whole photo), and a ranked list per protocol."""
 
     name: str
     path: str
@@ -61,7 +71,15 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """All that a report shows of one model; `note` explains how the queries shown were chosen."""
+    """Everything that a report shows of one model; `report_models` creates it.
+
+    Attributes:
+        name: name of the model.
+        figures: protocol -> metric -> value from 0 to 1.
+        curves: protocol -> recall [P] and precision [P].
+        queries: the queries shown, with their ranked lists.
+        note: explains how the queries were chosen, if not all are shown.
+    """
 
     name: str
     figures: Figures
@@ -72,7 +90,7 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A line of the table of figures."""
+    """A row of the table of metrics: a name, and protocol -> metric -> value from 0 to 1."""
 
     name: str
     figures: Figures

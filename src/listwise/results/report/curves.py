@@ -1,4 +1,4 @@
-"""Precision against recall: the numbers and their drawing."""
+"""Precision–recall curves: the numbers and the drawing."""
 
 from collections.abc import Sequence
 from html import escape
@@ -10,15 +10,25 @@ from listwise.errors import InputError
 from listwise.results.report.content import Curve
 
 _WIDTH, _HEIGHT = 360, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 346, 10, 226  # the plot's edges in the drawing
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 346, 10, 226  # edges of the plot in the drawing
 
 
 def precision_recall_curve(ranks: Sequence[ArrayLike], points: int = 101) -> Curve:
-    """Interpolated precision at evenly spaced recalls, mean over the queries.
+    """Compute the mean interpolated precision of queries at evenly spaced recalls.
 
-    A query's interpolated precision at recall r is its best precision at any recall of r or more.
-    Shapes: for each query the ranks of its positives, from 0 and without junk, in any order ->
-    recall [P] and precision [P]; precision is NaN where no query has a positive.
+    The interpolated precision of a query at recall r is its highest precision at recall r or more.
+
+    Args:
+        ranks: for each query the ranks of its positives, from 0, without junk, in any order.
+        points: number P of recalls.
+
+    Returns:
+        Recall [P] and precision [P]; precision is NaN if no query has a positive.
+
+    Example:
+        >>> recall, precision = precision_recall_curve([[0, 2], [1]], points=3)
+        >>> precision.round(2).tolist()
+        [0.75, 0.75, 0.58]
     """
     recall = np.linspace(0.0, 1.0, points)
     rows = []
@@ -27,10 +37,10 @@ def precision_recall_curve(ranks: Sequence[ArrayLike], points: int = 101) -> Cur
         if len(order) == 0:
             continue
         if order[0] < 0:
-            raise InputError(f"ranks count from 0, found {order[0]}")
+            raise InputError(f"`ranks` should be 0 or more, found {order[0]}")
         precision = np.arange(1, len(order) + 1) / (order + 1)
         best_from = np.maximum.accumulate(precision[::-1])[::-1]
-        # The first positive at which the recall is reached; the slack forgives r·n its rounding.
+        # The first positive at which the recall is reached; the small term absorbs rounding.
         reached = np.ceil(recall * len(order) - 1e-9).astype(np.int64)
         rows.append(best_from[np.maximum(reached, 1) - 1])
     if not rows:
@@ -39,7 +49,7 @@ def precision_recall_curve(ranks: Sequence[ArrayLike], points: int = 101) -> Cur
 
 
 def draw_curves(curves: Sequence[Curve], title: str) -> str:
-    """An SVG element with one line for each model; its colours come from the page's style."""
+    """Draw an SVG element with one line per model; the colors come from the style of the page."""
     parts = [
         f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{escape(f"Precision against recall, {title}")}">'

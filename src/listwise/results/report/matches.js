@@ -1,17 +1,17 @@
 "use strict";
-// Points of a query that were found again in a photo: how many, under the photo, and a dialog that
-// draws them. Only reports that have such points hold this part.
+// Matching points: their number below each photo, and a dialog that draws them. Only reports with
+// spatial verification contain this part.
 const SPACE = 20; // pixels between the two photos
-let viewer = null; // the dialog, made when it is first asked for
-let scene = null; // what it shows: both pictures, the query's box, the points
+let viewer = null; // the dialog, created on first use
+let scene = null; // what the dialog shows: both photos, the box of the query, the points
 
 function pointsUnder(query, place, mark, [count, points]) {
   const unit = count === 1 ? " point" : " points";
-  const said = [String(count), make("span", { textContent: unit })];
+  const text = [String(count), make("span", { textContent: unit })];
   const seen = [query.photo, place].every((number) => data.photos[number] !== null);
-  if (!points.length || !seen) return make("div", { className: "points" }, ...said);
-  const button = make("button", { className: "points", type: "button" }, ...said);
-  button.setAttribute("aria-label", `${count + unit} shared with ${data.names[place]}: show them`);
+  if (!points.length || !seen) return make("div", { className: "points" }, ...text);
+  const button = make("button", { className: "points", type: "button" }, ...text);
+  button.setAttribute("aria-label", `Show ${count + unit} that match in ${data.names[place]}`);
   button.addEventListener("click", () => openViewer(query, place, mark, count, points));
   return button;
 }
@@ -20,9 +20,9 @@ async function openViewer(query, place, mark, count, points) {
   viewer ??= makeViewer();
   const chip = make("i", { className: "chip " + mark, textContent: SYMBOLS[mark], ariaHidden: "true" });
   const drawn = points.length / 4;
-  const some = drawn < count ? `, ${drawn} of them drawn` : "";
+  const some = drawn < count ? ` (${drawn} shown)` : "";
   viewer.heading.replaceChildren(...breakable(query.name), " → ", ...breakable(data.names[place]));
-  viewer.said.replaceChildren(chip, MEANINGS[mark], `, ${count} shared ${count === 1 ? "point" : "points"}${some}`);
+  viewer.summary.replaceChildren(chip, MEANINGS[mark], `, ${count} matching ${count === 1 ? "point" : "points"}${some}`);
   viewer.showModal();
   const pictures = [query.photo, place].map((number) => make("img", { src: data.photos[number] }));
   const mine = { query, name: data.names[place], pictures, points };
@@ -34,14 +34,14 @@ async function openViewer(query, place, mark, count, points) {
 function makeViewer() {
   const close = make("button", { type: "button", className: "close", textContent: "✕", ariaLabel: "Close" });
   const heading = make("h3", { id: "matches-heading" });
-  const said = make("p", {});
+  const summary = make("p", {});
   const view = make("div", { className: "view" });
-  const inside = make("div", { className: "inside" }, make("header", {}, heading, said, close), view);
+  const inside = make("div", { className: "inside" }, make("header", {}, heading, summary, close), view);
   const dialog = make("dialog", { className: "matches" }, inside);
   dialog.setAttribute("aria-labelledby", heading.id);
-  Object.assign(dialog, { heading, said, view });
+  Object.assign(dialog, { heading, summary, view });
   close.addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // click outside
   dialog.addEventListener("close", () => {
     scene = null;
     view.replaceChildren();
@@ -51,7 +51,7 @@ function makeViewer() {
   return dialog;
 }
 
-// Photos with one height side by side, or with one width one above the other.
+// Lay out two photos: side by side with equal height, or stacked with equal width.
 function layOut(pictures, stacked, room) {
   const lengths = pictures.map(({ naturalWidth: w, naturalHeight: h }) => (stacked ? h / w : w / h));
   const [across, along] = stacked ? [room.width, room.height] : [room.height, room.width];
@@ -77,7 +77,7 @@ function drawScene() {
     width: Math.max(first.width, second.x + second.width),
     height: Math.max(first.height, second.y + second.height),
     role: "img",
-    "aria-label": `${query.name} and ${name}, with lines between ${points.length / 4} shared points`,
+    "aria-label": `${query.name} and ${name}, with lines between ${points.length / 4} matching points`,
   });
   pictures.forEach(({ src }, side) =>
     picture.append(draw("image", { href: src, preserveAspectRatio: "none", ...frames[side] })),
@@ -89,7 +89,7 @@ function drawScene() {
     const size = { width: (right - left) * first.width, height: (bottom - top) * first.height };
     for (const part of ["edge", "part"]) picture.append(draw("rect", { class: part, x, y, ...size }));
   }
-  // Colours run over the query, so that neighbouring points have neighbouring colours.
+  // Colors vary along the query, so that neighbouring points have similar colors.
   const rows = [];
   for (let at = 0; at < points.length; at += 4) rows.push(points.slice(at, at + 4));
   const side = stacked ? 0 : 1;
@@ -113,6 +113,6 @@ function drawScene() {
 
 {
   const sample = make("span", { className: "points", textContent: "9 points" });
-  const meaning = "of the query found again: choose the photo to see them";
+  const meaning = "that match the query: click the number to see them";
   document.querySelector(".legend.marks").append(make("li", {}, sample, meaning));
 }

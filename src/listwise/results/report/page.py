@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else."""
+"""Write the report as a single HTML file without external parts."""
 
 import json
 import math
@@ -42,22 +42,32 @@ def write_report(
     notes: Sequence[str] = (),
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:
-    """Write the page that shows how one model, or two side by side, do on a benchmark.
+    """Write the HTML report of one model, or of two models side by side, on a benchmark.
 
-    Two models have the same protocols and queries. `table` has further rows for the table of
-    figures, `notes` sentences to show with it, `command` is what made the report and `date` when,
-    now by default. `on_progress` is called with the number of photos made small so far, and of all.
+    Args:
+        path: file to write.
+        title: heading of the page.
+        models: what `report_models` returned; two models have the same protocols and queries.
+        benchmark: name of the benchmark.
+        command: command to show.
+        date: date to show; now by default.
+        table: further rows of the table of metrics.
+        notes: sentences to show below the table.
+        on_progress: called with the number of thumbnails done and in total.
+
+    Returns:
+        The path of the file.
     """
     _check(models)
     path = Path(path)
     if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent} for the report; make it first")
+        raise InputError(f"no folder {path.parent} for the report: create it first")
     queries = [query for model in models for query in model.queries]
     entries = [e for query in queries for ranked in query.lists.values() for e in ranked.entries]
     found = {entry.path for entry in entries}
-    asked = {query.path for query in models[0].queries}
+    query_paths = {query.path for query in models[0].queries}
     matched = {entry.path for entry in entries if entry.matches}
-    photos = thumbnails(sorted(found), sorted(asked), sorted(matched), on_progress)
+    photos = thumbnails(sorted(found), sorted(query_paths), sorted(matched), on_progress)
     every_note = dict.fromkeys([*notes, *(model.note for model in models if model.note)])
     page = _page(
         with_points=any(entry.inliers is not None for entry in entries),
@@ -71,21 +81,25 @@ def write_report(
     try:
         write_text(path, page)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); name another") from None
+        raise InputError(f"cannot write {path} ({error.strerror}): give another file") from None
     return path
 
 
 def _check(models: Sequence[ModelResult]) -> None:
     if len(models) not in (1, 2):
-        raise InputError(f"a report shows one model or two side by side, not {len(models)}")
+        raise InputError(f"a report shows one or two models, not {len(models)}")
     first = models[0]
     if not first.figures or not first.queries:
-        raise InputError(f"{first.name}: there is no protocol or no query to report on")
+        raise InputError(f"{first.name} has no protocol or no query: nothing to report")
     for model in models[1:]:
         if list(model.figures) != list(first.figures):
-            raise InputError(f"{first.name} and {model.name}: protocols differ, nothing to compare")
+            raise InputError(
+                f"{first.name} and {model.name} have different protocols: give the same benchmark"
+            )
         if [query.name for query in model.queries] != [query.name for query in first.queries]:
-            raise InputError(f"{first.name} and {model.name}: queries differ, nothing to compare")
+            raise InputError(
+                f"{first.name} and {model.name} have different queries: give the same benchmark"
+            )
 
 
 def _facts(models: Sequence[ModelResult], benchmark: str, command: str, date: datetime) -> str:
@@ -134,7 +148,7 @@ def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> dict[str,
         breakable = "<wbr>".join(escape(part) for part in re.split(r"(?<=[_./-])", row.name))
         lines.append(line(swatch + breakable, (cell(row, column) for column in columns)))
     if len(models) == 2:
-        lines.insert(2, line("change", map(difference, columns), ' class="change"'))
+        lines.insert(2, line("difference", map(difference, columns), ' class="change"'))
     top = "".join(
         f'<th colspan="{span}" scope="colgroup" class="first">{escape(name)}</th>'
         for name, span in spans.items()
@@ -147,7 +161,7 @@ def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> dict[str,
 
 
 def _columns(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """Every protocol with every metric that some row has, protocol by protocol."""
+    """Return (protocol, metric) for all metrics of any row, protocol by protocol."""
     metrics: dict[str, dict[str, None]] = {}
     for row in rows:
         for protocol, figures in row.figures.items():
@@ -161,7 +175,7 @@ def _figure(row: TableRow, column: tuple[str, str]) -> float:
 
 
 def _change(before: float, after: float) -> str:
-    """The difference of two figures as they are shown, so that a reader's sum comes out."""
+    """Format the difference of two values after rounding them as the table shows them."""
     if math.isnan(before) or math.isnan(after):
         return "–"
     difference = round(round(100 * after, 1) - round(100 * before, 1), 1)
@@ -194,7 +208,7 @@ def _curves(models: Sequence[ModelResult]) -> dict[str, str]:
 def _data(
     models: Sequence[ModelResult], photos: dict[str, str | None], names: dict[str, str]
 ) -> str:
-    """All the lists as JSON that is safe inside HTML."""
+    """Return all ranked lists as JSON that is safe inside HTML."""
     places = {path: place for place, path in enumerate(photos)}
     protocols = list(models[0].figures)
     points: _Points = {}
@@ -225,12 +239,12 @@ def _data(
             for inliers, matches in points
         ]
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # The only characters that could end the element or open a comment in it.
+    # Only these characters could end the script element or start a comment.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 _Points = dict[tuple[int, tuple[Match, ...] | None], int]
-"""Where in the data points are, each once, though several protocols may show them."""
+"""The position in the data of each set of points; several protocols may share one."""
 
 
 def _list(ranked: RankedList, places: dict[str, int], points: _Points) -> dict[str, Any]:
@@ -252,7 +266,7 @@ def _entry(entry: ListEntry, places: dict[str, int], points: _Points) -> list[An
 
 
 def _fractions(query: QueryResult) -> list[float] | None:
-    """Left, top, right and bottom of the query's box as parts of the photo's width and height."""
+    """Return left, top, right and bottom of the query's box as fractions of the photo's size."""
     if query.box is None:
         return None
     try:
@@ -281,7 +295,7 @@ def _page(with_points: bool, **parts: str) -> str:
         script=script,
         **parts,
     )
-    # File names need not be text; what is not becomes a question mark.
+    # File names may contain bytes that are not text; they become question marks.
     return page.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -8,9 +8,9 @@ const MEANINGS = { right: "relevant", wrong: "irrelevant", junk: "junk" };
 const byId = (id) => document.getElementById(id);
 const byName = new Intl.Collator(undefined, { numeric: true }).compare;
 let protocol = (data.protocols.length - 1) >> 1;
-let shown = []; // queries in the order of the page
+let shown = []; // queries in the order shown
 
-// Names come from outside: they only ever become text or attributes, never markup.
+// Names are not trusted: use them only as text or attributes, never as markup.
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   Object.assign(element, properties);
@@ -37,7 +37,7 @@ function changeText(query) {
   return points > 0 ? { text: "+" + size, kind: "gain" } : { text: "−" + size, kind: "loss" };
 }
 
-// Sorting: queries that the protocol does not count come last.
+// Sorting: queries that the protocol does not count are last.
 const lowest = (value) => (a, b) => {
   const [x, y] = [value(a), value(b)];
   if (x === null || y === null) return (x === null) - (y === null) || byName(a.name, b.name);
@@ -53,17 +53,17 @@ function offer(key, label, compare) {
 for (let model = last; model >= 0; model--) {
   const of = two ? ": " + data.models[model] : "";
   const value = (query) => ap(query, model);
-  offer("worst" + model, "Worst first" + of, lowest(value));
-  offer("best" + model, "Best first" + of, lowest(negative(value)));
+  offer("worst" + model, "Lowest AP" + of, lowest(value));
+  offer("best" + model, "Highest AP" + of, lowest(negative(value)));
 }
 if (two) {
   offer("difference", "Largest difference", lowest(negative(size)));
-  offer("gain", "Gained most", lowest(negative(change)));
-  offer("loss", "Lost most", lowest(change));
+  offer("gain", "Largest gain", lowest(negative(change)));
+  offer("loss", "Largest loss", lowest(change));
 }
 offer("name", "Name", (a, b) => byName(a.name, b.name));
 
-// Cards. A card's lists are built when it comes near the window.
+// Cards: the lists of a card are built when it comes close to the visible area.
 const near = new IntersectionObserver(
   (entries) => entries.forEach((entry) => entry.isIntersecting && fill(entry.target.query)),
   { rootMargin: "900px 0px" },
@@ -85,7 +85,7 @@ data.queries.forEach((query, index) => {
 
 function head(query) {
   if (ap(query, last) === null) {
-    query.figures.replaceChildren(make("small", { textContent: "no positives: not counted" }));
+    query.figures.replaceChildren(make("small", { textContent: "not counted: no positives" }));
     return;
   }
   const parts = [make("small", { textContent: "AP " })];
@@ -100,7 +100,7 @@ function head(query) {
 
 function photo(place, alt) {
   const source = data.photos[place];
-  if (source === null) return make("span", { textContent: "cannot be read" });
+  if (source === null) return make("span", { textContent: "photo cannot be read" });
   return make("img", { src: source, alt, decoding: "async" });
 }
 
@@ -120,22 +120,22 @@ function fill(query) {
   }
   const positives = query.lists[last][protocol].positives;
   const caption = positives + (positives === 1 ? " positive" : " positives") + " in the database";
-  const asked = make(
+  const queryPhoto = make(
     "figure",
-    { className: "asked" },
+    { className: "query-photo" },
     frame,
     make("figcaption", { textContent: caption }),
   );
   const rows = make("div", { className: "rows" });
   data.models.forEach((name, model) => rows.append(row(query, name, model)));
-  query.body.replaceChildren(asked, rows);
+  query.body.replaceChildren(queryPhoto, rows);
 }
 
 function row(query, name, model) {
   const list = query.lists[model][protocol];
   const counted = list.entries.filter((entry) => entry[3] !== null).length;
-  let said = list.found + " of the first " + counted + " relevant";
-  if (list.hidden) said += ", " + list.hidden + " more junk in between";
+  let summary = list.found + " of the first " + counted + " relevant";
+  if (list.hidden) summary += ", " + list.hidden + " more junk photos not shown";
   const title = make("span", {}, make("i", { className: "swatch model" + model }), name);
   const others = two ? new Set(query.lists[1 - model][protocol].entries.map((e) => e[0])) : null;
   const tiles = make("ol", { className: "tiles" });
@@ -143,7 +143,7 @@ function row(query, name, model) {
   return make(
     "div",
     {},
-    make("div", { className: "row-head" }, title, make("span", { textContent: said })),
+    make("div", { className: "row-head" }, title, make("span", { textContent: summary })),
     tiles,
   );
 }
@@ -151,7 +151,7 @@ function row(query, name, model) {
 function tile(query, [place, score, mark, rank, points], others) {
   const name = data.names[place];
   const only = others !== null && mark === "right" && !others.has(place);
-  const meaning = MEANINGS[mark] + (only ? ", in this model’s list alone" : "");
+  const meaning = MEANINGS[mark] + (only ? ", found only by this model" : "");
   const thumb = make(
     "div",
     { className: "thumb" },
@@ -174,7 +174,7 @@ function tile(query, [place, score, mark, rank, points], others) {
   return item;
 }
 
-// What is on the page.
+// Filter, sort and show the queries.
 function arrange() {
   const wanted = byId("filter").value.trim().toLowerCase();
   shown = data.queries.filter((query) => query.name.toLowerCase().includes(wanted));
@@ -209,10 +209,10 @@ function goToHash() {
   if (query) go(query);
 }
 
-// The chart: every query that counts, worst to best.
+// The chart: all counted queries, worst to best.
 const chart = byId("chart");
 function key() {
-  if (!two) return ["Point at a query for its name, choose it for its list."];
+  if (!two) return ["Hover over a bar to see the query; click it to open its list."];
   return data.models.map((name, model) =>
     make("span", { className: "model" }, make("i", { className: "swatch model" + model }), name),
   );
@@ -265,8 +265,8 @@ function drawChart() {
     band.setAttribute("visibility", "visible");
     const query = columns[chosen];
     const before = two ? percent(ap(query, 0)) + " → " : "";
-    const said = make("b", { textContent: query.name });
-    byId("readout").replaceChildren(said, " AP " + before + percent(ap(query, last)));
+    const name = make("b", { textContent: query.name });
+    byId("readout").replaceChildren(name, " AP " + before + percent(ap(query, last)));
   };
   chart.columnAt = (event) =>
     Math.floor((event.clientX - picture.getBoundingClientRect().left - left) / step);

@@ -1,4 +1,4 @@
-"""Small copies of photos, as text that a page can hold."""
+"""Thumbnails of photos as data URIs for a page."""
 
 import io
 import math
@@ -10,12 +10,12 @@ from PIL import Image
 
 from listwise.data.images import ImageError, load_image
 
-_BUDGET = 7_500_000  # characters that all of them may take together
-_MATCHED_BUDGET = 12_000_000  # where points are drawn on some
-_SIDES = 56, 160  # shortest and longest long side
-_LARGE = 2  # queries and photos with points are shown so many times larger
-_QUALITIES = 72, 50, 30  # the first that keeps within a photo's share of the budget
-_PER_PIXEL = 0.3  # characters that a pixel of a photo takes at the first, rather more than less
+_BUDGET = 7_500_000  # maximum number of characters of all thumbnails
+_MATCHED_BUDGET = 12_000_000  # if points are drawn on some of them
+_SIDES = 56, 160  # minimum and maximum long side in pixels
+_LARGE = 2  # queries and photos with points are larger by this factor
+_QUALITIES = 72, 50, 30  # JPEG qualities; the first that fits into the budget of a photo is used
+_PER_PIXEL = 0.3  # estimated characters per pixel at the first quality
 
 
 def thumbnails(
@@ -24,10 +24,10 @@ def thumbnails(
     matched: Collection[str],
     on_progress: Callable[[int, int], object],
 ) -> dict[str, str | None]:
-    """A JPEG data URI for each path, None where the photo cannot be read.
+    """Create a JPEG data URI for each path; None for a photo that cannot be read.
 
-    Queries and those on which points are drawn, `matched`, are larger than the others. The more
-    photos, the smaller they are, so that all together stay within some megabytes.
+    `queries` and the photos with points, `matched`, are larger than the others. The more photos,
+    the smaller the thumbnails, so that the page stays below a few megabytes.
     """
     wanted = dict.fromkeys(photos, 1) | dict.fromkeys([*queries, *matched], _LARGE)
     area = sum(scale**2 for scale in wanted.values())
