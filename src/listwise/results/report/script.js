@@ -212,7 +212,7 @@ function goToHash() {
 // The chart: all counted queries, worst to best.
 const chart = byId("chart");
 function key() {
-  if (!two) return ["Hover over a bar to see the query; click it to open its list."];
+  if (!two) return ["Point at a bar to see the name of its query; click or tap it to open its list."];
   return data.models.map((name, model) =>
     make("span", { className: "model" }, make("i", { className: "swatch model" + model }), name),
   );
