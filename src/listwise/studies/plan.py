@@ -200,7 +200,7 @@ def _check_run(study_plan: StudyPlan, variant: Variant, seed: int, rate: float) 
         name = other[0]
         raise InputError(
             f"{folder} is a run with other settings ({name} {there[name]}, now {wanted[name]}): "
-            "run the same command again to resume it, or give another `out`"
+            "give the same settings to resume it, or give another `out`"
         )
     if read_run(folder)["data_fingerprint"] != study_plan.plan.fingerprint():
         raise InputError(f"{folder} is a run on other photos or labels: give another `out`")

@@ -184,7 +184,7 @@ def _photo_matches(points: ArrayLike | None, query: str, image: str) -> _PhotoMa
     table = np.asarray(points, np.float64)
     if table.ndim != 2 or table.shape[1] != 4 or not np.isfinite(table).all():
         raise InputError(
-            f"matches should be finite numbers [m, 4], found {table.shape} for {image}"
+            f"`matches` should return finite numbers [m, 4], found {table.shape} for {image}"
         )
     try:
         sizes = (*image_size(query), *image_size(image))
