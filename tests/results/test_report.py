@@ -69,7 +69,7 @@ def test_a_curve_without_positives_is_nan() -> None:
 
 
 def test_negative_ranks_are_refused() -> None:
-    with pytest.raises(InputError, match="from 0"):
+    with pytest.raises(InputError, match="0 or more"):
         precision_recall_curve([[3, -1]])
 
 
@@ -567,6 +567,6 @@ def test_models_that_cannot_be_compared_are_refused(
         write_report(path, "t", [other, model_of("x", scores, fewer, truth.queries, truth.names)])
     with pytest.raises(InputError, match="one or two models"):
         write_report(path, "t", [])
-    with pytest.raises(InputError, match="make it first"):
+    with pytest.raises(InputError, match="create it first"):
         write_report(tmp_path / "none" / "report.html", "t", models)
     assert not path.exists()
