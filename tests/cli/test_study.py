@@ -47,7 +47,7 @@ def test_a_study_is_made_once_and_goes_on_after_an_interruption(
     assert code == 0
     assert "run 2 of 2: bins-20, seed 0" in out
     assert "| bins M | seeds | validation mAP |" in out
-    assert "results.csv, table.md and plot.svg are in out" in out
+    assert "wrote results.csv, table.md and plot.svg to out" in out
     code, out, err = listwise(*command, "--json")
     assert code == 0
     assert err.count("already finished") == 2
@@ -114,10 +114,13 @@ def test_the_guide_names_flags_that_exist(listwise):
         (["losses", "PHOTOS", "--variants", "best", "--out", "o"], "no variant 'best'"),
         (["losses", "PHOTOS", "--benchmark", "roxfrod5k", "--out", "o"], "did you mean roxford5k"),
         (["bins", "PHOTOS", "--rates", "fast", "--out", "o"], "numbers separated by commas"),
-        (["bins", "PHOTOS", "--variants", "1", "--out", "o"], "bins: Input should be greater"),
+        (
+            ["bins", "PHOTOS", "--variants", "1", "--out", "o"],
+            "`bins` must be greater than or equal to 2",
+        ),
         (["bins", "PHOTOS", "--config", "gone.yaml", "--out", "o"], "gone.yaml"),
         (["classes", "PHOTOS", "--variants", "8", "--out", "o"], "or all"),
-        (["poolings", "toy", "--whiten-on", "toy"], "drawn into the folder --out"),
+        (["poolings", "toy", "--whiten-on", "toy"], "give a folder with --out, into which"),
     ],
 )
 def test_mistakes_are_one_line(listwise, photos, arguments, says):

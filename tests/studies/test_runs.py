@@ -236,7 +236,9 @@ def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):
     assert {run.seed for run in found.kept("bins-5")} == {0, 1}
     write_outputs(made, found)
     text = (made.out / "table.md").read_text()
-    assert "Learning rates 1e-05, 0.01; each variant uses the one that is best in validation" in text
+    assert (
+        "Learning rates 1e-05, 0.01; each variant uses the one that is best in validation" in text
+    )
 
 
 def test_losses_at_an_equal_number_of_images(photos, tmp_path):
