@@ -382,7 +382,7 @@ def test_training_gives_a_run_with_its_model_and_metrics(
     assert run.model.encode(photos / "class0" / "0.jpg").shape == (run.model.dim,)
     assert listwise.load("runs/photos").fingerprint == run.model.fingerprint
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="contains a run already"):
         listwise.train("photos", **SMALL)
     with pytest.raises(InputError, match="unknown setting 'bakbone'"):
         listwise.train("photos", "runs/b", bakbone="resnet18")

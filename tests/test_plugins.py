@@ -92,7 +92,7 @@ def test_a_network_with_an_installed_pooling_is_saved_by_name(installed, tmp_pat
 def test_what_cannot_be_loaded_is_one_line(installed):
     with pytest.raises(InputError, match=r"acme_missing:Loss, cannot be loaded \(ModuleNot"):
         load_installed("loss", "lost")
-    with pytest.raises(InputError, match="'nothing' of an installed package makes int, not an nn"):
+    with pytest.raises(InputError, match="installed package returns int: it must return an nn"):
         RetrievalNet("test_resnet", "nothing", weights="random")
 
 
@@ -116,7 +116,7 @@ def test_the_command_trains_with_them(installed, photos, tmp_path):
     run = tmp_path / "run"
     done = train(photos, "--run-folder", run, *small.split(), *parts.split())
     assert done.returncode == 0, done.stderr
-    assert "this loss takes no weights: class_weights is off" in done.stdout
+    assert "this loss does not take weights: class_weights is off" in done.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["loss"], config["pooling"]) == ("spread", "largest")
     assert RetrievalNet.load(run / "model").config.pooling == "largest"

@@ -84,7 +84,7 @@ def train(
 
         view = LiveTrainView(Console(stderr=True))
         for note in plan.notes:
-            view.say(f"note: {note}")
+            view.message(f"note: {note}")
     result = Trainer(plan, folder, view).fit()
     modules = {kind: part for kind, part in plan.parts.items() if kind != "loss"}
     return Run(folder, result, {"device": plan.config.device, **modules})

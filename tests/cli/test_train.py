@@ -39,13 +39,13 @@ def fails(listwise):
     return run
 
 
-def test_a_run_says_its_settings_with_reasons_its_progress_and_its_result(listwise, photos):
+def test_a_run_prints_settings_with_reasons_progress_and_result(listwise, photos):
     code, out, err = listwise("train", photos, *small())
     assert code == 0
     assert err == ""
     lines = out.splitlines()
     assert lines[0] == "training on 30 photos of 5 classes, validating on 18 photos of 3"
-    assert any("--learning-rate" in line and "1e-4 from batches" in line for line in lines)
+    assert any("--learning-rate" in line and "1e-4 for batches" in line for line in lines)
     assert not any("--batch-size" in line for line in lines)  # it was given
     assert sum("validation mAP" in line for line in lines) == 4  # three, and the result
     assert lines[-1] == "the model is in runs/photos/model"
@@ -88,7 +88,7 @@ def test_the_paper_preset_takes_the_other_settings_from_the_paper(listwise, phot
     flags = small(batch_size=None, val_fraction=None)
     code, out, _ = listwise("train", photos, *flags, "--preset", "paper")
     assert code == 0
-    assert out.startswith("note: batches of 4096 are more than there are training photos")
+    assert out.startswith("note: batch_size 4096 exceeds the number of training photos")
     assert "Chosen settings" not in out
     used = TrainConfig(**yaml.safe_load((tmp_path / "runs/photos/config.yaml").read_text()))
     assert used.learning_rate == 1e-4
@@ -132,15 +132,15 @@ def test_resume_takes_nothing_else(fails, photos):
 
 
 def test_no_run_to_resume(fails, tmp_path):
-    assert "not a run to resume" in fails("train", "--resume", tmp_path)
-    assert "not a run to resume" in fails("train", "--resume", tmp_path / "nowhere")
+    assert "is not a training run" in fails("train", "--resume", tmp_path)
+    assert "is not a training run" in fails("train", "--resume", tmp_path / "nowhere")
 
 
 def test_a_used_run_folder_is_refused_before_any_work(fails, tmp_path):
     (tmp_path / "runs" / "nowhere").mkdir(parents=True)
     (tmp_path / "runs" / "nowhere" / "run.json").write_text("{}")
     line = fails("train", "nowhere")
-    assert "runs/nowhere holds a run already" in line
+    assert "runs/nowhere contains a run already" in line
     assert "--resume runs/nowhere" in line
 
 

@@ -108,7 +108,7 @@ def test_too_large_photos_are_one_line(net, images, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate")
 
     monkeypatch.setattr(RetrievalNet, "forward", forward)
-    with pytest.raises(ValueError, match=r"of 64 × 48 at once do not fit.*`val_max_side`"):
+    with pytest.raises(ValueError, match=r"of 64 × 48 pixels do not fit.*`val_max_side`"):
         embed_photos(net, images)
 
 

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path, full_state: Stat
     assert f"{path} does not fit resnet18" in message
     assert f"{len(gone)} missing ({gone[0]}, {gone[1]}, {gone[2]}, …)" in message
     assert "1 unexpected (neck.weight)" in message
-    assert "1 of another shape (conv1.weight)" in message
+    assert "1 with another shape (conv1.weight)" in message
     assert "\n" not in message
 
 
@@ -245,7 +245,9 @@ def test_no_network_is_said_at_once_in_one_line() -> None:
         RetrievalNet("resnet18")
     assert time.monotonic() - start < 10
     message = str(caught.value)
-    assert message.startswith("no network to fetch the weights of resnet18; save them")
+    assert message.startswith(
+        "no internet connection to download the weights of resnet18; save them"
+    )
     assert 'weights="resnet18.safetensors"' in message
     assert 'weights="random"' in message
     assert "\n" not in message
@@ -264,7 +266,7 @@ def test_the_advice_for_no_network_works(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("broken_hub")
 def test_a_failing_download_is_said_in_one_line() -> None:
-    with pytest.raises(InputError, match="could not fetch the weights of resnet18") as caught:
+    with pytest.raises(InputError, match="could not download the weights of resnet18") as caught:
         load_backbone("resnet18", "pretrained")
     assert "\n" not in str(caught.value)
     assert 'weights="resnet18.safetensors"' in str(caught.value)

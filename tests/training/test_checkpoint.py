@@ -71,7 +71,7 @@ def test_a_state_of_another_network_is_refused(tmp_path):
     net, optimizer = make(0)
     save_checkpoint(tmp_path / "c.safetensors", net, optimizer, Progress())
     other = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="another network") as caught:
+    with pytest.raises(InputError, match="does not fit the network") as caught:
         load_checkpoint(tmp_path / "c.safetensors", other, torch.optim.Adam(other.parameters()))
     assert "\n" not in str(caught.value)
 

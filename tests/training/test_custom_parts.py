@@ -232,7 +232,9 @@ def test_a_run_with_a_part_of_your_own_and_its_resumption(photos, tmp_path, kind
         for parameter in part.parameters() if isinstance(part, nn.Module) else ():
             nn.init.zeros_(parameter)
     first = next(iter(own))
-    with pytest.raises(InputError, match=f"a {first} of your own, .*: pass that object again"):
+    with pytest.raises(
+        InputError, match=f"the {first} of this run is your own .*: pass that object"
+    ):
         resume(tmp_path / "broken")
     resume(tmp_path / "broken", **fresh).fit()
     assert [line["loss"] for line in read_metrics(tmp_path / "broken")[1:]] == losses
@@ -250,7 +252,7 @@ def test_resume_wants_the_same_part(photos, tmp_path):
 def test_class_weights_are_dropped_with_a_note(photos):
     plan = prepare(photos, SETTINGS | {"loss": pairwise_loss})
     assert not plan.config.class_weights
-    assert plan.notes[-1] == "this loss takes no weights: class_weights is off"
+    assert plan.notes[-1] == "this loss does not take weights: class_weights is off"
     plan = prepare(photos, SETTINGS | {"loss": QuantizedAPLoss(bins=5)})
     assert plan.config.class_weights
     assert not plan.notes

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from listwise.models import RetrievalNet
 from listwise.training import memory
 from listwise.training.forward import Forward
-from listwise.training.memory import Fit, free_bytes, images_that_fit, readable, saved
+from listwise.training.memory import Fit, free_bytes, graph_memory, images_that_fit, readable_bytes
 from listwise.training.step import MultistageStep
 
 
@@ -62,30 +62,30 @@ def test_what_is_saved_is_what_the_graph_keeps():
     images = torch.rand(20, 3, 4, 4)
     forward = Forward(Scale(), autocast=None)
     image = 3 * 4 * 4 * 4
-    assert saved(forward, images[:1]) == (2 * image, 3 * 4 * 4)
-    assert saved(forward, images[:5]) == (10 * image, 5 * 3 * 4 * 4)
+    assert graph_memory(forward, images[:1]) == (2 * image, 3 * 4 * 4)
+    assert graph_memory(forward, images[:5]) == (10 * image, 5 * 3 * 4 * 4)
 
 
 def test_casts_of_the_weights_are_not_counted_per_image():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 1000))
     forward = Forward(net, autocast=torch.bfloat16)
     fit = images_that_fit(forward, torch.rand(4, 3, 8, 8))
-    assert "one image keeps 384 B of activations" in fit.reason  # 192 inputs of two bytes
+    assert "one image needs 384 B of activations" in fit.reason  # 192 inputs of two bytes
 
 
 def test_the_fold_of_the_weights_is_not_counted_for_an_image():
     net = RetrievalNet("resnet18", weights="random")
     images = torch.rand(2, 3, 32, 32)
-    first = saved(Forward(net, autocast=torch.bfloat16), images[:1]).bytes
+    first = graph_memory(Forward(net, autocast=torch.bfloat16), images[:1]).bytes
     forward = Forward(net, autocast=torch.bfloat16)
-    again = [saved(forward, images[:1]).bytes for _ in range(2)]
+    again = [graph_memory(forward, images[:1]).bytes for _ in range(2)]
     assert first == again[0] == again[1]
-    assert saved(forward, images).bytes > 1.5 * first
+    assert graph_memory(forward, images).bytes > 1.5 * first
 
 
 def test_free_memory_decides(monkeypatch):
     forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
-    one, two = saved(forward, images[:1]).bytes, saved(forward, images[:2]).bytes
+    one, two = graph_memory(forward, images[:1]).bytes, graph_memory(forward, images[:2]).bytes
     weights = 3 * sum(p.nbytes for p in forward.net.parameters())
     fixed = weights + 2 * one - two
     for expected in (1, 7, 1000):
@@ -150,4 +150,4 @@ def test_free_memory_is_believable():
     [(384, "384 B"), (999.7, "1 kB"), (2_100, "2.1 kB"), (212e6, "212 MB"), (11.24e9, "11.2 GB")],
 )
 def test_sizes_are_readable(size, text):
-    assert readable(size) == text
+    assert readable_bytes(size) == text

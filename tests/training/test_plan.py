@@ -64,13 +64,13 @@ def test_validation_of_single_photos_is_refused(photos, tmp_path):
     lines = [f"{p},c{k},train" for p, k in zip(images.paths, images.labels, strict=True)]
     lines += [f"{images.paths[0]},x,val", f"{images.paths[1]},y,val"]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]))
-    with pytest.raises(InputError, match="no validation class has two photos"):
+    with pytest.raises(InputError, match="validation needs at least one class"):
         prepare(tmp_path / "t.csv", {})
 
 
 def test_one_class_to_train_on_is_refused(photos, tmp_path):
     table = write_table(tmp_path / "t.csv", photos, lambda k: "val" if k else "train")
-    with pytest.raises(InputError, match="at least two classes of two or more photos; there are 1"):
+    with pytest.raises(InputError, match="at least two classes with two or more photos, found 1"):
         prepare(table, {})
 
 
@@ -143,7 +143,7 @@ def test_no_more_images_and_classes_are_asked_for_than_there_are(photos):
 
     config, notes = bounded(batch_size=64)
     assert config.batch_size == 30
-    assert "every batch is all 30 of them" in notes[0]
+    assert "every batch has all 30 of them" in notes[0]
     config, notes = bounded(loss="contrastive")
     assert config.contrastive.negatives == 4
     assert "every query has 4" in notes[0]

@@ -28,7 +28,7 @@ from listwise.losses import (
     class_balanced_weights,
 )
 from listwise.models import POOLINGS, RetrievalNet
-from listwise.training.objective import of_mined_tuples
+from listwise.training.objective import bind_tuples
 from listwise.training.step import Counts, MultistageStep
 
 LOSSES = [SoftmaxLoss] + [loss for loss in vars(listwise.losses).values() if isinstance(loss, type)]
@@ -59,9 +59,9 @@ def test_gradients_are_those_of_ordinary_backpropagation(loss, pooling, micro_ba
 
 @pytest.mark.parametrize("micro_batch", [1, 4, 64])
 @pytest.mark.parametrize("loss", [TripletLoss(2.0), TripletLoss(form="log-exp"), ContrastiveLoss()])
-def test_gradients_of_mined_tuples_are_those_of_ordinary_backpropagation(loss, micro_batch):
+def test_gradients_bind_tuples_are_those_of_ordinary_backpropagation(loss, micro_batch):
     images, labels = tuple_batch(loss, 4)
-    net, mined = make_net(), of_mined_tuples(loss, 4)
+    net, mined = make_net(), bind_tuples(loss, 4)
     expected_value, expected = ordinary(net, mined, images, labels)
     value = MultistageStep(net, mined, micro_batch)(images, labels)
     torch.testing.assert_close(value, expected_value, rtol=1e-9, atol=0)
@@ -551,7 +551,7 @@ def test_auto_says_what_it_chose_and_follows_the_batch():
     step = MultistageStep(net, SoftmaxLoss())
     step(*make_batch(6))
     assert step.micro_batch == 6
-    assert step.choice.startswith("all 6 images in one pass: one image keeps ")
+    assert step.choice.startswith("all 6 images in one pass: one image needs ")
     step(*make_batch(9))
     assert step.micro_batch == 9
 

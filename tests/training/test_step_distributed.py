@@ -32,16 +32,16 @@ from listwise.losses import (
     class_balanced_weights,
 )
 from listwise.training import Trainer, distributed, prepare
-from listwise.training.objective import of_mined_tuples
+from listwise.training.objective import bind_tuples
 from listwise.training.step import MultistageStep
 
 
 def mined_triplets():
-    return of_mined_tuples(TripletLoss(form="log-exp"), 4)
+    return bind_tuples(TripletLoss(form="log-exp"), 4)
 
 
 def mined_tuples():
-    return of_mined_tuples(ContrastiveLoss(), 2)
+    return bind_tuples(ContrastiveLoss(), 2)
 
 
 CASES = {
@@ -246,7 +246,8 @@ def test_gradients_there_before_are_not_summed_again(results):
 def test_a_failure_in_one_process_is_raised_in_both(results, case, message):
     assert results[1][case] == message
     assert results[0][case] == (
-        "RuntimeError: this training step failed in process 1; see its message"
+        "RuntimeError: this training step failed in process 1; "
+        "see the error message of that process"
     )
 
 
@@ -267,10 +268,10 @@ def test_a_parameter_used_in_one_process_has_a_gradient_in_both(results):
         assert never is None
 
 
-def test_a_loss_of_whole_batches_says_what_several_processes_need(results):
+def test_a_loss_of_whole_batches_reports_what_several_processes_need(results):
     for result in results:
         messages, forwards = result["whole batch"]
-        needed = "let it take queries=(start, stop) and return the share of those rows"
+        needed = "queries=(start, stop) that makes it return the share of these rows of the batch"
         assert len(messages) == 2
         assert all(needed in message and "\n" not in message for message in messages)
         assert forwards == 0

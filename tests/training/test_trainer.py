@@ -52,10 +52,10 @@ class Witness(TrainView):
         self.trainer = None
         self.stop_at = stop_at
 
-    def say(self, line):
+    def message(self, line):
         self.lines.append(line)
 
-    def working(self, what, done, total):
+    def progress(self, what, done, total):
         self.work.append((what, done, total))
 
     def update(self, report):
@@ -63,7 +63,7 @@ class Witness(TrainView):
         if report.update == self.stop_at:
             raise KeyboardInterrupt
 
-    def validated(self, report):
+    def validation(self, report):
         self.maps[report.update] = report.mean_average_precision
         if self.trainer is not None:
             self.fingerprints[report.update] = self.trainer.net.fingerprint()
@@ -140,7 +140,7 @@ def test_training_learns(photos, tmp_path):
     assert choice.startswith("all 24 images in one pass: ")
 
 
-def test_the_best_network_is_kept_and_training_stops_when_tired(photos, tmp_path):
+def test_the_best_network_is_kept_and_training_stops_when_patience_ends(photos, tmp_path):
     view = Witness()
     given = {"learning_rate": 0.5, "patience": 2, "updates": 40, "validate_every": 1}
     trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path / "run", view)
@@ -154,7 +154,9 @@ def test_the_best_network_is_kept_and_training_stops_when_tired(photos, tmp_path
     assert kept.fingerprint() == view.fingerprints[best]
     assert kept.fingerprint() != view.fingerprints[result.updates]
     assert view.maps[result.updates] < result.best_map
-    assert view.lines[-1].startswith(f"stopped after update {result.updates}: 2 validations")
+    assert view.lines[-1].startswith(
+        f"stopped after update {result.updates}: no better mAP in the last 2 validations"
+    )
 
 
 def test_a_warm_up_rises_first(photos, tmp_path):
@@ -257,7 +259,7 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
 def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
     given = {"loss": "triplet", "triplet": {"tuples": 2}}
     monkeypatch.setattr(trainer_module, "world", lambda: (0, 7))
-    with pytest.raises(InputError, match=r"only 6 images.*raise `triplet\.tuples`"):
+    with pytest.raises(InputError, match=r"only 6 images.*increase `triplet\.tuples`"):
         Trainer(prepare(photos, SETTINGS | given), tmp_path / "run")
 
 
@@ -300,12 +302,12 @@ def test_data_that_changed_since_is_refused(photos, tmp_path):
 def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
     plan = prepare(photos, SETTINGS)
     Trainer(plan, tmp_path / "run")
-    with pytest.raises(InputError, match="holds a run already: continue it with `resume="):
+    with pytest.raises(InputError, match="contains a run already: resume it with `resume="):
         Trainer(plan, tmp_path / "run")
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot make the run's folder"):
+    with pytest.raises(InputError, match="cannot create the run folder"):
         Trainer(plan, tmp_path / "file" / "run")
-    with pytest.raises(InputError, match=r"not a run to resume: it has no run\.json"):
+    with pytest.raises(InputError, match=r"is not a training run: expected run\.json"):
         resume(tmp_path)
     for content in ("[]", "{", '{"data": "x"}'):
         (tmp_path / "run.json").write_text(content)
@@ -352,7 +354,7 @@ def test_photos_that_break_later_are_named_once_or_stop_a_strict_run(photos, tmp
     train(data, tmp_path / "run", view, batch_size=30)
     named = [line for line in view.lines if "0.jpg" in line]
     assert len(named) == 5
-    assert sum("another photo of its class stands in" in line for line in named) >= 1
+    assert sum("another photo of its class is used instead" in line for line in named) >= 1
     assert sum("validation leaves it out" in line for line in named) >= 1
     with pytest.raises(InputError, match=r"0\.jpg"):
         train(data, tmp_path / "strict", batch_size=30, strict=True)

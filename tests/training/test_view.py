@@ -14,15 +14,15 @@ from listwise.training.run.view import (
 
 def play(view):
     view.start(0, 20)
-    view.working("validating", 0, 30)
-    view.working("validating", 12, 30)
-    view.working("validating", 30, 30)
-    view.validated(ValidationReport(0, 0.25, best=True))
+    view.progress("validating", 0, 30)
+    view.progress("validating", 12, 30)
+    view.progress("validating", 30, 30)
+    view.validation(ValidationReport(0, 0.25, best=True))
     for update in range(1, 11):
         view.update(UpdateReport(update, 20, 0.5 - update / 100, 1e-4, 321.4))
-    view.say("a photo of [brackets] " + "and a long path " * 10)
-    view.validated(ValidationReport(10, 0.5, best=True))
-    view.validated(ValidationReport(10, 0.125, best=False))
+    view.message("a photo of [brackets] " + "and a long path " * 10)
+    view.validation(ValidationReport(10, 0.5, best=True))
+    view.validation(ValidationReport(10, 0.125, best=False))
     view.close()
 
 
@@ -54,10 +54,10 @@ def test_a_terminal_shows_validation_as_it_goes():
     file = io.StringIO()
     view = LiveTrainView(Console(file=file, force_terminal=True, width=110))
     view.start(0, 20)
-    view.working("validating", 12, 30)
+    view.progress("validating", 12, 30)
     view._bars.refresh()
     assert re.search(r"validating.*12/30", file.getvalue(), re.DOTALL)
-    view.working("validating", 30, 30)
+    view.progress("validating", 30, 30)
     file.truncate(0)
     view._bars.refresh()
     assert "validating" not in file.getvalue()
@@ -72,7 +72,7 @@ def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
     view.start(100, 200)
     now += 40
     view.update(UpdateReport(110, 200, 0.1, 1e-4, 10.0))
-    view.validated(ValidationReport(110, 0.5, best=False))
+    view.validation(ValidationReport(110, 0.5, best=False))
     assert "6 min left" in file.getvalue()
     view.close()
 

@@ -65,11 +65,11 @@ def train(
 
     from listwise import api
     from listwise.cli.output import show_result
-    from listwise.training.distributed import joined_processes
+    from listwise.training.distributed import process_group
     from listwise.training.run.folder import RUN_FILE
 
     folder = resume or run or api.default_run_folder(str(data))
-    with joined_processes() as first:
+    with process_group() as first:
         console = Console(stderr=json, quiet=not first)
         try:
             result = _train(data, folder, console, given | {"preset": preset})

@@ -1,4 +1,4 @@
-"""Networks: image → unit descriptor."""
+"""Networks that turn images into unit descriptors: backbone, pooling, projection and L2."""
 
 from listwise.models.imported import import_checkpoint
 from listwise.models.net import RetrievalNet

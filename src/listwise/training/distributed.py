@@ -1,4 +1,4 @@
-"""What the processes of one training step tell each other (nothing, when there is only one)."""
+"""Communication between the processes of one training step; with one process, none is needed."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ BUCKET_BYTES = 64 * 2**20
 
 
 @contextmanager
-def joined_processes() -> Iterator[bool]:
-    """Join the other processes if `torchrun` started several; gives whether this is the first."""
+def process_group() -> Iterator[bool]:
+    """Join the other processes if `torchrun` started several; yield whether this is the first."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
@@ -22,7 +22,8 @@ def joined_processes() -> Iterator[bool]:
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    # The others wait while the first validates, which may take longer than the usual ten minutes.
+    # The others wait while the first validates, which may take longer than the default timeout of
+    # ten minutes.
     dist.init_process_group(backend, timeout=timedelta(hours=6))
     try:
         yield dist.get_rank() == 0
@@ -31,14 +32,14 @@ def joined_processes() -> Iterator[bool]:
 
 
 def world() -> tuple[int, int]:
-    """This process's rank and the number of processes; (0, 1) without torch.distributed."""
+    """Return the rank of this process and the number of processes; (0, 1) if there is only one."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def gather_numbers(number: int, device: torch.device) -> list[int]:
-    """The integer of every process, in rank order."""
+    """Return the number that each process passed, in rank order."""
     _, size = world()
     if size == 1:
         return [number]
@@ -48,10 +49,10 @@ def gather_numbers(number: int, device: torch.device) -> list[int]:
 
 
 def gather_rows(rows: Tensor, parts: Sequence[int]) -> Tensor:
-    """The rows of all processes in rank order: [parts[rank], ...] to [sum(parts), ...]."""
+    """Return the rows of all processes in rank order: [parts[rank], ...] -> [sum(parts), ...]."""
     if len(parts) == 1:
         return rows
-    # Collectives want equal sizes, so shorter parts travel padded.
+    # Collective operations need equal sizes, so shorter parts are padded.
     padded = rows.new_zeros(max(parts), *rows.shape[1:])
     padded[: len(rows)] = rows
     pieces = [torch.empty_like(padded) for _ in parts]
@@ -60,7 +61,7 @@ def gather_rows(rows: Tensor, parts: Sequence[int]) -> Tensor:
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor, in place, by its sum over all processes, in a few large messages.
+    """Replace each tensor in place by its sum over all processes, in a few large messages.
 
     Every process passes tensors of the same shapes in the same order. Half-precision tensors
     are summed in float32.
@@ -86,7 +87,7 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> None:
 
 
 def sum_gradients(parameters: Sequence[Tensor]) -> None:
-    """Sum `.grad` over all processes; a parameter without one anywhere keeps none."""
+    """Sum `.grad` over all processes; a parameter that has none in any process keeps none."""
     if world()[1] == 1 or not parameters:
         return
     device = parameters[0].device
@@ -103,11 +104,11 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
 
 @contextmanager
 def failing_together(device: torch.device) -> Iterator[None]:
-    """Run local work; if it raises in one process, it raises in all before they next talk.
+    """Run local work; if it raises in one process, raise in all of them.
 
-    Without this, the healthy processes would wait in their next collective until it times out.
-    Running out of memory anywhere is a `torch.OutOfMemoryError` everywhere, so that all of them
-    try again alike.
+    Without this, the other processes would wait in their next collective operation until it times
+    out. If any process runs out of memory, all raise `torch.OutOfMemoryError`, so all of them can
+    try again in the same way.
     """
     if world()[1] == 1:
         yield
@@ -126,4 +127,6 @@ def failing_together(device: torch.device) -> Iterator[None]:
         ranks = ", ".join(str(rank) for rank, code in enumerate(failures) if code == worst)
         if worst == 1:
             raise torch.OutOfMemoryError(f"process {ranks} ran out of memory")
-        raise RuntimeError(f"this training step failed in process {ranks}; see its message")
+        raise RuntimeError(
+            f"this training step failed in process {ranks}; see the error message of that process"
+        )

@@ -1,4 +1,4 @@
-"""Batches of crops, made ahead of the network by worker processes or by its GPU."""
+"""Load batches of crops ahead of the network, with worker processes or on its GPU."""
 
 import math
 import threading
@@ -20,15 +20,15 @@ from listwise.data.workers import start_worker
 from listwise.training.memory import free_bytes
 from listwise.training.sampling import Indices
 
-# Images a worker decodes at a time: small enough that all workers share the end of a batch.
+# Images that a worker decodes at a time: few, so all workers share the end of a batch.
 CHUNK = 16
-# Crops that a GPU makes at a time.
+# Crops that a GPU computes at a time.
 GPU_CHUNK = 64
 CPU = torch.device("cpu")
 
 
 def _chunks(draw: Callable[[int], Indices], updates: range) -> Iterator[list[tuple[int, int]]]:
-    """The keys of all batches from an update on, in chunks that workers share."""
+    """Yield the keys (update, image) of all batches, in chunks that workers share."""
     for update in updates:
         keys = [(update, int(index)) for index in draw(update)]
         for start in range(0, len(keys), CHUNK):
@@ -43,17 +43,22 @@ def load_batches(
     pin_memory: bool = False,
     device: torch.device = CPU,
 ) -> Generator[CropBatch, None, None]:
-    """The batches of the given updates in order; the next is made while one is in use.
+    """Yield the batches of some updates in order; the next one is loaded while one is in use.
 
-    `draw` gives the indices of an update's batch (of this process's part of it). With 0 `workers`
-    photos are decoded here, when asked for. A `device` that can decodes and crops the photos
-    itself, which `workers` threads read, and keeps the batches if it has room for many; their
-    pixels differ a little from those that workers make.
+    Args:
+        dataset: the crops.
+        draw: returns the indices of the images of an update's batch, or of this process's part.
+        updates: the numbers of the updates.
+        workers: processes that decode and crop photos; 0 decodes in this process on demand. If
+            `device` decodes the photos itself, these are threads that read files.
+        pin_memory: put batches into pinned memory.
+        device: a GPU that decodes and crops the photos if it can, and keeps the batches if it has
+            enough free memory. The pixels differ slightly from those of the worker processes.
     """
     stopped = threading.Event()
     if gpu_decodes(device):
-        made = _crop_on_gpu(dataset, draw, updates, max(1, workers), device, stopped)
-        return _handed_over(_ahead(made, stopped) if workers else made, device)
+        batches = _crop_on_gpu(dataset, draw, updates, max(1, workers), device, stopped)
+        return _keep_until_used(_prefetch(batches, stopped) if workers else batches, device)
     loader = DataLoader(
         dataset,
         batch_sampler=_chunks(draw, updates),
@@ -61,11 +66,11 @@ def load_batches(
         collate_fn=collate,
         worker_init_fn=start_worker,
         prefetch_factor=4 if workers else None,
-        # Drawing the workers' seeds must not move the generator that dropout uses.
+        # The default would draw the seeds of the workers from the generator that dropout uses.
         generator=torch.Generator(),
     )
     batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
-    return _ahead(batches, stopped) if workers else batches
+    return _prefetch(batches, stopped) if workers else batches
 
 
 def _assemble(
@@ -75,7 +80,7 @@ def _assemble(
     pin_memory: bool,
     stopped: threading.Event,
 ) -> Generator[CropBatch, None, None]:
-    """Put the chunks of each batch together."""
+    """Assemble each batch from its chunks."""
     try:
         for update in updates:
             size = len(draw(update))
@@ -91,7 +96,7 @@ def _assemble(
                     shape = (size, *chunk.images.shape[1:])
                     images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
                 stop = done + len(chunk.images)
-                # NumPy copies in one thread: PyTorch's would wait for the workers' cores.
+                # NumPy copies in one thread; PyTorch's threads would compete with the workers.
                 np.copyto(images[done:stop].numpy(), chunk.images.numpy())
                 labels[done:stop] = chunk.labels
                 errors += chunk.errors
@@ -110,7 +115,7 @@ def _crop_on_gpu(
     device: torch.device,
     stopped: threading.Event,
 ) -> Generator[CropBatch, None, None]:
-    """The batches, made by a GPU on a stream of its own, and finished."""
+    """Decode and crop the batches on a GPU, on a separate stream; wait for each one."""
     files = (dataset.images.file(i) for update in updates for i in draw(update).tolist())
     how = Decoding(min_side=dataset.settings.min_side)
     stream: torch.cuda.Stream | None = None
@@ -136,14 +141,17 @@ def _make_batch(
     device: torch.device,
     stopped: threading.Event,
 ) -> CropBatch | None:
-    """The crops of the next photos, on the device if it has room, else in pinned memory."""
+    """Crop the next photos, on the device if it has enough memory, else in pinned memory.
+
+    Returns None if loading was stopped.
+    """
     from listwise.data.gpu_resample import crop_photos  # needs Triton
 
     settings = dataset.settings
     shape = (len(keys), 3, settings.size, settings.size)
-    near = math.prod(shape) < free_bytes(device) // 4
+    on_device = math.prod(shape) < free_bytes(device) // 4
     images = torch.empty(
-        shape, dtype=torch.uint8, device=device if near else "cpu", pin_memory=not near
+        shape, dtype=torch.uint8, device=device if on_device else "cpu", pin_memory=not on_device
     )
     errors: tuple[str, ...] = ()
     group: list[tuple[int, Tensor, CropPlan]] = []
@@ -152,9 +160,9 @@ def _make_batch(
         if stopped.is_set():
             return None
         if isinstance(photo, ImageError):
-            stand_in = dataset[key]
-            images[position] = stand_in.image
-            errors += stand_in.errors
+            replacement = dataset[key]
+            images[position] = replacement.image
+            errors += replacement.errors
         else:
             _, height, width = photo.pixels.shape
             plan = draw_crop(width, height, settings, dataset.generator(key))
@@ -170,10 +178,10 @@ def _make_batch(
     return CropBatch(images, torch.from_numpy(labels), errors)
 
 
-def _handed_over(
+def _keep_until_used(
     batches: Generator[CropBatch, None, None], device: torch.device
 ) -> Generator[CropBatch, None, None]:
-    """Keep the memory of each batch until the stream of whoever asks has used it."""
+    """Keep the memory of each batch until the stream that uses it is done with it."""
     with closing(batches):
         for batch in batches:
             if batch.images.is_cuda:
@@ -181,10 +189,10 @@ def _handed_over(
             yield batch
 
 
-def _ahead(
+def _prefetch(
     batches: Generator[CropBatch, None, None], stopped: threading.Event
 ) -> Generator[CropBatch, None, None]:
-    """Make the next batch in a thread while one is in use, and no further one: they are large."""
+    """Load the next batch in a thread while one is in use; only one, because batches are large."""
     try:
         with ThreadPoolExecutor(1, "crops") as thread:
             try:

@@ -1,4 +1,4 @@
-"""The loss that is trained: one that a config names, or any callable of descriptors and labels."""
+"""The training loss: one named in the settings, or any callable of descriptors and labels."""
 
 import inspect
 from collections.abc import Callable
@@ -24,19 +24,21 @@ from listwise.settings import TrainConfig
 Loss = Callable[..., Tensor]
 """A callable of descriptors [B, C] and labels [B] that returns a scalar to minimise.
 
-It may take two arguments more, by these names. `weights` [B] are the weights of the queries.
-`queries` (start, stop) are rows of the batch: the loss then returns their share alone, and the
-shares of a partition of the batch add up to the loss of the batch. Several processes need that.
+It may take two more arguments, with these names:
+
+- `weights` [B]: the weights of the queries.
+- `queries` (start, stop): rows of the batch. The loss then returns only the share of these queries.
+  The shares of all rows of the batch must add up to its loss. Needed for several processes.
 """
 
 
 LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
     "ap": lambda config: QuantizedAPLoss(config.bins),
     "tie-aware": lambda config: TieAwareAPLoss(config.bins),
-    "triplet": lambda config: of_mined_tuples(
+    "triplet": lambda config: bind_tuples(
         TripletLoss(config.triplet.margin, config.triplet.form), config.triplet.tuples
     ),
-    "contrastive": lambda config: of_mined_tuples(
+    "contrastive": lambda config: bind_tuples(
         ContrastiveLoss(config.contrastive.margin, config.contrastive.negatives),
         config.contrastive.tuples,
     ),
@@ -47,7 +49,7 @@ LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
 
 
 def make_loss(config: TrainConfig) -> Loss:
-    """The loss that a config names: built in, with its settings, or of an installed package."""
+    """Create the loss that the settings name: a built-in one, or one of an installed package."""
     if config.loss in LOSSES:
         return LOSSES[config.loss](config)
     found = load_installed("loss", config.loss)
@@ -56,7 +58,7 @@ def make_loss(config: TrainConfig) -> Loss:
 
 
 def accepted_arguments(loss: Loss) -> frozenset[str]:
-    """Which of `weights` and `queries` a loss takes, by its signature; it is not called."""
+    """Return which of `weights` and `queries` a loss takes, without calling it."""
     if isinstance(loss, type):
         raise InputError(f"loss must be a callable, not a class: pass {loss.__name__}()")
     if not callable(loss):
@@ -64,13 +66,13 @@ def accepted_arguments(loss: Loss) -> frozenset[str]:
             f"loss must be a callable of descriptors and labels, not {type(loss).__name__}"
         )
     bound = loss.keywords.keys() if isinstance(loss, partial) else ()
-    if isinstance(loss, nn.Module):  # whose __call__ takes anything
+    if isinstance(loss, nn.Module):  # its __call__ takes any arguments
         loss = loss.forward
     elif isinstance(loss, partial) and isinstance(loss.func, nn.Module):
         loss = partial(loss.func.forward, *loss.args, **loss.keywords)
     try:
         signature = inspect.signature(loss)
-    except (TypeError, ValueError):  # a function that is not written in Python
+    except (TypeError, ValueError):  # a function without a Python signature
         return frozenset()
     try:
         signature.bind(None, None)
@@ -84,22 +86,22 @@ def accepted_arguments(loss: Loss) -> frozenset[str]:
 
 
 def loss_module(loss: Loss) -> nn.Module:
-    """The module that a loss is, with its parameters; an empty one for any other callable."""
+    """Return the module with the parameters of a loss; an empty module if it is a function."""
     found = loss.func if isinstance(loss, partial) else loss
     return found if isinstance(found, nn.Module) else nn.Identity()
 
 
 def check_processes(loss: Loss, processes: int) -> None:
-    """Refuse a loss that several processes cannot share."""
+    """Raise an `InputError` if several processes cannot share a loss."""
     if processes > 1 and "queries" not in accepted_arguments(loss):
         raise InputError(
-            f"this loss works on one process alone, and there are {processes}: for several, let it "
-            "take queries=(start, stop) and return the share of those rows of the batch, so that "
-            "the shares add up to the loss"
+            f"this loss works in one process only, but there are {processes}: give it an argument "
+            "queries=(start, stop) that makes it return the share of these rows of the batch; "
+            "the shares must add up to the loss"
         )
 
 
-def of_mined_tuples(loss: TupleLoss, count: int) -> Loss:
-    """The loss of batches that hold so many tuples one after the other."""
+def bind_tuples(loss: TupleLoss, count: int) -> Loss:
+    """Return a loss for batches that consist of `count` tuples, one after the other."""
     width = 2 + loss.negatives
     return partial(loss, tuples=torch.arange(count * width).view(count, width))

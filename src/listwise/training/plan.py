@@ -1,4 +1,4 @@
-"""From what the user names to what the trainer needs: images, settings and their reasons."""
+"""Prepare a training run: read the photos, hold out validation classes, choose the settings."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,16 @@ PARTS = ("loss", "backbone", "pooling")
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What will be trained on what, and what a person should know of it.
+    """The photos and settings of a training run, as `prepare` returns them.
 
-    `reasons` says why a setting was chosen that the user did not give; `notes` are sentences.
-    `parts` are the objects given as `loss`, `backbone` or `pooling`; the config has their names.
+    Attributes:
+        data: the path or name that the photos were read from.
+        train: the training photos.
+        validation: the validation photos, of other classes.
+        config: all settings.
+        reasons: for each setting that was chosen automatically, the reason.
+        notes: sentences to show to the user, for example about photos that cannot be read.
+        parts: the objects given as `loss`, `backbone` or `pooling`; `config` has their names.
     """
 
     data: Path
@@ -36,7 +42,7 @@ class TrainPlan:
     parts: dict[str, Any] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
-        """Differs when names, labels or boxes of photos do, or their division into two parts."""
+        """Return a digest of the names, labels, boxes and validation split of the photos."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation):
             for i, (name, label) in enumerate(zip(part.ids, part.labels, strict=True)):
@@ -48,15 +54,19 @@ class TrainPlan:
 def prepare(
     data: str | Path, given: dict[str, Any], preset: Literal["auto", "paper"] = "auto"
 ) -> TrainPlan:
-    """Read and check the images, hold out validation classes, and choose every setting.
+    """Read and check the photos, hold out validation classes, and choose all settings.
 
     Args:
         data: a folder of class folders, a table or a list (see `listwise.data.read_labelled`),
-            or a data set by name (see `listwise.data.catalog`).
-        given: the settings that the user named. `backbone` and `pooling` may be modules, and
-            `loss` any callable of descriptors and labels; these very objects are trained.
-        preset: where the others come from: "auto" chooses them from the data and the machine,
-            "paper" takes section 4.2's.
+            or the name of a data set (see `listwise.data.catalog`).
+        given: settings by name, see `TrainConfig`. `backbone` and `pooling` may be modules, and
+            `loss` any callable of descriptors and labels; training updates these objects.
+        preset: where all other settings come from: "auto" chooses them from the data and the
+            machine, "paper" takes those of section 4.2.
+
+    Example:
+        >>> plan = prepare("photos", {"backbone": "resnet18"})  # doctest: +SKIP
+        >>> plan.config.batch_size, plan.reasons["batch_size"]  # doctest: +SKIP
     """
     with requires("train", "training"):
         import cv2  # noqa: F401
@@ -64,7 +74,7 @@ def prepare(
         import yaml  # noqa: F401
 
     if preset not in ("auto", "paper"):
-        raise InputError(f"`preset` is auto or paper, not {preset!r}")
+        raise InputError(f"`preset` must be auto or paper, not {preset!r}")
     parts, named = _take_parts(given)
     config = make_config(named)
     machine = Machine.detect(config.device)
@@ -74,37 +84,37 @@ def prepare(
     notes = report.lines()
     if (train.class_sizes() > 1).sum() < 2:
         raise InputError(
-            f"{data}: training needs at least two classes of two or more photos; "
-            f"there are {int((train.class_sizes() > 1).sum())}"
+            f"{data}: training needs at least two classes with two or more photos, found "
+            f"{int((train.class_sizes() > 1).sum())}"
         )
     if not (validation.class_sizes() > 1).any():
-        raise InputError(f"{data}: no validation class has two photos, so nothing can be found")
+        raise InputError(f"{data}: validation needs at least one class with two or more photos")
     reasons: dict[str, str] = {}
     if preset == "auto":
-        # As checked: what the user wrote may be text where a number is meant.
+        # From the checked settings: the user may have written a number as text.
         checked = config.model_dump(exclude_unset=True)
         config, reasons = choose_settings(checked, train, report.sizes, machine)
-    config, changed = within(config, train)
+    config, changed = limit_to_data(config, train)
     notes += changed
     if config.class_weights and "weights" not in accepted_arguments(
         parts.get("loss") or make_loss(config)
     ):
         config = config.model_copy(update={"class_weights": False})
-        notes.append("this loss takes no weights: class_weights is off")
+        notes.append("this loss does not take weights: class_weights is off")
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
     return TrainPlan(Path(data), train, validation, config, reasons, notes, parts)
 
 
 def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The objects among the settings, and the settings with their names."""
+    """Return the objects among the settings, and the settings with the names of these objects."""
     parts = {k: given[k] for k in PARTS if k in given and not isinstance(given[k], str)}
     named = given | {kind: custom_name(part) for kind, part in parts.items()}
     for kind in PARTS:
         name = str(named.get(kind, ""))
         if name.startswith(CUSTOM) and kind not in parts:
             raise InputError(
-                f"the settings name a {kind} of your own, {name.removeprefix(CUSTOM)}: "
+                f"the {kind} of this run is your own {name.removeprefix(CUSTOM)}: "
                 f"pass that object again as {kind}"
             )
     if "loss" in parts:
@@ -112,19 +122,19 @@ def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return parts, named
 
 
-def within(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, list[str]]:
-    """The config with no more images and classes than there are, and a note where it changed."""
+def limit_to_data(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, list[str]]:
+    """Reduce batch size and negatives to what the photos allow; return a note for each change."""
     others = len(train.class_names) - 1
     if config.mined is None and config.batch_size > len(train):
         note = (
-            f"batches of {config.batch_size} are more than there are training photos: "
-            f"every batch is all {len(train)} of them"
+            f"batch_size {config.batch_size} exceeds the number of training photos: "
+            f"every batch has all {len(train)} of them"
         )
         return config.model_copy(update={"batch_size": len(train)}), [note]
     if config.loss == "contrastive" and config.contrastive.negatives > others:
         note = (
-            f"{config.contrastive.negatives} negatives of different classes are more than there "
-            f"are other classes: every query has {others}"
+            f"contrastive.negatives {config.contrastive.negatives} exceeds the number of other "
+            f"classes: every query has {others} negatives"
         )
         fewer = config.contrastive.model_copy(update={"negatives": others})
         return config.model_copy(update={"contrastive": fewer}), [note]
@@ -132,21 +142,21 @@ def within(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, lis
 
 
 def _training_part(images: LabelledImages) -> LabelledImages:
-    """What may be trained on and validated with; a set's own test part is left alone."""
+    """Return the photos for training and validation, without the test split of a data set."""
     if images.splits is None or VAL_SPLIT in images.splits:
         return images
     return replace(images.of_split(TRAIN_SPLIT), splits=None)
 
 
 def _divide(images: LabelledImages, config: TrainConfig) -> tuple[LabelledImages, LabelledImages]:
-    """Training and validation images."""
+    """Divide the images into training and validation images."""
     if images.splits is not None:
         train, validation = images.of_split(TRAIN_SPLIT), images.of_split(VAL_SPLIT)
         shared = set(train.class_names) & set(validation.class_names)
         if shared:
             raise InputError(
-                f"class {sorted(shared)[0]!r} is in both splits: validation must be on classes "
-                "that are not trained on, so give all photos of a class the same split"
+                f"class {sorted(shared)[0]!r} is in both splits, but validation needs classes that "
+                "are not trained on: give all photos of a class the same split"
             )
         return train, validation
     return hold_out_classes(images, config.val_fraction, config.seed)

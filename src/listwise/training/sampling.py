@@ -1,4 +1,4 @@
-"""Which images make a batch: repeatable from a seed and the number of the update."""
+"""Draw the images of a batch, reproducibly from a seed and the number of the update."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,17 @@ def draw_batch(
     update: int,
     classes_per_batch: int | None = None,
 ) -> Indices:
-    """Indices of the images of one batch, none twice.
+    """Draw the indices of the images of one batch, without repetition.
 
-    Every class takes part with two images (one, if it has no more) and the rest is drawn from
-    all images alike, so large classes have more (section 4.2, "Class sampling"). With
-    `classes_per_batch`, so many random classes take the place of all. Where a batch is too
-    small for two images of each class, as many random classes as it can hold take part. If not
-    all classes take part, those of a single image, in which nothing can be found, come last.
+    Every class has two images in the batch (one, if it has only one). The rest is drawn uniformly
+    from all images, so large classes have more (section 4.2, "Class sampling").
 
-    Fewer than `batch_size` come if the classes that take part have fewer. Shapes: labels [N] -> [B]
-    in random order.
+    If `classes_per_batch` is set, or the batch is too small for two images of every class, only
+    some random classes take part. Classes with a single image are then chosen last, because a
+    query of such a class has no positive.
+
+    Shapes: labels [N] -> [B] in random order. B is `batch_size`, or less if the classes that take
+    part have fewer images.
     """
     generator = np.random.default_rng([seed, update])
     shuffled = generator.permutation(len(labels))
@@ -32,13 +33,13 @@ def draw_batch(
     classes = classes[order[: min(classes_per_batch or len(classes), max(1, batch_size // 2))]]
     shuffled = shuffled[np.isin(labels[shuffled], classes)]
     paired = place_in_class(labels[shuffled]) < 2
-    # What is left of a small class stands late in this order: it must be shuffled again.
+    # In this order the remaining images of small classes come late, so it is shuffled again.
     rest = generator.permutation(shuffled[~paired])
     return generator.permutation(np.concatenate([shuffled[paired], rest])[:batch_size])
 
 
 def place_in_class(labels: npt.NDArray[np.int64]) -> Indices:
-    """How many earlier entries have the same label: [N]."""
+    """Count, for each entry, the earlier entries with the same label: [N] -> [N]."""
     order = np.argsort(labels, kind="stable")
     grouped = labels[order]
     starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])

@@ -53,13 +53,23 @@ from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
 
 PICTURED_QUERIES = 5
-# Compiling takes a minute or two, and saves about as much in this many pixels on a large GPU.
+# Compiling takes a minute or two; on a large GPU it saves about as much time in this many pixels.
 COMPILED_PIXELS = 5e10
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to; the best network is in the folder `model`."""
+    """The result of a training run.
+
+    Attributes:
+        model: the folder of the network with the best validation mAP.
+        first_map: the validation mAP before training.
+        best_map: the best validation mAP.
+        best_update: the update after which it was measured.
+        updates: the number of updates.
+        counts: the images that went forward and backward.
+        seconds: the duration of the run.
+    """
 
     model: Path
     first_map: float
@@ -71,16 +81,16 @@ class TrainResult:
 
 
 class Trainer:
-    """Trains a network as a plan says, into a run folder.
+    """Train a network on the photos and settings of a plan, and write a run folder.
 
-    The folder holds the config, `metrics.jsonl`, TensorBoard files, a checkpoint, and `model`:
-    the network that was best on the validation classes so far.
+    The folder has the settings, `metrics.jsonl`, TensorBoard files, a checkpoint, and `model`:
+    the network with the best mAP on the validation classes so far.
 
     Args:
-        plan: images and settings, from `prepare`.
-        run: the run's folder.
-        view: receives what happens, to show it.
-        resume: continue the run in the folder, to the bit, instead of starting one.
+        plan: photos and settings, from `prepare`.
+        run: the folder of the run.
+        view: shows the progress to the user; by default nothing is shown.
+        resume: resume the run in the folder instead of starting a new one.
 
     Example:
         >>> plan = prepare("photos", {"backbone": "resnet18"})  # doctest: +SKIP
@@ -103,7 +113,7 @@ class Trainer:
         self.device = torch.device(config.device)
         if self.processes > 1 and self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        # Together, or a slow process would find the folder that the first has claimed since.
+        # Together: a slow process would find the run folder that the first has created meanwhile.
         with failing_together(self.device):
             if not resume:
                 check_unused(self.run)
@@ -136,19 +146,19 @@ class Trainer:
         self._autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.step = self._make_step(Counts(**self.progress.counts))
         self.workers = config.workers or 0
-        self._said: set[str] = set()
+        self._shown: set[str] = set()
         if self.rank == 0:
             (reopen_run if resume else start_run)(self.run, plan)
 
     @explain_lost_workers()
     @shared_cores()
     def fit(self) -> TrainResult:
-        """Train to the end, or until validation no longer rises; return what it came to."""
+        """Train until the last update, or until validation mAP has stopped rising."""
         progress = self.progress
         record = Record(self.run, progress.update) if self.rank == 0 else None
         if record and record.damaged:
             lines = ", ".join(map(str, record.damaged))
-            self.view.say(f"note: removed damaged lines of {METRICS_FILE}: {lines}")
+            self.view.message(f"note: removed damaged lines of {METRICS_FILE}: {lines}")
         try:
             self.view.start(progress.update, self.plan.config.updates)
             self._train(record)
@@ -178,7 +188,7 @@ class Trainer:
         with closing(self._batches()) as batches:
             mark = time.perf_counter()
             for batch in batches:
-                self._report_unreadable(batch.errors, "another photo of its class stands in")
+                self._report_unreadable(batch.errors, "another photo of its class is used instead")
                 rate = self._set_learning_rate(progress.update)
                 loss = self._update(batch)
                 progress.update += 1
@@ -191,7 +201,7 @@ class Trainer:
                 if record:
                     record.write(progress.update, **figures)
                 progress.seconds = time.perf_counter() - started
-                # The first also fixes the micro-batch; a new best belongs to the network kept.
+                # The first update fixes the micro-batch; a new best must match `model`.
                 due = progress.update in (1, progress.best_update)
                 if due or progress.update % config.checkpoint_every == 0 or self._finished():
                     self._save(record)
@@ -199,13 +209,13 @@ class Trainer:
                     break
                 mark = time.perf_counter()
         if progress.update < config.updates:
-            self.view.say(
-                f"stopped after update {progress.update}: "
-                f"{progress.validations_since_best} validations brought no better one"
+            self.view.message(
+                f"stopped after update {progress.update}: no better mAP in the last "
+                f"{progress.validations_since_best} validations"
             )
 
     def _batches(self) -> Generator[CropBatch, None, None]:
-        """The batches to come; where tuples are mined, none is made before its mining."""
+        """Yield the batches of the remaining updates; mine tuples first where a loss needs them."""
         config, progress = self.plan.config, self.progress
         dataset = CropDataset(self.plan.train, config.crops, config.seed)
         while not self._finished():
@@ -227,7 +237,7 @@ class Trainer:
                 yield from batches
 
     def _check_processes(self) -> None:
-        """Refuse batches that may have no image for some process."""
+        """Raise an `InputError` if a batch may have fewer images than there are processes."""
         config = self.plan.config
         smallest, advice = config.images_per_update, f"`{config.loss}.tuples`"
         if config.mined is None:
@@ -237,7 +247,7 @@ class Trainer:
         if smallest < self.processes:
             raise InputError(
                 f"a batch may have only {smallest} images, too few for {self.processes} processes: "
-                f"raise {advice}, or start fewer processes"
+                f"increase {advice}, or start fewer processes"
             )
 
     def _make_step(self, counts: Counts) -> MultistageStep:
@@ -255,7 +265,7 @@ class Trainer:
         return step
 
     def _draw(self, update: int) -> Indices:
-        """This process's part of an update's batch."""
+        """Return the indices of this process's part of an update's batch."""
         config = self.plan.config
         if self.miner is not None:
             first = update % self.miner.period * self.miner.per_update
@@ -271,7 +281,7 @@ class Trainer:
         return np.array_split(batch, self.processes)[self.rank]
 
     def _mine(self) -> None:
-        """Choose the tuples of the updates until the next mining."""
+        """Mine the tuples of the updates until the next mining."""
         assert self.miner is not None
         config = self.plan.config
         self._tuples, forwards = mine_tuples(
@@ -282,13 +292,13 @@ class Trainer:
             max_side=config.crops.size,
             workers=self.workers,
             autocast=self._autocast,
-            on_progress=lambda done, total: self.view.working("mining", done, total),
+            on_progress=lambda done, total: self.view.progress("mining", done, total),
             on_errors=lambda errors: self._report_unreadable(errors, "mining leaves it out"),
         )
         self.step.counts.forwards += forwards
 
     def _set_learning_rate(self, update: int) -> float:
-        """Linear fall to zero (section 4.2), after a linear rise if a warm-up is set."""
+        """Decrease the learning rate linearly to zero (section 4.2), after a linear warm-up."""
         config = self.plan.config
         rate = config.learning_rate * (1 - update / config.updates)
         rate *= min(1.0, (update + 1) / (config.warmup + 1))
@@ -301,12 +311,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.step(self._upload(batch.images), batch.labels).item()
         if self.step.fallback:
-            self._say_once(self.step.fallback, self.step.fallback)
+            self._message_once(self.step.fallback, self.step.fallback)
         if self.progress.micro_batch is None:
-            self._say_once(self.step.choice.partition(": ")[2], self.step.choice)
+            self._message_once(self.step.choice.partition(": ")[2], self.step.choice)
             if self.device.type == "cpu":
-                # Sums in another order have other last bits, so a resumed run must not choose
-                # anew. On a GPU it may, and recovers when memory has become short.
+                # Another micro-batch sums in another order, which changes the last bits, so a
+                # resumed run keeps this one. On a GPU it chooses again, as free memory may differ.
                 self.progress.micro_batch = int(self.step.micro_batch)
                 self.step = self._make_step(self.step.counts)
         if not math.isfinite(loss):
@@ -318,7 +328,7 @@ class Trainer:
         return loss
 
     def _upload(self, images: Tensor) -> Tensor:
-        """Crops on the GPU if they leave enough room there, else where they are."""
+        """Copy the crops to the GPU if they take at most a quarter of its free memory."""
         if self.device.type == "cuda" and images.nbytes < free_bytes(self.device) // 4:
             return images.to(self.device, non_blocking=True)
         return images
@@ -336,14 +346,14 @@ class Trainer:
         return figures
 
     def _validate(self, record: Record | None) -> float:
-        """Measure mAP on the validation classes; keep the network if it is the best so far."""
+        """Measure mAP on the validation classes; save the network if it is the best so far."""
         progress, images = self.progress, self.plan.validation
         value, done = 0.0, 0
 
         def count(photos: int) -> None:
             nonlocal done
             done += photos
-            self.view.working("validating", done, len(images))
+            self.view.progress("validating", done, len(images))
 
         if self.rank == 0:
             found = embed_photos(
@@ -362,7 +372,7 @@ class Trainer:
                 queries = choose_queries(seen.labels, PICTURED_QUERIES)
                 picture = ranked_list_picture(seen, descriptors, queries)
                 record.picture(progress.update, "ranked lists", picture)
-        value = self._agree(value)
+        value = self._broadcast(value)
         if progress.first_map is None:
             progress.first_map = value
         best = progress.best_map is None or value > progress.best_map
@@ -371,19 +381,19 @@ class Trainer:
             progress.best_map, progress.best_update = value, progress.update
             progress.validations_since_best = 0
             if self.rank == 0:
-                self._keep_model(value)
-        self.view.validated(ValidationReport(progress.update, value, best))
+                self._save_model(value)
+        self.view.validation(ValidationReport(progress.update, value, best))
         return value
 
-    def _agree(self, value: float) -> float:
-        """The first process's value in all of them."""
+    def _broadcast(self, value: float) -> float:
+        """Return the value of the first process in all processes."""
         if self.processes == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.broadcast(shared, 0)
         return float(shared)
 
-    def _keep_model(self, value: float) -> None:
+    def _save_model(self, value: float) -> None:
         self.net.config.provenance["training"] = {
             "data": str(self.plan.data.resolve()),
             "settings": self.plan.config.model_dump(),
@@ -408,24 +418,24 @@ class Trainer:
 
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress
-        tired = config.patience and progress.validations_since_best >= config.patience
-        return progress.update >= config.updates or bool(tired)
+        out_of_patience = config.patience and progress.validations_since_best >= config.patience
+        return progress.update >= config.updates or bool(out_of_patience)
 
     def _report_unreadable(self, errors: Sequence[str], instead: str) -> None:
-        """Name each photo that could not be read, once; with `strict`, stop."""
+        """Report each photo that could not be read, once; with `strict`, raise an error."""
         for error in errors:
             if self.plan.config.strict:
                 raise InputError(error)
-            self._say_once(error, f"{error}; {instead}")
+            self._message_once(error, f"{error}; {instead}")
 
-    def _say_once(self, key: str, line: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            self.view.say(line)
+    def _message_once(self, key: str, line: str) -> None:
+        if key not in self._shown:
+            self._shown.add(key)
+            self.view.message(line)
 
 
 def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
-    """Whether to compile the network: if set, or if that makes the whole run shorter."""
+    """Return whether to compile the network: if set so, or if it makes the whole run shorter."""
     if config.compile != "auto":
         return config.compile == "yes"
     pixels = config.updates * config.images_per_update * config.crops.size**2
@@ -435,9 +445,9 @@ def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
 def smallest_batch(
     class_sizes: npt.NDArray[np.int64], batch_size: int, classes_per_batch: int | None
 ) -> int:
-    """Images of the smallest batch that `draw_batch` may give."""
+    """Return the size of the smallest batch that `draw_batch` may draw."""
     count = min(classes_per_batch or len(class_sizes), max(1, batch_size // 2))
-    # Classes of a single image come last.
+    # `draw_batch` takes classes with a single image last.
     sizes: list[int] = sorted(class_sizes.tolist(), key=lambda size: (size == 1, size))
     return min(batch_size, sum(sizes[:count]))
 
@@ -450,9 +460,17 @@ def resume(
     backbone: nn.Module | None = None,
     pooling: nn.Module | None = None,
 ) -> Trainer:
-    """The trainer of an interrupted run, with its own data and settings.
+    """Create the trainer of an interrupted run, with the data and settings of that run.
 
-    A loss, backbone or pooling of your own that the run was started with is given again.
+    Args:
+        run: the folder of the run.
+        view: shows the progress to the user; by default nothing is shown.
+        loss: the loss object that the run was started with, if it was your own.
+        backbone: the backbone module that the run was started with, if it was your own.
+        pooling: the pooling module that the run was started with, if it was your own.
+
+    Example:
+        >>> resume("runs/first").fit().best_map  # doctest: +SKIP
     """
     about = read_run(run)
     settings = read_settings(Path(run) / CONFIG_FILE)
@@ -461,9 +479,11 @@ def resume(
         if part is None:
             continue
         recorded, name = str(settings.get(kind)), custom_name(part)
-        # The module's name may have changed since, as when a script becomes a package.
+        # Compare class names only: a class may have moved, as when a script becomes a package.
         if not recorded.startswith(CUSTOM) or recorded.split(".")[-1] != name.split(".")[-1]:
-            raise InputError(f"{run} was started with the {kind} {recorded!r}, not {name!r}")
+            raise InputError(
+                f"{run} was started with the {kind} {recorded!r}, not {name!r}: pass that one"
+            )
         settings[kind] = part
     plan = prepare(about["data"], settings, preset="paper")
     return Trainer(plan, run, view, resume=True)

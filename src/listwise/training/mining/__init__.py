@@ -1,1 +1,1 @@
-"""Hard tuples for the losses that need them: which to choose, and the photos to choose from."""
+"""Mining of hard tuples for the triplet and contrastive losses."""

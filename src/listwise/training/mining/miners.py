@@ -1,8 +1,8 @@
-"""Hard tuples for the losses that need them: a query, a positive and hard negatives.
+"""Choose hard tuples for the triplet and contrastive losses: a query, a positive, hard negatives.
 
-Every so many tuples the photos of a random pool are embedded by the network as it is, and the
-tuples of the updates until the next time are drawn from what is hard for it. What is drawn depends
-on the seed and the number of the update alone, and on the descriptors.
+At regular intervals the current network embeds a random pool of photos, and the miner draws from it
+the tuples of the updates until the next mining. The result depends only on the seed, the number of
+the update, and the descriptors.
 """
 
 from typing import Protocol
@@ -16,29 +16,40 @@ from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings
 from listwise.training.sampling import Indices, place_in_class
 
 _BLOCK = 512  # queries compared with the pool at a time
-_POOL, _DRAW, _PAIRS = 1, 2, 3  # what random numbers are for
+_POOL, _DRAW, _PAIRS = 1, 2, 3  # random numbers for different purposes must differ
 
 
 class Miner(Protocol):
-    """Chooses tuples of photos; there is a mining before every update divisible by `period`."""
+    """Chooses tuples of photos before every update whose number is divisible by `period`.
+
+    Attributes:
+        period: updates from one mining to the next.
+        per_update: tuples per update.
+    """
 
     period: int
     per_update: int
 
     def photos(self, update: int) -> Indices:
-        """Photos whose descriptors the mining before an update needs: [n], rising."""
+        """Return the indices of the photos to embed before an update, in order: [n]."""
         ...
 
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
-        """Photos of the tuples of the next updates: [period × per_update, 2 + N].
+        """Return the tuples of the next updates, as indices of photos.
 
-        `photos` [n] are those of `photos(update)` that can be read, `descriptors` [n, C] theirs.
+        Args:
+            update: the update before which tuples are mined.
+            photos: [n] those of `photos(update)` that can be read.
+            descriptors: [n, C] their descriptors.
+
+        Returns:
+            [period × per_update, 2 + N]: a query, a positive and N negatives in each row.
         """
         ...
 
 
 def make_miner(config: TrainConfig, labels: Indices) -> Miner | None:
-    """The miner of the config's loss; None if it takes whole batches."""
+    """Create the miner for the loss in the settings; None if the loss needs no tuples."""
     if config.loss == "triplet":
         return TripletMiner(config.triplet, labels, config.seed)
     if config.loss == "contrastive":
@@ -47,11 +58,13 @@ def make_miner(config: TrainConfig, labels: Indices) -> Miner | None:
 
 
 class TripletMiner:
-    """Triplets as Gordo et al. draw them (IJCV 2017).
+    """Draws triplets as Gordo et al. do (IJCV 2017).
 
-    A query is drawn from the pool, and one of its hardest triplets that have a loss: any other
-    image of its class in the pool as the positive, any of another class as the negative. `labels`
-    [N] are those of all training photos.
+    A random image of the pool is the query. Its positives are the other images of its class in the
+    pool, its negatives all images of other classes. One of its hardest triplets is drawn, among
+    those whose loss is not zero.
+
+    Shapes: `labels` [N] of all training photos.
     """
 
     def __init__(self, settings: TripletSettings, labels: Indices, seed: int) -> None:
@@ -60,12 +73,12 @@ class TripletMiner:
         self.period = _period(settings, len(labels))
 
     def photos(self, update: int) -> Indices:
-        """A random pool."""
+        """Return a random pool: [n]."""
         generator = _generator(self.seed, update, _POOL)
         return np.sort(generator.permutation(len(self.labels))[: self.settings.pool])
 
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
-        """Random triplets, hard ones: [period × per_update, 3]."""
+        """Draw hard triplets: [period × per_update, 3]."""
         generator = _generator(self.seed, update, _DRAW)
         labels = torch.from_numpy(self.labels[photos]).to(descriptors.device)
         gaps, triplets = hardest_triplets(descriptors, labels, self.settings.hardest)
@@ -74,13 +87,13 @@ class TripletMiner:
         with_loss = possible
         if self.settings.form == "margin":
             with_loss = possible & (gaps > -self.settings.margin / 2)
-        # Where no triplet of any query has a loss, there is nothing to learn; training continues.
+        # If every triplet has a loss of zero, draw any of them, so that training continues.
         counts = (with_loss if with_loss.any() else possible).sum(1).cpu().numpy()
         queries = np.flatnonzero(counts)
         if len(queries) == 0:
             raise InputError(
-                f"no triplet in a pool of {len(photos)} photos: no class has two of them beside "
-                "another class; raise `triplet.pool`"
+                f"a pool of {len(photos)} photos has no triplet: it needs two photos of one class "
+                "and one of another; increase `triplet.pool`"
             )
         drawn = generator.choice(queries, self.period * self.per_update)
         which = (generator.random(len(drawn)) * counts[drawn]).astype(np.int64)
@@ -89,11 +102,12 @@ class TripletMiner:
 
 
 class ContrastiveMiner:
-    """Tuples as Radenović et al. choose them (TPAMI 2018).
+    """Chooses tuples as Radenović et al. do (TPAMI 2018).
 
-    Every photo has one positive for the whole run. Random photos are queries; the negatives are the
-    nearest of a random pool, each of another class than the query and the other negatives. `labels`
-    [N] are those of all training photos.
+    Every photo has one positive for the whole run. Random photos are queries. Their negatives are
+    the nearest photos of a random pool, each of a different class.
+
+    Shapes: `labels` [N] of all training photos.
     """
 
     def __init__(self, settings: ContrastiveSettings, labels: Indices, seed: int) -> None:
@@ -103,14 +117,14 @@ class ContrastiveMiner:
         self.positives = fixed_positives(labels, _generator(seed, 0, _PAIRS))
 
     def photos(self, update: int) -> Indices:
-        """Queries and pool."""
+        """Return the queries and the pool: [n]."""
         return np.union1d(*self._draw(update))
 
     def tuples(self, update: int, photos: Indices, descriptors: Tensor) -> Indices:
-        """Queries with their positives and nearest negatives: [period × per_update, 2 + N]."""
+        """Return queries, their positives and nearest negatives: [period × per_update, 2 + N]."""
         queries, pool = (drawn[np.isin(drawn, photos)] for drawn in self._draw(update))
         if len(queries) == 0:
-            raise InputError("no photo of the training set can be a query: none can be read")
+            raise InputError("no query for mining: none of the drawn training photos can be read")
         labels = torch.from_numpy(self.labels[photos]).to(descriptors.device)
         found = nearest_of_other_classes(
             descriptors,
@@ -120,7 +134,7 @@ class ContrastiveMiner:
             self.settings.negatives,
         )
         tuples = np.column_stack([queries, self.positives[queries], photos[found.cpu().numpy()]])
-        # An update may hold more tuples than there are photos: they are queries again.
+        # Repeat queries if the updates need more tuples than there are photos.
         return tuples[np.arange(self.period * self.per_update) % len(tuples)]
 
     def _draw(self, update: int) -> tuple[Indices, Indices]:
@@ -131,14 +145,20 @@ class ContrastiveMiner:
 
 
 def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple[Tensor, Tensor]:
-    """The h triplets of largest loss for each image of a pool as the query; h is n at most.
+    """Find, for each image of a pool as the query, its h triplets with the largest loss.
 
-    Shapes: unit rows [n, C], labels [n] -> gaps q·n − q·p [n, h], largest first, −∞ where there is
-    no triplet; and the rows of the positives and negatives [n, h, 2].
+    Args:
+        descriptors: [n, C] unit rows.
+        labels: [n].
+        hardest: the number h of triplets; n at most.
+
+    Returns:
+        The gaps q·n − q·p, largest first, −∞ where there is no triplet: [n, h]; and the rows of the
+        positives and negatives: [n, h, 2].
     """
     hardest = min(hardest, len(labels))
-    # With the i-th farthest positive and the j-th nearest negative there are i j triplets at least
-    # as hard as theirs, itself among them: only those with i j <= h can be of the h hardest.
+    # The triplet of the i-th farthest positive and the j-th nearest negative is the easiest of at
+    # least i·j triplets, so only triplets with i·j <= h can be among the h hardest.
     places = torch.arange(1, hardest + 1, device=labels.device)
     of_positive, of_negative = torch.nonzero(places[:, None] * places <= hardest).T
     gaps, pairs = [], []
@@ -159,16 +179,16 @@ def hardest_triplets(descriptors: Tensor, labels: Tensor, hardest: int) -> tuple
 def nearest_of_other_classes(
     descriptors: Tensor, labels: Tensor, queries: Tensor, pool: Tensor, count: int
 ) -> Tensor:
-    """The nearest images of a pool to each query, one of a class and none of the query's.
+    """Find the nearest images of a pool to each query, all of different classes.
 
-    Shapes: unit rows [n, C], labels [n], rows of queries [Q] and of the pool [P] -> rows of the
-    pool, nearest first: [Q, count].
+    None of them has the class of the query. Shapes: descriptors [n, C] unit rows, labels [n], rows
+    of the queries [Q] and of the pool [P] -> rows of the pool, nearest first: [Q, count].
     """
     queries, pool = queries.to(labels.device), pool.to(labels.device)
     if len(torch.unique(labels[pool])) <= count:
         raise InputError(
             f"a pool of {len(pool)} photos has too few classes for {count} negatives of different "
-            "classes: raise `contrastive.pool`, or lower `contrastive.negatives`"
+            "classes: increase `contrastive.pool`, or decrease `contrastive.negatives`"
         )
     found = []
     for block in torch.split(queries, _BLOCK):
@@ -184,7 +204,7 @@ def nearest_of_other_classes(
 
 
 def fixed_positives(labels: Indices, generator: np.random.Generator) -> Indices:
-    """Another random image of its class for each image, −1 where there is none: [N]."""
+    """Draw another random image of its class for each image; −1 if there is none: [N] -> [N]."""
     place = place_in_class(labels)
     _, position, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     size, start = sizes[position], (np.cumsum(sizes) - sizes)[position]
@@ -194,10 +214,10 @@ def fixed_positives(labels: Indices, generator: np.random.Generator) -> Indices:
 
 
 def _period(settings: TripletSettings | ContrastiveSettings, photos: int) -> int:
-    """Updates from one mining to the next: in a small set, no more tuples than photos."""
+    """Return the updates between two minings; a small set has at most one tuple per photo."""
     return max(1, min(settings.refresh, photos) // settings.tuples)
 
 
 def _generator(seed: int, update: int, purpose: int) -> np.random.Generator:
-    # With four numbers, for batches take two and crops three.
+    # Four numbers, so that the seeds differ from those of batches (two) and crops (three).
     return np.random.default_rng([seed, update, 0, purpose])

@@ -1,4 +1,4 @@
-"""Mining with the network as it is, by all processes together."""
+"""Embed a pool of photos with the current network, in all processes, and mine tuples from it."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from listwise.training.mining.miners import Miner
 from listwise.training.sampling import Indices
 
 
-class Mined(NamedTuple):
-    """Tuples [T, 2 + N] of photos, and how many photos were embedded to find them."""
+class MiningResult(NamedTuple):
+    """Mined tuples [T, 2 + N] as indices of photos, and the number of photos that were embedded."""
 
     tuples: Indices
     forwards: int
@@ -33,12 +33,22 @@ def mine_tuples(
     autocast: torch.dtype | None,
     on_progress: Callable[[int, int], object],
     on_errors: Callable[[Sequence[str]], object],
-) -> Mined:
-    """Embed the photos that a miner needs, a share in each process, and let it choose.
+) -> MiningResult:
+    """Embed the photos that a miner needs, and let it choose tuples.
 
-    Photos are embedded whole, at the size of the training crops, as the papers do it.
-    `on_progress` is called with the photos of this process done and their number, `on_errors` with
-    the errors of photos that cannot be read; it may raise.
+    Each process embeds a share of the photos. As in the papers, photos are whole.
+
+    Args:
+        miner: chooses the photos and the tuples.
+        update: the update before which tuples are mined.
+        net: the current network.
+        images: all training photos.
+        max_side: the long side that larger photos are reduced to.
+        workers: processes that decode photos.
+        autocast: dtype in which the network runs.
+        on_progress: called with the number of photos that this process has embedded, and of all
+            its photos.
+        on_errors: called with the errors of photos that cannot be read; it may raise.
     """
     rank, processes = world()
     device = next(net.parameters()).device
@@ -66,8 +76,8 @@ def mine_tuples(
     with failing_together(device):
         tuples = torch.from_numpy(miner.tuples(update, photos.cpu().numpy(), descriptors))
     if processes > 1:
-        # Equal sums may differ in their last bits on other machines, and so what is hardest.
+        # The last bits of scores may differ between machines, and with them the hardest tuples.
         shared = tuples.to(device)
         dist.broadcast(shared, 0)
         tuples = shared.cpu()
-    return Mined(tuples.numpy(), sum(parts))
+    return MiningResult(tuples.numpy(), sum(parts))

@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: checkpoint, metrics, pictures, progress."""
+"""The run folder and the progress display: checkpoint, metrics, pictures."""

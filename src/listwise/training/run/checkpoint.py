@@ -1,4 +1,4 @@
-"""A run's state in one file that is always whole: safetensors, replaced atomically."""
+"""Save and load the state of a run in one safetensors file that is replaced atomically."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,9 +15,9 @@ from listwise.files import write_tensors
 
 @dataclass
 class Progress:
-    """How far a run is: everything besides tensors that the next update depends on.
+    """The progress of a run: everything besides tensors that the next update depends on.
 
-    `tuples` are those last mined: the network that they were mined with is gone.
+    `tuples` are the last mined ones; they cannot be mined again, because the network has changed.
     """
 
     update: int = 0
@@ -38,9 +38,14 @@ def save_checkpoint(
     progress: Progress,
     loss: nn.Module | None = None,
 ) -> None:
-    """Write the state; a kill at any moment leaves the old file or the new one.
+    """Save the state of a run; if the process is killed, the old file or the new one remains.
 
-    A `loss` may have parameters too.
+    Args:
+        path: the file.
+        net: the network.
+        optimizer: the optimizer.
+        progress: the state besides tensors.
+        loss: the loss, if it has parameters.
     """
     tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
     if loss is not None:
@@ -56,7 +61,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
 ) -> Progress:
-    """Put a saved state back, to the bit."""
+    """Load the state that `save_checkpoint` saved into network, optimizer and loss."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -64,14 +69,16 @@ def load_checkpoint(
         progress = Progress(**json.loads(metadata["progress"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} is damaged or not a checkpoint of this version: {error}"
+            f"{path} is damaged or not a checkpoint of this version ({error}): start a new run"
         ) from error
     try:
         net.load_state_dict(_part(tensors, "net."))
         if loss is not None:
             loss.load_state_dict(_part(tensors, "loss."))
     except RuntimeError as error:
-        raise InputError(f"{path} is of another network or loss than the config names") from error
+        raise InputError(
+            f"{path} does not fit the network or loss in the settings: start a new run"
+        ) from error
     states: dict[int, dict[str, Any]] = {}
     for key, value in _part(tensors, "optimizer.").items():
         index, name = key.split(".", 1)

@@ -1,4 +1,4 @@
-"""A run's folder: which files it holds, and what it says about its data and settings."""
+"""The folder of a run: its files, and the record of its data and settings."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
 
 
 def start_run(run: Path, plan: "TrainPlan") -> None:
-    """Make the folder of a new run; it is a run once it has its last file."""
+    """Create the folder of a new run; run.json is written last and marks it as a run."""
     import torch
     import yaml
 
@@ -24,7 +24,9 @@ def start_run(run: Path, plan: "TrainPlan") -> None:
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the run's folder {run}: {error.strerror}") from error
+        raise InputError(
+            f"cannot create the run folder {run} ({error.strerror}): choose another `run_folder`"
+        ) from error
     write_text(run / CONFIG_FILE, yaml.safe_dump(plan.config.model_dump(), sort_keys=False))
     about = {
         "data": str(plan.data.resolve()),
@@ -36,31 +38,36 @@ def start_run(run: Path, plan: "TrainPlan") -> None:
 
 
 def reopen_run(run: Path, plan: "TrainPlan") -> None:
-    """Check that a run's data are as they were, and remove what a kill has left."""
+    """Check that the data of a run are unchanged, and remove unfinished files."""
     if read_run(run)["data_fingerprint"] != plan.fingerprint():
         raise InputError(
-            f"{run} was trained on other photos or labels than {plan.data} has: start a new run"
+            f"{plan.data} has other photos or labels than {run} was trained on: start a new run"
         )
-    # safetensors writes into a hidden .tmp… of its own first.
-    for left_by_a_kill in (*run.rglob("*.tmp"), *run.rglob(".tmp*")):
-        left_by_a_kill.unlink()
+    # safetensors first writes to a hidden file .tmp….
+    for unfinished in (*run.rglob("*.tmp"), *run.rglob(".tmp*")):
+        unfinished.unlink()
 
 
 def read_run(run: str | Path) -> dict[str, str]:
-    """What a run's folder says about its data and versions."""
+    """Read the data path, data fingerprint and versions of a run."""
     path = Path(run) / RUN_FILE
     if not path.is_file():
-        raise InputError(f"{run} is not a run to resume: it has no {RUN_FILE}")
+        raise InputError(
+            f"{run} is not a training run: expected {RUN_FILE}; "
+            "give the folder that listwise train wrote"
+        )
     about = read_json(path, "was not written by listwise train")
     if not {"data", "data_fingerprint"} <= about.keys():
-        raise InputError(f"{path} was not written by listwise train: it does not name its data")
+        raise InputError(
+            f"{path} was not written by listwise train: it does not contain the data path"
+        )
     return about
 
 
 def check_unused(run: str | Path) -> None:
-    """Refuse a folder that holds a run: two runs would mix."""
+    """Raise an `InputError` if a folder contains a run already."""
     if (Path(run) / RUN_FILE).exists():
         raise InputError(
-            f'{run} holds a run already: continue it with `resume="{run}"`, or choose another '
-            "folder as `run_folder`"
+            f'{run} contains a run already: resume it with `resume="{run}"`, or choose another '
+            "`run_folder`"
         )

@@ -1,4 +1,4 @@
-"""What a run leaves to read: `metrics.jsonl`, TensorBoard, and pictures of ranked lists in it."""
+"""Write the metrics of a run to `metrics.jsonl` and TensorBoard, with pictures of ranked lists."""
 
 import json
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Record:
-    """Appends to a run's metrics; resumed after `update`, it removes what came later.
+    """Appends the metrics of a run to `metrics.jsonl` and TensorBoard.
 
-    At 0 the run starts, and everything is removed. `damaged` are the numbers of the lines that
-    were not readable and are removed too; the checkpoint has all that training needs.
+    A run that is resumed after `update` keeps the metrics up to that update and removes later ones;
+    with 0 a new run starts, and all earlier metrics are removed. Damaged lines are removed too;
+    `damaged` has their numbers.
     """
 
     def __init__(self, run: Path, update: int = 0) -> None:
@@ -37,28 +38,28 @@ class Record:
         self._board: Any = SummaryWriter(str(run / TENSORBOARD_FOLDER), purge_step=first)
 
     def write(self, update: int, **values: float) -> None:
-        """Note the figures of an update."""
+        """Write the metrics of an update."""
         self._file.write(json.dumps({"update": update, **values}) + "\n")
         self._file.flush()
         for name, value in values.items():
             self._board.add_scalar(name, value, update)
 
     def picture(self, update: int, name: str, image: Image.Image) -> None:
-        """Show a picture in TensorBoard."""
+        """Write a picture to TensorBoard."""
         self._board.add_image(name, np.asarray(image), update, dataformats="HWC")
 
     def flush(self) -> None:
-        """Write what is in memory: a checkpoint must not be ahead of its metrics."""
+        """Write buffered metrics to disk; call it before a checkpoint is saved."""
         self._board.flush()
 
     def close(self) -> None:
-        """Finish both files."""
+        """Close both files."""
         self._file.close()
         self._board.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """The figures of a run, one entry per update."""
+    """Read the metrics of a run, one dictionary per update."""
     entries, damaged = _read_entries(run / METRICS_FILE)
     if damaged:
         raise InputError(
@@ -69,7 +70,7 @@ def read_metrics(run: Path) -> list[dict[str, float]]:
 
 
 def choose_queries(labels: npt.NDArray[np.int64], count: int) -> list[int]:
-    """The same few queries every time: the first image of evenly spread classes."""
+    """Choose the same few queries every time: the first image of evenly spaced classes."""
     _, first, sizes = np.unique(labels, return_index=True, return_counts=True)
     usable = first[sizes > 1]
     picks = np.linspace(0, len(usable) - 1, min(count, len(usable))).round().astype(int)
@@ -82,9 +83,9 @@ def ranked_list_picture(
     queries: Sequence[int],
     count: int = 8,
 ) -> Image.Image:
-    """A row for each query: the query, then the first `count` photos of its list.
+    """Draw one row per query: the query, then the first `count` photos of its ranked list.
 
-    Shapes: descriptors [N, C] of all the images; queries are positions among them.
+    Shapes: descriptors [N, C] of the images; `queries` are positions in them.
     """
     rows = []
     for query in queries:

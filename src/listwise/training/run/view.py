@@ -1,4 +1,4 @@
-"""What a person sees while a network trains."""
+"""Show the progress of training on the terminal."""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """The figures after an update."""
+    """The metrics after an update."""
 
     update: int
     updates: int
@@ -20,7 +20,7 @@ class UpdateReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The figures of a validation."""
+    """The metrics of a validation."""
 
     update: int
     mean_average_precision: float
@@ -28,31 +28,31 @@ class ValidationReport:
 
 
 class TrainView:
-    """Receives what happens in a run; this one shows nothing."""
+    """Receives the events of a run. This base class shows nothing; override what you need."""
 
-    def say(self, line: str) -> None:
-        """A sentence."""
+    def message(self, line: str) -> None:
+        """Receive a message for the user."""
 
     def start(self, update: int, updates: int) -> None:
-        """Training starts, or is resumed after an update."""
+        """Training starts, or resumes after `update`."""
 
-    def working(self, what: str, done: int, total: int) -> None:
-        """Some photos of other work than updates, such as validation, are done."""
+    def progress(self, what: str, done: int, total: int) -> None:
+        """A task such as "validating" has processed `done` of its `total` photos."""
 
     def update(self, report: UpdateReport) -> None:
-        """An update is done."""
+        """An update has finished."""
 
-    def validated(self, report: ValidationReport) -> None:
-        """A validation is done."""
+    def validation(self, report: ValidationReport) -> None:
+        """A validation has finished."""
 
     def close(self) -> None:
-        """The run is over."""
+        """The run has ended."""
 
 
 class LiveTrainView(TrainView):
-    """A progress bar with loss, validation mAP, images a second and the time left.
+    """Shows a progress bar with loss, validation mAP, images per second and remaining time.
 
-    Where the output is not a terminal, one line per validation.
+    If the output is not a terminal, it prints one line per validation.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -72,8 +72,8 @@ class LiveTrainView(TrainView):
         self._map = "–"
         self._first, self._started = 0, 0.0
 
-    def say(self, line: str) -> None:
-        """Print a sentence above the bar."""
+    def message(self, line: str) -> None:
+        """Print a message above the bar."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def start(self, update: int, updates: int) -> None:
@@ -84,8 +84,8 @@ class LiveTrainView(TrainView):
         )
         self._bars.start()
 
-    def working(self, what: str, done: int, total: int) -> None:
-        """Show a second bar until all is done."""
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Show a second bar until the task has finished."""
         if self._work is None:
             self._work = self._bars.add_task(what, total=total, figures="photos")
         self._bars.update(self._work, completed=done)
@@ -94,25 +94,25 @@ class LiveTrainView(TrainView):
             self._work = None
 
     def update(self, report: UpdateReport) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         self._last = report
         if self._training is not None:
             self._bars.update(
                 self._training, completed=report.update, figures=self._figures(report)
             )
 
-    def validated(self, report: ValidationReport) -> None:
-        """Say the validation's result."""
+    def validation(self, report: ValidationReport) -> None:
+        """Print the result of the validation."""
         self._map = f"{100 * report.mean_average_precision:.1f}"
         figures = f"validation mAP {self._map}"
         if self._last is not None:
             self.update(self._last)
             figures = self._figures(self._last)
         mark = "  best so far" if report.best else ""
-        self.say(f"update {report.update:3d}  {figures}{mark}")
+        self.message(f"update {report.update:3d}  {figures}{mark}")
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bars.stop()
 
     def _figures(self, report: UpdateReport) -> str:
@@ -128,7 +128,7 @@ class LiveTrainView(TrainView):
 
 
 def readable_time(seconds: float) -> str:
-    """A time for people: 40 s, 12 min, 3 h 05 min."""
+    """Format a duration for people, such as 40 s, 12 min or 3 h 05 min."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
