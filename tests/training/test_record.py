@@ -1,10 +1,10 @@
-import json
 import time
 
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from listwise.errors import InputError
 from listwise.training.run.record import METRICS_FILE, TENSORBOARD_FOLDER, Record, read_metrics
 
 
@@ -70,8 +70,8 @@ def test_pictures_reach_tensorboard(tmp_path):
     assert (event.step, event.width, event.height) == (2, 30, 20)
 
 
-def test_no_metrics_yet(tmp_path):
+def test_metrics_that_are_missing_or_damaged(tmp_path):
     assert read_metrics(tmp_path) == []
     (tmp_path / METRICS_FILE).write_text("no JSON\n")
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1 is damaged"):
         read_metrics(tmp_path)
