@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test quick floors lint format types check package clean
+.PHONY: help demo test quick soak floors lint format types check package clean
 help:                     ## list these commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -15,6 +15,10 @@ demo: $(VENV)/.installed  ## make a toy data set, train on it, show what trainin
 # the demo, is then among the first.
 test: $(VENV)/.installed-dev ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Every crash point, and the other tests that take long to be thorough.
+soak: $(VENV)/.installed-dev ## run the reliability tests in full (hours)
+	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash
 
 # In an environment of its own (several GB), without any extra.
 FLOORS := .floors
