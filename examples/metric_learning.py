@@ -3,7 +3,7 @@
 Shows the AP loss inside a trainer of pytorch-metric-learning with its sampler and its accuracy
 calculator, and a loss of pytorch-metric-learning inside `MultistageStep`.
 
-    pip install '.[compare]'
+    pip install . pytorch-metric-learning
     python examples/metric_learning.py
 """
 
@@ -47,8 +47,8 @@ def main() -> None:
     net = RetrievalNet("test_resnet", pooling="gem", weights="random")
     print(f"mAP@R before training: {map_at_r(net, data):.3f}")
 
-    # Their trainer and sampler with our loss. The network makes descriptors, so there is no second
-    # module: the trainer's "embedder" is optional.
+    # A trainer and a sampler of pytorch-metric-learning with the AP loss. The network returns
+    # descriptors, so the optional "embedder" of the trainer is not needed.
     trainer = MetricLossOnly(
         models={"trunk": net},
         optimizers={"trunk_optimizer": torch.optim.Adam(net.parameters(), lr=1e-3)},
@@ -63,7 +63,7 @@ def main() -> None:
     trainer.train(num_epochs=5)
     print(f"mAP@R after 5 updates with QuantizedAPLoss: {map_at_r(net, data):.3f}")
 
-    # Our step with their loss: any loss of (descriptors, labels) works.
+    # The three-stage step with a loss of pytorch-metric-learning.
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     step = MultistageStep(net, MultiSimilarityLoss(), micro_batch=16)
     for _ in range(5):

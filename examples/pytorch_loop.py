@@ -16,7 +16,9 @@ from listwise.models import RetrievalNet
 from listwise.training import MultistageStep
 
 
-def toy_images(generator: torch.Generator, classes: int = 12, per_class: int = 8) -> tuple:
+def toy_images(
+    generator: torch.Generator, classes: int = 12, per_class: int = 8
+) -> tuple[Tensor, Tensor]:
     """Noisy copies of one random pattern per class: images [B, 3, 32, 32] in [0, 1], labels [B]."""
     patterns = torch.rand(classes, 3, 4, 4, generator=generator)
     labels = torch.arange(classes).repeat_interleave(per_class)
