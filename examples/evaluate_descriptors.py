@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from listwise.data.catalog.ground_truth import read_ground_truth
 from listwise.evaluation import JudgedQueries, evaluate_descriptors, evaluate_labelled
-from listwise.results.table import figures_of, format_table
 
 Array = NDArray[np.floating]
 
@@ -61,7 +60,9 @@ def main() -> None:
     else:
         judged, queries, database = generated(rng)
     results = evaluate_descriptors(queries, database, judged)
-    print(format_table("revisited protocol", {"my descriptors": figures_of(results)}))
+    for protocol, result in results.items():
+        metrics = "  ".join(f"{name} {100 * value:.1f}" for name, value in result.figures.items())
+        print(f"{protocol:6}  {metrics}")
     hardest = int(np.nanargmin(results["Medium"].per_query_ap))
     print(f"lowest AP (Medium): {judged.queries[hardest]}")
 

@@ -67,7 +67,7 @@ def test_metric_learning(tmp_path):
 
 def test_evaluate_descriptors(tmp_path):
     out = run("evaluate_descriptors.py", folder=tmp_path)
-    easy, medium, hard = numbers(out, r"(?:Easy|Medium|Hard) +([\d.]+)")
+    easy, medium, hard = numbers(out, r"(?:Easy|Medium|Hard) +mAP ([\d.]+)")
     assert easy > medium > hard
     assert "'Recall@1'" in out
 
@@ -82,7 +82,7 @@ def test_evaluate_descriptors_from_files(tmp_path):
     np.save(tmp_path / "queries.npy", rows[:1] + rows[1:2] + 0.5 * rows[2:3])
     files = ("--ground-truth", "gnd.pkl", "--queries", "queries.npy", "--database", "database.npy")
     out = run("evaluate_descriptors.py", *files, folder=tmp_path)
-    assert numbers(out, r"(?:Easy|Medium|Hard) +([\d.]+)") == [100.0, 100.0, 100.0]
+    assert numbers(out, r"(?:Easy|Medium|Hard) +mAP ([\d.]+)") == [100.0, 100.0, 100.0]
 
 
 def test_serve_and_query(tmp_path, photos):
