@@ -56,7 +56,7 @@ def test_distances_are_the_numbers_of_bits_that_differ(dim):
 def test_bits_are_counted_without_numpys_help():
     values = np.random.default_rng(0).integers(0, 2**64, (40, 3), np.uint64)
     expected = [[bin(value).count("1") for value in row] for row in values.tolist()]
-    assert module._counted_by_table(values).tolist() == expected
+    assert module._bit_count_by_table(values).tolist() == expected
     assert module._bit_count(values).tolist() == expected
 
 

@@ -106,7 +106,7 @@ def test_words_of_a_large_codebook_are_almost_always_the_nearest(monkeypatch):
     centroids, rows = similar(9000, 128), similar(600, 128, seed=1)
     book = Codebook(centroids, INFO)
     with monkeypatch.context() as context:
-        context.setattr(codebook, "FEW", len(centroids))
+        context.setattr(codebook, "EXACT_LIMIT", len(centroids))
         exact = Codebook(centroids, INFO).assign(rows, 5)
     np.testing.assert_array_equal(exact[:20], plain_nearest(rows[:20], centroids, 5))
     assert (book.assign(rows)[:, 0] == exact[:, 0]).mean() > 0.998
@@ -116,7 +116,7 @@ def test_words_of_a_large_codebook_are_almost_always_the_nearest(monkeypatch):
 def test_large_codebooks_are_learned_too(monkeypatch):
     rows = similar(20_000, 32)
     near = learn_codebook([rows], "test", words=5000, iterations=3)
-    monkeypatch.setattr(kmeans, "FEW", 5000)
+    monkeypatch.setattr(kmeans, "EXACT_LIMIT", 5000)
     exact = learn_codebook([rows], "test", words=5000, iterations=3)
     assert near.fingerprint != exact.fingerprint
     errors = [

@@ -228,7 +228,7 @@ def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch)
 
 def test_a_decoding_process_that_the_system_ends_is_one_line(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(extractor_module, "WINDOW", 2)
-    monkeypatch.setattr(DelfExtractor, "together", True)
+    monkeypatch.setattr(DelfExtractor, "prefers_batches", True)
     monkeypatch.setattr(DelfExtractor, "_batch_size", lambda self, width, height: 1)
     path = str(tmp_path / "photo.png")
     smooth_photo(96, 72, 0).save(path)
@@ -252,7 +252,7 @@ def test_where_it_is_faster_photos_are_extracted_many_at_a_time(folder, tmp_path
         smooth_photo(96 - 16 * number, 72, number).save(path)
     images = Images(tuple(paths), tuple("abc"), None)
     alone = extract_features(images, tmp_path / "alone.arrow", extractor, workers=0)
-    monkeypatch.setattr(DelfExtractor, "together", True)
+    monkeypatch.setattr(DelfExtractor, "prefers_batches", True)
     together = extract_features(images, tmp_path / "together.arrow", extractor, workers=2)
     assert alone.ids == together.ids
     np.testing.assert_array_equal(alone.sizes, together.sizes)
