@@ -71,7 +71,7 @@ def test_every_setting_of_the_paper_config_has_a_comment():
         ("crops: {size: 2}", ["crops.size", "8"]),
         ("crops: 7", ["crops"]),
         ("crops: {min_area: 0.9, max_area: 0.2}", ["crops", "min_area 0.9 is larger"]),
-        ("loss: hinge", ["loss: no loss", "ap, tie-aware, triplet"]),
+        ("loss: hinge", ["loss: unknown loss", "ap, tie-aware, triplet"]),
         ("triplet: {form: hinge}", ["triplet.form", "'margin'", "'log-exp'"]),
         ("contrastive: {marging: 1}", ["'contrastive.marging'", "margin, negatives"]),
         ("micro_batch: some", ["micro_batch must be", "integer", "or ", "'auto'"]),

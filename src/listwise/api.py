@@ -1,4 +1,4 @@
-"""The front door: what `import listwise` offers, and training in one call."""
+"""The functions and classes of `import listwise`."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ __all__ += ["evaluate", "load", "open_index", "train"]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A training run: its folder, and its result (best validation mAP, time, counts)."""
+    """A training run: its folder and its result (best validation mAP, time, counts)."""
 
     folder: Path
     result: "TrainResult"
@@ -30,12 +30,12 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        """The network that was best on the validation classes."""
+        """The model with the best validation mAP, loaded when it is first used."""
         return load(self.result.model, **self._parts)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`: the figures of each update and each validation."""
+        """The lines of `metrics.jsonl`: the metrics of each update and each validation."""
         from listwise.training.run.record import read_metrics
 
         return read_metrics(self.folder)
@@ -54,17 +54,20 @@ def train(
     """Train a network on labelled photos by maximising average precision.
 
     Args:
-        photos: a folder of class folders, a table or list of labelled photos, or a data set by
-            name.
-        run_folder: where the run goes; `runs/NAME` by default. `listwise.training.resume`
-            continues a run that was interrupted.
-        preset: where settings come from that are not given: "auto" chooses them from the photos
-            and the machine, "paper" takes the paper's.
-        progress: show a progress bar and the validations; by default on a terminal.
-        view: receives what happens instead.
+        photos: a folder of class folders, a table or list of labelled photos, or the name of a
+            data set.
+        run_folder: folder to write the run to, by default `runs/NAME`. Resume an interrupted run
+            with `listwise.training.resume`.
+        preset: where the other settings come from: "auto" chooses them for the photos and the
+            machine, "paper" uses the values of the paper.
+        progress: whether to show a progress bar and the validations; by default on a terminal.
+        view: receives updates and validations instead of the progress bar.
         on_plan: called with the photos and settings before training starts.
-        **settings: those of `listwise.training.TrainConfig`. `loss` may be any callable of
-            descriptors and labels, `pooling` and `backbone` may be modules of your own.
+        **settings: settings of `listwise.training.TrainConfig`. `loss` may also be a callable of
+            descriptors and labels; `pooling` and `backbone` may also be modules.
+
+    Returns:
+        The run, with its model and metrics.
 
     Example:
         >>> run = listwise.train("photos", backbone="resnet50")       # doctest: +SKIP
@@ -91,5 +94,5 @@ def train(
 
 
 def default_run_folder(photos: str | Path) -> Path:
-    """The folder of a run that is given none: `runs/NAME`, by the name of the photos."""
+    """Return the default folder of a run: `runs/NAME` for photos called NAME."""
     return Path("runs") / Path(photos).resolve().stem

@@ -1,10 +1,10 @@
-"""The one exception for what the user can fix."""
+"""The exception for errors that the user can fix."""
 
 
 class InputError(ValueError):
-    """Something that the user gave cannot be used; the message says what, where and what to do.
+    """Invalid input; the message tells what is wrong, where, and what to do.
 
-    It is a `ValueError`, so callers of the library need not know it. The message names an argument
-    in backticks, as in "lower `learning_rate`"; the command line writes its flag in that place,
-    prints the message as one line and ends with exit code 2.
+    It is a subclass of `ValueError`. The message names arguments in backticks, as in "lower
+    `learning_rate`"; the command line shows the flag instead, prints the message as one line and
+    exits with code 2.
     """

@@ -1,4 +1,4 @@
-"""Packages that only some installations have, and what to say where one is missing."""
+"""Optional packages: errors that name the command which installs a missing one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from functools import cache
 
 from listwise.errors import InputError
 
-# What to install for a module that is named otherwise.
+# Packages whose name differs from the name of their module.
 DISTRIBUTIONS = {
     "cv2": "opencv-python-headless",
     "faiss": "faiss-cpu",
@@ -25,10 +25,15 @@ class MissingDependencyError(ImportError, InputError):
 
 @contextmanager
 def requires(extra: str, purpose: str) -> Iterator[None]:
-    """Import inside this context what the extra `extra` installs.
+    """Turn a failed import inside this context into an error that names the extra to install.
 
-    A package that is missing raises a `MissingDependencyError` that begins with `purpose`:
-    "an index in a folder needs lancedb: pip install 'listwise[index]'".
+    Args:
+        extra: the extra that installs the package.
+        purpose: what needs the package, the beginning of the message: "an index in a folder needs
+            lancedb: pip install 'listwise[index]'".
+
+    Raises:
+        MissingDependencyError: a package is not installed.
     """
     try:
         yield
@@ -42,9 +47,9 @@ def requires(extra: str, purpose: str) -> Iterator[None]:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is one that the kernels were tested with: 3.3 (of PyTorch 2.7) or newer.
+    """Whether Triton 3.3 (of PyTorch 2.7) or newer is installed, which the kernels need.
 
-    The interpreters of older ones, in which the tests run the kernels, corrupt memory.
+    The interpreters of older versions, in which the tests run the kernels, corrupt memory.
     """
     try:
         import triton

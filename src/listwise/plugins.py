@@ -1,7 +1,7 @@
-"""The names of losses and poolings: those built in, and those that installed packages bring.
+"""Names of losses and poolings: built in, or provided by installed packages.
 
-A package brings one by an entry point in the group `listwise.losses` or `listwise.poolings`. Names
-are read from the metadata of the packages; a package is imported when its part is used.
+A package provides one with an entry point in the group `listwise.losses` or `listwise.poolings`.
+Names are read from the metadata of packages; a package is imported when its part is used.
 """
 
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,28 +22,31 @@ CUSTOM: Final = "custom:"
 
 
 def custom_name(part: object) -> str:
-    """What a config records of an object that the user made: `custom:module.ClassName`."""
+    """Return the name that a config stores for an object of the user: `custom:module.ClassName`."""
     named = part if hasattr(part, "__qualname__") else type(part)
     return f"{CUSTOM}{named.__module__}.{named.__qualname__}"
 
 
 def check_name(kind: Kind, name: str) -> str:
-    """The name, if it is that of a part built in, of an installed one, or of a custom object."""
+    """Return the name if it is built in, provided by a package, or that of a custom object.
+
+    Raises:
+        InputError: the name is unknown.
+    """
     if name not in BUILT_IN[kind] and not name.startswith(CUSTOM):
         _find(kind, name)
     return name
 
 
 def load_installed(kind: Kind, name: str) -> Any:
-    """What the entry point of that name refers to; its package is imported."""
+    """Import and return the object to which the entry point of this name refers."""
     point = _find(kind, name)
     try:
         return point.load()
     except Exception as error:  # whatever the package raises when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise InputError(
-            f"the {kind} {name!r} of an installed package, {point.value}, cannot be loaded "
-            f"({reason})"
+            f"cannot load the {kind} {name!r} of an installed package ({point.value}): {reason}"
         ) from error
 
 
@@ -55,6 +58,6 @@ def _find(kind: Kind, name: str) -> "EntryPoint":
         return found[name]
     installed = ", ".join(sorted(found)) or "none"
     raise InputError(
-        f"no {kind} is called {name!r}: choose one of {', '.join(BUILT_IN[kind])}, or one that an "
-        f"installed package brings ({installed})"
+        f"unknown {kind} {name!r}: choose one of {', '.join(BUILT_IN[kind])}, or one of an "
+        f"installed package ({installed})"
     )

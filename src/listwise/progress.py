@@ -1,4 +1,4 @@
-"""Progress bars; none of them shows where the output is not a terminal."""
+"""Progress bars, shown on a terminal only."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-FEW = 16  # photos that need no bar
+FEW = 16  # up to this many photos are done too fast for a bar
 
 
 @contextmanager
 def counting(what: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr that each call advances by a number.
+    """Show a bar on stderr; the yielded function advances it by a number.
 
-    With `show=None` it is shown on a terminal only, and for more than a handful of photos.
+    Args:
+        what: the label of the bar.
+        total: the number at which the bar is full.
+        show: whether to show it; by default on a terminal and for more than `FEW` photos.
     """
     if show is None:
         show = total > FEW and sys.stderr.isatty()
@@ -30,7 +33,7 @@ def counting(what: str, total: int, show: bool | None = None) -> Iterator[Callab
 
 
 def make_bars(console: "Console", download: bool = False) -> "Progress":
-    """Bars that vanish when they are done, and do not show where the output is not a terminal."""
+    """Return progress bars that disappear when they are done, shown on a terminal only."""
     from rich import progress as rich
 
     amount: list[rich.ProgressColumn] = [rich.MofNCompleteColumn()]
@@ -51,7 +54,7 @@ def make_bars(console: "Console", download: bool = False) -> "Progress":
 def progress_bar(
     console: "Console", what: str, total: int | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """A bar that a call advances by a number of steps."""
+    """Show a bar; the yielded function advances it by a number of steps."""
     with make_bars(console) as bars:
         task = bars.add_task(what, total=total)
         yield lambda count: bars.advance(task, count)
@@ -59,7 +62,7 @@ def progress_bar(
 
 @contextmanager
 def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that a call sets to a number of steps done, out of a total."""
+    """Show a bar; the yielded function sets the steps done and the total."""
     with make_bars(console) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
@@ -67,7 +70,7 @@ def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], No
 
 @contextmanager
 def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar of bytes that a call sets to what is done, out of a total if known, of one thing."""
+    """Show a bar of bytes; the yielded function sets its label, the bytes done and the total."""
     with make_bars(console, download=True) as bars:
         task = bars.add_task("", total=None)
         shown = ""

@@ -84,7 +84,7 @@ def test_unreadable_photos_are_named(there, place):
     (place / "own" / "a" / "broken.jpg").write_bytes(b"no photo")
     code, out, err = there("evaluate", "run0/model", "own")
     assert code == 0, err
-    assert "1 photo skipped: cannot be read" in out
+    assert "skipped 1 photo that cannot be read" in out
     assert "broken.jpg" in out.replace("\n", "")
 
 

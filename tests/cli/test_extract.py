@@ -53,7 +53,7 @@ def test_a_table_with_boxes_and_a_broken_photo(listwise, photos, tmp_path):
     (tmp_path / "table.csv").write_text('path,box\na.jpg,"5,6,40,50"\nwreck.jpg,\na.jpg,\n')
     code, out, _ = listwise("extract", "model", "table.csv", "out.parquet", "--workers", 0)
     assert code == 0
-    assert "1 photo skipped: cannot be read: " in out
+    assert "skipped 1 photo that cannot be read: " in out
     assert "wreck.jpg" in out
     file = DescriptorFile.open("out.parquet")
     assert file.sizes.tolist() == [[35, 44], [64, 64]]

@@ -48,8 +48,8 @@ def test_build_add_remove_info(shop, tmp_path):
     shutil.copy("photos/class0/0.jpg", "copy.jpg")
     _, out, _ = shop("index", "add", "shop", "new.jpg", "wreck.jpg", "copy.jpg", "--workers", 0)
     assert "1 added; 49 photos in shop" in out
-    assert "1 photo skipped: cannot be read: " in out
-    assert "1 photo skipped: already in the index under another id: copy.jpg" in out
+    assert "skipped 1 photo that cannot be read: " in out
+    assert "skipped 1 photo already in the index under another id: copy.jpg" in out
     _, out, _ = shop("index", "info", "shop")
     assert "49" in out
     assert str(tmp_path / "model") in out

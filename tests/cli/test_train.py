@@ -44,7 +44,7 @@ def test_a_run_prints_settings_with_reasons_progress_and_result(listwise, photos
     assert code == 0
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "training on 30 photos of 5 classes, validating on 18 photos of 3"
+    assert lines[0] == "training on 30 photos of 5 classes, validating on 18 photos of 3 classes"
     assert any("--learning-rate" in line and "1e-4 for batches" in line for line in lines)
     assert not any("--batch-size" in line for line in lines)  # it was given
     assert sum("validation mAP" in line for line in lines) == 4  # three, and the result

@@ -68,7 +68,7 @@ def test_supervised_uses_the_labels(listwise, photos, tmp_path):
     broken.write_text("path,label\nno.jpg,0\n" + "\n".join(names) + "\n")
     code, out, _ = listwise("whiten", "model", broken, "--supervised", "--dim", 3)
     assert code == 0
-    assert "1 photo skipped: cannot be read" in out
+    assert "skipped 1 photo that cannot be read" in out
     assert load_model("model").dim == 3
 
 

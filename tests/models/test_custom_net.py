@@ -149,7 +149,7 @@ def test_the_fingerprint_knows_class_and_weights():
             r"the pooling Identity made \[2, 12, 112, 112\] of a feat",
         ),
         (Backbone(), nn.Linear(7, 8), "the pooling Linear fails on an input"),
-        (Backbone(), "gemm", "no pooling is called 'gemm': choose one of gem, mac"),
+        (Backbone(), "gemm", "unknown pooling 'gemm': choose one of gem, mac"),
     ],
 )
 def test_parts_that_do_not_work_are_one_line(backbone, pooling, message):

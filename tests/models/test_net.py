@@ -168,7 +168,7 @@ def test_unknown_names_get_a_hint() -> None:
         RetrievalNet("hf-hub:timm/resnet18.a1_in1k", weights="random")
     with pytest.raises(InputError, match=r"tagged 'no_such'.*resnet18\.a1_in1k"):
         RetrievalNet("resnet18.no_such", weights="random")
-    with pytest.raises(InputError, match="no pooling"):
+    with pytest.raises(InputError, match="unknown pooling"):
         RetrievalNet("resnet18", "max", weights="random")
     with pytest.raises(InputError, match="projection"):
         RetrievalNet("resnet18", projection=0, weights="random")

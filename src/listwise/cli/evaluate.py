@@ -10,8 +10,8 @@ from listwise.cli.output import open_console, print_json, say, typed_command, wa
 from listwise.progress import progress_bar, total_bar
 
 EXAMPLES = """Examples:
-  listwise evaluate runs/a/model roxford5k             # a data set by name
-  listwise evaluate runs/a/model photos --split test   # your own labelled photos
+  listwise evaluate runs/a/model roxford5k           # a data set by name
+  listwise evaluate runs/a/model photos.csv --split test
   listwise evaluate runs/a/model photos --against runs/b/model
   listwise evaluate runs/a/model roxford5k --qe --report report.html
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet

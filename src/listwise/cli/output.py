@@ -69,7 +69,9 @@ def warn_of_unreadable(console: Console, errors: Sequence[str]) -> None:
     if errors:
         count = "1 photo" if len(errors) == 1 else f"{len(errors)} photos"
         more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-        say(console, f"{count} skipped: cannot be read: {'; '.join(errors[:5])}{more}", "yellow")
+        say(
+            console, f"skipped {count} that cannot be read: {'; '.join(errors[:5])}{more}", "yellow"
+        )
 
 
 def print_json(result: Any) -> None:
@@ -103,11 +105,10 @@ def show_plan(plan: "TrainPlan", console: Console) -> None:
 
     for line in plan.notes:
         note(console, line)
-    say(
-        console,
-        f"training on {len(plan.train)} photos of {len(plan.train.class_names)} classes, "
-        f"validating on {len(plan.validation)} photos of {len(plan.validation.class_names)}",
-    )
+    count, validation = len(plan.train), plan.validation
+    trained = f"training on {count} photos of {len(plan.train.class_names)} classes"
+    held = f"validating on {len(validation)} photos of {len(validation.class_names)} classes"
+    say(console, f"{trained}, {held}")
     if not plan.reasons:
         return
     table = Table("setting", "value", "reason", title="Chosen settings", title_justify="left")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
   listwise search shop chair.jpg                      # the ten nearest photos
-  listwise search shop room.jpg --box 120,80,400,380  # search by part of a photo
-  listwise search shop a.jpg b.jpg --expand --rerank  # several photos, one query
+  listwise search shop room.jpg --box 120,80,400,380  # part of a photo
+  listwise search shop a.jpg b.jpg --expand --rerank  # one query of two photos
   listwise search shop --entry chairs/a.jpg -k 50 --json
   listwise search shop chair.jpg --sheet found.png
 """

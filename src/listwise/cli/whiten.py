@@ -95,5 +95,7 @@ def _show(model: Path, learned: "Whitening", console: Console, json: bool) -> No
     info = learned.info
     facts = {"model": model, **info.model_dump(exclude={"format_version"}), "dim": learned.dim}
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"
-    done = f"{model} now whitens its descriptors: {dims}, learned from {info.learned_from}"
+    done = (
+        f"{model} now whitens its descriptors: {dims}, learned from {info.learned_from} descriptors"
+    )
     print_result(console, json, facts, done)

@@ -72,7 +72,8 @@ def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
-        if value is not None:
-            shown = escape(shared.readable_fact(name, value))
-            table.add_row(f"[dim]{name.replace('_', ' ')}[/dim]", shown)
+        shown = "" if value is None else escape(shared.readable_fact(name, value))
+        if shown:
+            label = shared.FACTS.get(name, name.replace("_", " "))
+            table.add_row(f"[dim]{label}[/dim]", shown)
     open_console().print(table, soft_wrap=True)

@@ -25,6 +25,16 @@ Recall = Annotated[
     float | None, options.decimal("Minimum recall of the ten nearest photos, from 0 to 1.")
 ]
 
+# Facts of `Index.info` whose name does not explain them.
+FACTS = {
+    "bytes": "size on disk",
+    "dim": "dimensions",
+    "intent": "limits",
+    "method": "search method",
+    "milliseconds": "latency (ms)",
+    "recall": "recall@10",
+}
+
 
 def parse_intent(
     memory: str | None, milliseconds: float | None, recall: float | None
@@ -59,6 +69,8 @@ def readable_fact(name: str, value: Any) -> str:
     """Format a value of `Index.info` for people."""
     if isinstance(value, int) and name in ("bytes", "memory"):
         return decimal(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -81,7 +93,7 @@ def report_added(
     if added.copies:
         what = ", ".join(added.copies[:5]) + (" …" if len(added.copies) > 5 else "")
         copies = count_photos(len(added.copies))
-        say(console, f"{copies} skipped: already in the index under another id: {what}", "yellow")
+        say(console, f"skipped {copies} already in the index under another id: {what}", "yellow")
     kinds = ("added", "replaced", "updated", "unchanged")
     counts = {kind: len(getattr(added, kind)) for kind in kinds}
     done = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)

@@ -12,7 +12,7 @@ from listwise.progress import progress_bar, total_bar
 
 EXAMPLES = """Examples:
   listwise local evaluate roxford5k --codebook words.safetensors
-  listwise local evaluate roxford5k --codebook words.safetensors --model my-model
+  listwise local evaluate roxford5k --codebook words.safetensors --model model
   listwise local evaluate roxford5k --codebook words.safetensors --no-verify
 
 Features, descriptors and the index are stored in --folder, and later runs reuse them. The

@@ -8,12 +8,12 @@ from listwise.studies.definitions import STUDIES
 app = Program(
     help="Repeat the comparisons of the paper on your photos.",
     no_args_is_help=True,
-    epilog="Example:\n  listwise study losses toy --preset small --out studies/losses",
+    epilog="Example:\n  listwise study losses toy --preset small --out losses",
 )
 for name, study in STUDIES.items():
     examples = (
-        f"listwise study {name} photos.csv --out studies/{name} --benchmark roxford5k",
-        f"listwise study {name} toy --preset small --out studies/{name}",
+        f"listwise study {name} photos.csv --out {name} --benchmark roxford5k",
+        f"listwise study {name} toy --preset small --out {name}",
     )
     epilog = "\n  ".join(["Examples:", *examples])
     app.command(name, help=study.about, epilog=epilog)(study_command(study))
