@@ -107,7 +107,10 @@ def test_poolings_print_a_markdown_table(there):
         (["evaluate", "run0/model", "roxford5k"], "listwise download roxford5k"),
         (["evaluate", "run0/model", "toy", "--against", "run0/model"], "same model"),
         (["evaluate", "run0/model", "toy", "--scales", "x"], "numbers separated by commas"),
-        (["evaluate", "run0/model", "toy", "--report", "no/where.html"], "no folder no"),
+        (
+            ["evaluate", "run0/model", "toy", "--report", "no/where.html"],
+            "the folder no does not exist",
+        ),
         (["evaluate", "run0/model", "toy", "--distractors", "gone.parquet"], "gone.parquet"),
         (["evaluate", "run0/model", "toy/train.csv", "--qe"], "labelled set"),
         (["evaluate", "run0/model", "toy", "--split", "val"], "--split is for your own"),
