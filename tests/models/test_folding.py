@@ -9,7 +9,8 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from listwise.models import RetrievalNet, folding
-from listwise.models.folding import Fold, Twin, folded, folds_hold, survey
+from listwise.models.folding import Twin, folded, folds_hold
+from listwise.models.survey import Fold, survey
 
 
 @pytest.fixture(autouse=True)

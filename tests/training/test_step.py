@@ -382,6 +382,138 @@ def test_a_new_layer_is_noticed():
     assert_equal_gradients(gradients(net), expected, 1e-10)
 
 
+class SecondReader(nn.Module):
+    """Two convolutions with batch norm; something else reads between them behind a gate."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.stem, self.first = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.gate = nn.Parameter(torch.zeros(()))
+        self.drop = nn.Dropout(0.5)
+        self.options = {"double": False}
+        for norm in (self.first, self.norm):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.running_mean, std=0.2)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+            norm.eval()
+        if way == "hook":
+            self.norm.register_forward_hook(lambda norm, given, made: made + self.gate * given[0])
+
+    def forward(self, images):
+        start = self.first(self.stem(images)).relu()
+        between = self.conv(start)
+        maps = self.norm(between)
+        if self.way == "gate":
+            maps = maps + self.gate * between
+        if self.way == "gate without gradient":
+            maps = maps + self.gate * between.data
+        if self.way == "gate in training" and self.training:
+            maps = maps + self.gate * between
+        if self.way == "weights":
+            maps = maps + self.gate * nn.functional.conv2d(start, self.conv.weight, padding=1)
+        if self.options["double"]:
+            maps = 2 * maps + start
+        return nn.functional.normalize(self.drop(maps.relu().mean((2, 3))), dim=1)
+
+
+def check_against_ordinary(net, step, images, labels):
+    torch.manual_seed(9)
+    _, expected = ordinary(net, SoftmaxLoss(), images, labels, step.micro_batch)
+    torch.manual_seed(9)
+    step(images, labels)
+    found = gradients(net)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        largest = max(g.abs().max() for g in expected.values())
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10 * largest)
+    return expected
+
+
+WAYS = ["plain", "gate", "gate without gradient", "gate in training", "weights", "hook"]
+
+
+@pytest.mark.parametrize("opened", [0.0, 0.7])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_closed_gate_hides_is_not_folded(way, opened):
+    torch.manual_seed(0)
+    net, (images, labels) = SecondReader(way).double(), make_batch(10)
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    expected = check_against_ordinary(net, step, images, labels)
+    if way != "plain":
+        assert expected["gate"].abs() > 1e-5
+    nn.init.constant_(net.gate, opened)
+    net.zero_grad()
+    check_against_ordinary(net, step, images, labels)
+    left = [m for m in step.forward().module.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(left) == (0 if way == "plain" else 1)  # the other one is folded all the same
+    assert step.fallback == ""
+
+
+def test_a_backward_hook_of_a_batch_norm_is_kept():
+    torch.manual_seed(0)
+    net, (images, labels) = SecondReader("plain").double(), make_batch(10)
+    net.norm.register_full_backward_hook(lambda norm, given, made: (3 * given[0],))
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    check_against_ordinary(net, step, images, labels)
+
+
+CHANGES = {
+    "dropout": lambda net: setattr(net.drop, "p", 0.1),
+    "stride": lambda net: setattr(net.conv, "stride", (2, 2)),
+    "option": lambda net: net.options.update(double=True),
+    "way": lambda net: setattr(net, "way", "gate"),
+    "mode": lambda net: net.drop.eval(),
+    "hook": lambda net: net.conv.register_forward_hook(lambda conv, given, made: 2 * made),
+    "pre-hook": lambda net: net.norm.register_forward_pre_hook(lambda norm, given: 2 * given[0]),
+    "backward hook": lambda net: net.conv.register_full_backward_hook(
+        lambda conv, given, made: (3 * given[0],)
+    ),
+    "method": lambda net: setattr(net.norm, "forward", torch.tanh),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_to_the_network_is_noticed(change):
+    torch.manual_seed(0)
+    net, (images, labels) = SecondReader("plain").double(), make_batch(10)
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    before = check_against_ordinary(net, step, images, labels)
+    CHANGES[change](net)
+    net.zero_grad()
+    after = check_against_ordinary(net, step, images, labels)
+    if after.keys() == before.keys():
+        assert not torch.allclose(after["stem.weight"], before["stem.weight"], rtol=1e-3)
+
+
+def test_a_network_that_changes_before_every_update_runs_itself():
+    torch.manual_seed(0)
+    net, (images, labels) = SecondReader("plain").double(), make_batch(10)
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    for update in range(6):
+        net.drop.p = 0.1 * update
+        net.zero_grad()
+        check_against_ordinary(net, step, images, labels)
+    assert step.forward().module is net
+    assert "change before every update" in step.fallback
+
+
+def test_an_unchanged_network_is_copied_once():
+    net, (images, labels) = SecondReader("plain").double(), make_batch(10)
+    step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
+    step(images, labels)
+    module = step.forward().module
+    net.drop.p = float("0.5")  # another number, but equal
+    net.load_state_dict(copy.deepcopy(net.state_dict()))
+    net.eval().drop.train()
+    net.train()
+    net.norm.eval()
+    net.first.eval()
+    step(images, labels)
+    assert step.forward().module is module
+
+
 @pytest.fixture
 def compiler(monkeypatch):
     """Stands for what makes machine code of a graph; keeps the number of images of each."""

@@ -81,9 +81,14 @@ def inference_network(net: RetrievalNet, autocast: torch.dtype | None) -> Retrie
     if autocast is None:
         return net
     side = net.config.image_size
-    with torch.inference_mode(False):
-        example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-        twin = make_twin(net, example.to(net.mean.device), autocast)
+    training = net.training
+    net.eval()  # the copy is made for the mode that it runs in
+    try:
+        with torch.inference_mode(False):
+            example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+            twin = make_twin(net, example.to(net.mean.device), autocast)
+    finally:
+        net.train(training)
     if twin is None:
         return net
     assert isinstance(twin.module, RetrievalNet)

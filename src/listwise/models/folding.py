@@ -13,40 +13,23 @@ starting kernels.
 """
 
 import copy
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import BatchNormAct2d, Conv2dSame
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
-# Exactly these: what a subclass does with its weights is its own affair.
-_CONVOLUTIONS = (nn.Conv2d, Conv2dSame)
-_NORMS = (nn.BatchNorm2d, BatchNormAct2d)
-_CAST_BY_AUTOCAST = (*_CONVOLUTIONS, nn.Conv1d, nn.Conv3d, nn.Linear)
-_FOLDED_DTYPES = (torch.float32, torch.float64)
+from listwise.models.snapshot import Snapshot
+from listwise.models.survey import CONVOLUTIONS, Fold, survey
+
 # A convolution of three channels keeps tensor cores waiting. Further ones that are zero change
 # nothing, and rows of 16 bytes are what the fast kernels ask for.
 COLOURS = 3
 CHANNELS = 8
 # Two forwards in float32 are nearer to each other, also where convolutions round to TF32.
 _SAME = 0.02
-
-
-class Fold(NamedTuple):
-    """The names of a convolution and of the batch norm that is all that sees its output."""
-
-    conv: str
-    norm: str
-
-
-class Survey(NamedTuple):
-    """What a forward pass shows: what can be folded, and whose weights autocast casts."""
-
-    folds: list[Fold]
-    cast: list[str]
 
 
 def folded(pairs: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> tuple[list[Tensor], list[Tensor]]:
@@ -75,66 +58,19 @@ def folded(pairs: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> tuple[list[Tens
     return weights, list(torch.split(shift, sizes))
 
 
-def survey(net: nn.Module, images: Tensor) -> Survey:
-    """Watch a forward pass of images [b, 3, H, W] under the caller's autocast.
-
-    The folds are candidates: that nothing else sees a convolution's output does not show here.
-    """
-    calls: Counter[str] = Counter()
-    made: dict[int, tuple[str, Tensor, int]] = {}
-    folds: list[Fold] = []
-    cast: dict[str, bool] = {}
-
-    def convolved(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # The tensor is kept, or its place in memory could be another's soon.
-            made[id(output)] = name, output, output._version
-
-        return note
-
-    def entered(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            calls[name] += 1
-            if type(module) in _NORMS:
-                maker, _, version = made.get(id(inputs[0]), ("", None, -1))
-                if version == inputs[0]._version:  # not changed in place since
-                    folds.append(Fold(maker, name))
-            else:
-                on = torch.is_autocast_enabled(inputs[0].device.type)
-                cast[name] = cast.get(name, True) and on
-
-        return note
-
-    hooks = []
-    for name, module in net.named_modules():
-        if type(module) in (*_NORMS, *_CAST_BY_AUTOCAST):
-            hooks.append(module.register_forward_pre_hook(entered(name)))
-        if type(module) in _CONVOLUTIONS and module.weight.dtype in _FOLDED_DTYPES:
-            hooks.append(module.register_forward_hook(convolved(name)))
-    try:
-        with torch.no_grad():
-            net(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    once = [fold for fold in folds if calls[fold.conv] == calls[fold.norm] == 1]
-    return Survey(once, [name for name, always in cast.items() if always])
-
-
 def folds_hold(net: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
     """Whether the folded network gives the same descriptors of images [b, 3, H, W].
 
-    Tried with other batch norms than the network's own: fresh ones change nothing, so that a
-    wrong fold would show only after some training.
+    Every parameter is changed first: fresh batch norms change nothing and gates may be closed, so
+    that a wrong fold would show only after some training.
     """
-    changed = _sharing_copy(net)
-    generator = torch.Generator().manual_seed(0)
-    for fold in folds:
-        norm = copy.deepcopy(changed.get_submodule(fold.norm))
-        assert isinstance(norm, nn.BatchNorm2d)
-        _change(norm, generator)
-        _replace(changed, fold.norm, norm)
-    changed.eval()
+    changed = copy.deepcopy(net).eval()
+    generator = torch.Generator(images.device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            _perturb(parameter, generator)
+        for _, norm in _pairs(changed, folds):
+            _perturb_statistics(norm, generator)
     other = _sharing_copy(changed)
     with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         for fold, *values in zip(folds, *folded(_pairs(changed, folds)), strict=True):
@@ -154,17 +90,20 @@ class Twin:
     The batch norms of `net` must be frozen. It is tried with images [b, 3, H, W], of which one will
     do; `autocast` is the dtype it would run in under autocast, but float64 stays float64. Call
     `module`, under autocast still, with images in channels-last order. `folds` is what was folded:
-    nothing if the trial came out differently.
+    nothing if `trial_failed`, when the folded network gave other descriptors in the trial.
     """
 
     def __init__(self, net: nn.Module, images: Tensor, autocast: torch.dtype) -> None:
         self.net = net
-        self._parts = _parts(net)
-        self.module = _sharing_copy(net).eval()
-        with torch.autocast(images.device.type, autocast):
-            folds, cast = survey(self.module, images)
+        self._snapshot = Snapshot(net)
+        # Layers that keep statistics change the buffers of this copy.
+        watched = copy.deepcopy(net, {id(p): p for p in net.parameters()})
+        with torch.autocast(images.device.type, autocast, cache_enabled=False):
+            folds, cast = survey(watched, images)
+        self.module = _sharing_copy(net, self._snapshot.shared).eval()
         folds = [fold for fold in folds if fold.conv in cast]
-        self.folds = folds if folds_hold(net, folds, images) else []
+        self.trial_failed = not folds_hold(net, folds, images)
+        self.folds = [] if self.trial_failed else folds
         self._pairs = _pairs(net, self.folds)
         filled = [_fold(self.module, fold) for fold in self.folds]
         # The twin's own parameters, and the network's that each is made of.
@@ -203,7 +142,7 @@ class Twin:
 
     def _widen(self, layer: nn.Module) -> None:
         """Let a convolution of the colours take more channels, which are zero."""
-        if type(layer) not in _CONVOLUTIONS:
+        if type(layer) not in CONVOLUTIONS:
             return
         assert isinstance(layer, nn.Conv2d)
         if layer.in_channels == COLOURS and layer.groups == 1:
@@ -212,8 +151,11 @@ class Twin:
             layer.register_forward_pre_hook(_widen_input)
 
     def fits(self) -> bool:
-        """Whether the network still has the parts it had; their values may have changed."""
-        return self._parts == _parts(self.net)
+        """Whether the network has the parts, settings and hooks it had when it was copied.
+
+        The values of its parameters and buffers may have changed.
+        """
+        return self._snapshot.matches(self.net)
 
     def refresh(self) -> None:
         """Take over the network's weights and modes; forget gradients."""
@@ -277,9 +219,9 @@ def make_twin(net: nn.Module, images: Tensor, autocast: torch.dtype) -> Twin | N
     return twin
 
 
-def _sharing_copy(net: nn.Module) -> nn.Module:
-    """A copy of the modules with the same parameters and buffers."""
-    return copy.deepcopy(net, {id(t): t for t in (*net.parameters(), *net.buffers())})
+def _sharing_copy(net: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
+    """A copy of the modules with the same parameters and buffers, and what else is shared."""
+    return copy.deepcopy(net, {id(t): t for t in (*net.parameters(), *net.buffers(), *shared)})
 
 
 def _fold(module: nn.Module, fold: Fold) -> tuple[nn.Parameter, nn.Parameter]:
@@ -325,30 +267,24 @@ def _widen_input(conv: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
     return _widened(inputs[0].to(conv.weight.dtype), conv.in_channels)
 
 
-def _change(norm: nn.BatchNorm2d, generator: torch.Generator) -> None:
-    """Give a batch norm other constants."""
+def _perturb(tensor: Tensor, generator: torch.Generator) -> None:
+    """Move every element by 5 to 15 % of the usual size of all; zeros as weights of a layer."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    size = tensor.square().mean().sqrt()
+    inputs = tensor[0].numel() if tensor.ndim else 1
+    size = torch.where(size > 0, size, inputs**-0.5)
+    noise = _uniform(tensor, generator, -1, 1)
+    tensor.add_(0.1 * size * (noise + 0.5 * noise.sign()))
 
-    def draw(low: float, high: float) -> Tensor:
-        numbers = low + (high - low) * torch.rand(norm.num_features, generator=generator)
-        return numbers.to(mean)
 
+def _perturb_statistics(norm: nn.BatchNorm2d, generator: torch.Generator) -> None:
     mean, variance = norm.running_mean, norm.running_var
     assert mean is not None
     assert variance is not None
-    with torch.no_grad():
-        mean.add_(draw(-0.3, 0.3) * variance.sqrt())
-        variance.mul_(draw(0.5, 2))
-        if norm.weight is not None:
-            norm.weight.add_(draw(0.1, 0.4))
-        if norm.bias is not None:
-            norm.bias.add_(draw(-0.3, 0.3))
+    mean.add_(_uniform(mean, generator, -0.3, 0.3) * variance.sqrt())
+    variance.mul_(_uniform(variance, generator, 0.5, 2))
 
 
-def _parts(net: nn.Module) -> list[int]:
-    """What tells apart the network's modules, parameters and buffers."""
-    parts: list[int] = []
-    for module in net.modules():
-        parts.append(id(module))
-        parts += map(id, module._parameters.values())
-        parts += map(id, module._buffers.values())
-    return parts
+def _uniform(like: Tensor, generator: torch.Generator, low: float, high: float) -> Tensor:
+    return torch.empty_like(like).uniform_(low, high, generator=generator)

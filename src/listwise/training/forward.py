@@ -12,6 +12,8 @@ from listwise.models.folding import Twin, make_twin
 
 # Random numbers of the compiler's own would differ between the two stages.
 COMPILER_OPTIONS: dict[str, Any] = {"fallback_random": True}
+# Copies in a row that a change to the network made useless, before the network itself computes.
+_USELESS_COPIES = 3
 
 
 class Forward:
@@ -22,7 +24,8 @@ class Forward:
 
     If `autocast` is None, the caller's is used, if any. With `compile` the network is compiled for
     each size of images, and smaller batches are filled up, so that there is one size only;
-    `fallback` says why it is not, if the compiler fails.
+    `fallback` says why it is not, if the compiler fails, and why batch norm is not folded, if it
+    could not be.
     """
 
     def __init__(self, net: nn.Module, autocast: torch.dtype | None, compile: bool = False) -> None:
@@ -36,6 +39,7 @@ class Forward:
         self.fallback = ""
         self._twin: Twin | None = None
         self._can_be_copied = True
+        self._useless_copies = 0
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._sizes: dict[torch.Size, int] = {}
         self._dtypes = _float_dtypes(net)
@@ -74,6 +78,10 @@ class Forward:
             self._twin = make_twin(self.net, images[:1], self.autocast)
             self.set_random_state(random_state)
             self._can_be_copied = self._twin is not None
+            if self._twin is None:
+                self._note("the network cannot be copied, so its batch norm is not folded")
+            elif self._twin.trial_failed:
+                self._note("batch norm is not folded: in a trial that changed the descriptors")
         return images.contiguous(memory_format=torch.channels_last)
 
     def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -105,7 +113,15 @@ class Forward:
         """Take over the network's weights as they are now, and start from empty gradients."""
         if self._twin is not None and not self._twin.fits():
             self._twin = self._compiled = None
+            self._useless_copies += 1
+            if self._useless_copies == _USELESS_COPIES:
+                self._can_be_copied = False
+                self._note(
+                    "the network's settings or hooks change before every update, so its batch norm "
+                    "is not folded"
+                )
         if self._twin is not None:
+            self._useless_copies = 0
             self._twin.refresh()
         self._dtypes = _float_dtypes(self.net)
 
@@ -134,9 +150,13 @@ class Forward:
         if not isinstance(error, TorchDynamoException):
             return False
         reason = " ".join(str(error).strip().partition("\n\n")[0].split())
-        self.fallback = f"the network is not compiled, so it runs slower: {reason}"
+        self._note(f"the network is not compiled, so it runs slower: {reason}")
         self.compile, self._compiled = False, None
         return True
+
+    def _note(self, reason: str) -> None:
+        """Add a reason to `fallback`."""
+        self.fallback = "; ".join(filter(None, [self.fallback, reason]))
 
     def recompute(self, images: Tensor, random_state: list[Tensor]) -> Tensor:
         """Descriptors of the same images, drawn with the random state of the first time."""

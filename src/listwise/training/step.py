@@ -157,7 +157,7 @@ class MultistageStep:
 
     @property
     def fallback(self) -> str:
-        """Why the network is not compiled although `compile` is set; empty otherwise."""
+        """Why the network is not compiled or folded, although it was to be; empty otherwise."""
         return "" if self._forward is None else self._forward.fallback
 
     def forward(self) -> Forward:

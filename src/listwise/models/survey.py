@@ -1,0 +1,161 @@
+"""Find the batch norms that can be folded, by recording who reads each convolution's output.
+
+A convolution and a batch norm become one layer only if nothing else reads what is between them.
+The values of a forward pass do not prove that: behind a gate that starts at zero, a second reader
+changes nothing until training opens the gate. `survey` therefore records every operator that reads
+the output of a convolution, whatever the operator computes.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import BatchNormAct2d, Conv2dSame
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Exactly these classes: a subclass may use its weights in another way.
+CONVOLUTIONS = (nn.Conv2d, Conv2dSame)
+NORMS = (nn.BatchNorm2d, BatchNormAct2d)
+_CAST_BY_AUTOCAST = (*CONVOLUTIONS, nn.Conv1d, nn.Conv3d, nn.Linear)
+_FOLDED_DTYPES = (torch.float32, torch.float64)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+class Fold(NamedTuple):
+    """The names of a convolution and of the batch norm that alone reads its output."""
+
+    conv: str
+    norm: str
+
+
+class Survey(NamedTuple):
+    """The batch norms that can be folded, and the layers whose weights autocast casts."""
+
+    folds: list[Fold]
+    cast: list[str]
+
+
+def survey(net: nn.Module, images: Tensor) -> Survey:
+    """Watch a forward pass of images [b, 3, H, W] under the caller's autocast.
+
+    A fold needs all of this: convolution and batch norm are called once and have no hooks, the
+    batch norm is frozen and has one name, it alone reads the output of the convolution, and nothing
+    but the convolution reads its weights. Weights that are read elsewhere are not cast either.
+
+    Autocast must not cache its casts, or a second reader of a weight goes unseen.
+    """
+    watch = _Watch(net)
+    try:
+        with torch.no_grad(), watch:
+            net(images)
+    finally:
+        watch.remove_hooks()
+    layers = dict(net.named_modules())
+    names = Counter(id(module) for _, module in net.named_modules(remove_duplicate=False))
+    cast = [name for name, always in watch.cast.items() if always and watch.owns_weights(name)]
+    folds = [
+        fold
+        for fold in watch.met
+        if watch.calls[fold.conv] == watch.calls[fold.norm] == 1
+        and watch.readers[fold.conv] == {fold.norm}
+        and watch.owns_weights(fold.conv)
+        and _is_plain(layers[fold.conv])
+        and _is_plain(layers[fold.norm])
+        and layers[fold.conv].weight.dtype in _FOLDED_DTYPES
+        and not layers[fold.norm].training
+        and names[id(layers[fold.norm])] == 1
+    ]
+    return Survey(folds, cast)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records, operator by operator, which layers read outputs of convolutions and weights.
+
+    Attributes:
+        calls: calls of each layer.
+        met: pairs of a convolution and a batch norm that got its output unchanged.
+        readers: for each convolution the layers that read its output, "" for code outside of
+            the layers watched.
+        cast: for each plain layer that autocast can cast whether it always did.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+        self.met: list[Fold] = []
+        self.readers: dict[str, set[str]] = defaultdict(set)
+        self.cast: dict[str, bool] = {}
+        self._running: list[str] = []
+        # By place in memory. The outputs are kept, or their place could be another's soon.
+        self._outputs: dict[int, tuple[str, Tensor, int]] = {}
+        self._owners: dict[int, set[str]] = defaultdict(set)
+        self._read_outside: set[int] = set()
+        self._weights: dict[str, list[int]] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        for name, module in net.named_modules():
+            if type(module) in (*NORMS, *_CAST_BY_AUTOCAST):
+                self._watch(name, module)
+
+    def _watch(self, name: str, module: nn.Module) -> None:
+        self._weights[name] = [_place(weight) for weight in module.parameters(recurse=False)]
+        for place in self._weights[name]:
+            self._owners[place].add(name)
+        plain = _is_plain(module)  # before there are hooks of our own
+        self._hooks.append(module.register_forward_pre_hook(self._entered(name, plain)))
+        self._hooks.append(module.register_forward_hook(self._left(name)))
+
+    def _entered(self, name: str, plain: bool) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self.calls[name] += 1
+            self._running.append(name)
+            if type(module) in NORMS:
+                maker, output, version = self._outputs.get(_place(inputs[0]), ("", None, -1))
+                if output is inputs[0] and version == output._version:  # not changed in place
+                    self.met.append(Fold(maker, name))
+            elif plain:
+                on = torch.is_autocast_enabled(inputs[0].device.type)
+                self.cast[name] = self.cast.get(name, True) and on
+
+        return note
+
+    def _left(self, name: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self._running.pop()
+            if type(module) in CONVOLUTIONS:
+                self._outputs[_place(output)] = name, output, output._version
+
+        return note
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        running = self._running[-1] if self._running else ""
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                place = _place(tensor)
+                if place in self._outputs:
+                    self.readers[self._outputs[place][0]].add(running)
+                if place in self._owners and running not in self._owners[place]:
+                    self._read_outside.add(place)
+        return func(*args, **(kwargs or {}))
+
+    def owns_weights(self, name: str) -> bool:
+        """Whether only layers that hold a weight of this layer have read it."""
+        return self._read_outside.isdisjoint(self._weights[name])
+
+    def remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a layer computes what its class says: no hooks, no `forward` of its own."""
+    return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
+
+
+def _place(tensor: Tensor) -> int:
+    """Where the numbers under a tensor lie; views of one tensor lie in one place."""
+    return tensor.untyped_storage().data_ptr()
