@@ -109,5 +109,6 @@ def _serve(
             others = " and all other addresses of this machine" if anywhere else ""
             memory = f" with up to {limit / 1e9:.1f} GB of memory" if limit else ""
             typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}{memory}")
-            say(console, "press Ctrl-C to stop")
+            if console.is_terminal:
+                say(console, "press Ctrl-C to stop")
             run_server(app, listening, settings.limits)

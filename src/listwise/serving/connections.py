@@ -104,7 +104,11 @@ class BoundedProtocol(H11Protocol):
 
     def _make_room(self) -> None:
         """Close the oldest idle connections while there are too many."""
-        open_now = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+        open_now = [
+            each
+            for each in self.connections
+            if isinstance(each, BoundedProtocol) and not each.transport.is_closing()
+        ]
         counts = Counter(each.address for each in open_now)
         crowded = self.address
         if counts[crowded] <= self.limits.connections_per_address:

@@ -26,6 +26,8 @@ from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
 REFRESH_SECONDS = 1.0
+RESERVE = 0.25
+"""Part of the time of a request that re-ranking does not plan to use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +213,10 @@ class Engine:
             return list(found.hits)
         self._reranker.finished = request.finished
         images = [photo.image for _, photo in loaded]
-        hits = rerank_hits(self._reranker, images, found.hits, None, found.until)
+        # A part of the time is kept for a machine that is busy with other requests.
+        remaining = found.until - time.monotonic()
+        until = found.until - RESERVE * remaining
+        hits = rerank_hits(self._reranker, images, found.hits, None, until)
         return [_placed(hit, loaded) for hit in hits]
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from listwise.search.filling import thumbnail_from_photo
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.store import Store
-from listwise.serving.batching import Batcher, Client
+from listwise.serving.batching import Batcher, Client, TooLateError
 from listwise.serving.decoding import check_pixels
 from listwise.serving.engine import Engine, RerankRequest, SearchRequest
 from listwise.serving.fields import BadRequestError
@@ -89,14 +89,20 @@ class Service:
                 queue.submit(request, size, cost, client.address), until, client
             )
             if request.rerank and hits:
-                job = self._reranks.submit(
-                    RerankRequest(request, hits, until), owner=client.address
-                )
-                hits = (await self._reranks.result(job, until, client))[: request.k]
+                hits = await self._rerank(RerankRequest(request, hits, until), client)
         finally:
             request.finished.set()
         reranked = any(hit.inliers is not None for hit in hits)
         return Answer.of(hits, time.monotonic() - started, request.expand, reranked)
+
+    async def _rerank(self, found: RerankRequest, client: Client) -> list[Hit]:
+        """Re-rank hits; if the server is too slow for that, they stay as they are."""
+        job = self._reranks.submit(found, owner=client.address)
+        try:
+            hits = await self._reranks.result(job, found.until, client)
+        except TooLateError:
+            hits = list(found.hits)
+        return hits[: found.request.k]
 
     async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
         """Add photos to the index; once begun, this finishes even if the client disconnects."""
