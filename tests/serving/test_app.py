@@ -485,6 +485,86 @@ def test_what_takes_too_long_is_not_waited_for(gated, serve, photos, pool):
     assert set(gated.calls) == {1}, "those that were given up are not described"
 
 
+def test_the_photos_of_a_request_that_is_over_are_dropped(gated, serve, pool):
+    """Each photo has as many pixels as are decoded at one time."""
+    client = serve(gated, limits=Limits(pixels=70 * 70, seconds=0.5))
+    photos = [texture(seed, (70, 70)) for seed in range(4)]
+    late = pool.submit(client.post, "/api/search", **upload(*photos))
+    wait_for(lambda: gated.calls == [1])
+    assert late.result().status_code == 504
+    gated.gate.set()
+    wait_for(lambda: client.post("/api/search", **upload(photos[0])).status_code == 200)
+    assert gated.calls == [1, 1]
+
+
+def test_searches_by_key_do_not_wait_for_photos(gated, serve, photos, pool):
+    client = serve(gated)
+    first = pool.submit(client.post, "/api/search", **upload(photos / "class0" / "0.jpg"))
+    wait_for(lambda: gated.calls == [1])
+    key = entry_key("class6/2.jpg")
+    assert client.get(f"/api/entries/{key}/similar").status_code == 200
+    assert client.post("/api/search", **upload(keys=f'["{key}"]')).status_code == 200
+    assert not first.done()
+    gated.gate.set()
+    assert first.result().status_code == 200
+
+
+def test_clients_take_turns(gated, serve, photos, pool):
+    client = serve(gated, limits=Limits(batch=1))
+    done = []
+
+    def ask(address):
+        headers = {"X-Forwarded-For": address}
+        form = upload(photos / "class0" / "0.jpg", k="1")
+        assert client.post("/api/search", headers=headers, **form).status_code == 200
+        done.append(address)
+
+    answers = [pool.submit(ask, "203.0.113.1") for _ in range(6)]
+    wait_for(lambda: numbers(client)["listwise_queue_length"] == 5)
+    answers.append(pool.submit(ask, "203.0.113.2"))
+    wait_for(lambda: numbers(client)["listwise_queue_length"] == 6)
+    gated.gate.set()
+    for answer in answers:
+        answer.result()
+    assert "203.0.113.2" in done[:4]
+
+
+def test_large_photos_are_reduced_for_the_network(index, serve):
+    sizes = []
+
+    class Watched(Index):
+        def describe(self, photos, boxes=None):
+            sizes.extend(photo.size for photo in photos)
+            return super().describe(photos, boxes)
+
+    client = serve(Watched(index.store, index.model), limits=Limits(max_side=100))
+    large = io.BytesIO()
+    texture(0, (1600, 800)).save(large, "JPEG")
+    assert client.post("/api/search", **upload(large.getvalue())).status_code == 200
+    boxed = upload(large.getvalue(), boxes="[[800, 0, 1600, 800]]")
+    assert client.post("/api/search", **boxed).status_code == 200
+    assert client.post("/api/search", **upload(texture(0, (90, 60)))).status_code == 200
+    assert sizes == [(100, 50), (100, 100), (90, 60)]
+
+
+def test_reranking_that_is_too_slow_leaves_the_results(index, serve, photos, monkeypatch):
+    from listwise.serving import engine
+
+    real = engine.rerank_hits
+
+    def slow(*arguments):
+        time.sleep(3)
+        return real(*arguments)
+
+    client = serve(index, limits=Limits(seconds=1.5))
+    path = photos / "class3" / "2.jpg"
+    plain = client.post("/api/search", **upload(path, k="5"))
+    monkeypatch.setattr(engine, "rerank_hits", slow)
+    late = client.post("/api/search", **upload(path, k="5", rerank="true"))
+    assert found(late) == found(plain)
+    assert late.json()["reranked"] is False
+
+
 def test_a_client_that_leaves_frees_its_place(gated, serve, photos, pool):
     client = serve(gated, limits=Limits(waiting=1))
     form = upload(photos / "class0" / "0.jpg")

@@ -1,5 +1,6 @@
 """Searches from photos and keys to hits, in batches and within the limits."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,6 @@ from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
 REFRESH_SECONDS = 1.0
-RESERVE = 0.25
-"""Part of the time of a request that re-ranking does not plan to use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,10 +212,10 @@ class Engine:
             return list(found.hits)
         self._reranker.finished = request.finished
         images = [photo.image for _, photo in loaded]
-        # A part of the time is kept for a machine that is busy with other requests.
         remaining = found.until - time.monotonic()
-        until = found.until - RESERVE * remaining
-        hits = rerank_hits(self._reranker, images, found.hits, None, until)
+        self._reranker.until = found.until - remaining / 10
+        planned = found.until - remaining / 4
+        hits = rerank_hits(self._reranker, images, found.hits, None, planned)
         return [_placed(hit, loaded) for hit in hits]
 
     def close(self) -> None:
@@ -225,20 +224,22 @@ class Engine:
 
 
 class _BoundedReranker(Reranker):
-    """Decodes the photos of the index within the budget, and none once `finished` is set.
+    """Decodes photos of the index within the budget, and only while their request needs them.
 
-    The server has one thread that re-ranks, so one request at a time is `finished`.
+    After `until`, and once `finished` is set, entries are left where they are. The server has one
+    thread that re-ranks, so these belong to one request at a time.
     """
 
     def __init__(self, decoding: PixelBudget) -> None:
         super().__init__(FEATURE_BYTES)
         self.finished = threading.Event()
+        self.until = math.inf
         self._decoding = decoding
 
     def features(self, entry: PhotoPart) -> Features:
         """Features of an entry's photo, from memory if they are there."""
-        if self.finished.is_set():
-            raise ImageError(entry.path, "the request has ended")
+        if self.finished.is_set() or time.monotonic() > self.until:
+            raise ImageError(entry.path, "no time to verify it")
         pixels = check_pixels(entry.path, self._decoding.limit)
         with self._decoding.reserve(pixels):
             return super().features(entry)

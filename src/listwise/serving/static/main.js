@@ -188,6 +188,7 @@ function showAnswer() {
     found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
     expanded && "query expanded",
     reranked && "re-ranked by matched points",
+    found.length && here.rerank && !reranked && "not re-ranked: the server was too busy",
   ];
   byId("summary").textContent = parts.filter(Boolean).join(" · ");
   byId("nothing").hidden = found.length > 0;
