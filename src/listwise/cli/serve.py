@@ -55,7 +55,7 @@ def serve(
         options.integer(
             "Long side in pixels that larger photos are reduced to.",
             min=16,
-            show_default="of the index, or 1024",
+            show_default="maximum of the index, or 1024",
         ),
     ] = None,
     timeout: Annotated[

@@ -91,8 +91,8 @@ class Engine:
     def check(self, photos: Sequence[Upload]) -> float:
         """Refuse files that are not photos or too large; return the expected work.
 
-        The unit of work is a million pixels in the network. Decoding a pixel takes about a
-        twentieth of that.
+        The unit is the work of the network on a million pixels. Decoding a pixel counts as a
+        twentieth of its work in the network, and a photo of any size as a tenth of a unit.
         """
         cost = 0.0
         for photo in photos:
@@ -145,16 +145,16 @@ class Engine:
                 decoded = list(self._pool.map(self._decode, wanted))
             ready = []
             for example, photo in zip(wanted, decoded, strict=True):
-                if isinstance(photo, QueryPhoto):
-                    ready.append((example.place, photo.image))
-                else:
+                if batch[example.place].finished.is_set():
+                    errors.setdefault(example.place, ClientGoneError())
+                elif isinstance(photo, Exception):
                     errors.setdefault(example.place, photo)
-            if all(batch[place].finished.is_set() for place, _ in ready):
-                errors |= {place: ClientGoneError() for place, _ in ready}
-                continue
-            described = self.index.describe([image for _, image in ready])
-            for (place, _), row in zip(ready, described, strict=True):
-                rows[place].append(row[None])
+                else:
+                    ready.append((example.place, photo.image))
+            if ready:
+                described = self.index.describe([image for _, image in ready])
+                for (place, _), row in zip(ready, described, strict=True):
+                    rows[place].append(row[None])
         return [errors.get(place) or np.concatenate(parts) for place, parts in enumerate(rows)]
 
     def _parts(self, batch: Sequence[SearchRequest]) -> Iterator[list[_Example]]:

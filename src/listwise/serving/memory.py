@@ -69,7 +69,8 @@ def prepare(index: Index, limits: Limits) -> int:
     """
     index.search(np.zeros(index.model.dim, np.float32), 1)
     before = resident_bytes()
-    side = longest_side(index, limits)
+    # Photos that are added have the size of the index, also where searches are reduced further.
+    side = index.header.settings.max_side or longest_side(index, limits)
     index.describe([Image.new("RGB", (side, side))])
     now, peak = resident_bytes(), _peak_bytes()
     if not now or not peak:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 from html import escape
 from typing import Any
 
@@ -64,4 +65,4 @@ def _shape(schema: dict[str, Any]) -> str:
     shape = str(schema.get("type", ""))
     if shape == "array":
         shape = f"list of {_shape(schema.get('items', {})) or 'any'}"
-    return f"{shape} = {schema['default']}" if "default" in schema else shape
+    return f"{shape} = {json.dumps(schema['default'])}" if "default" in schema else shape
