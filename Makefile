@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test quick soak floors lint format types check package clean
+.PHONY: help demo test docs quick soak floors lint format types check package clean
 help:                     ## list these commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -44,6 +44,11 @@ format: $(VENV)/.installed-dev ## fix what ruff can fix
 types: $(VENV)/.installed-dev ## mypy, strict
 	$(BIN)/mypy
 
+# Fails on a broken link or anchor, a page that is not in the navigation, or an undocumented public name.
+docs: $(VENV)/.installed-docs ## build the documentation site into site/
+	$(BIN)/python -m pytest tests/test_site.py
+	$(BIN)/zensical build --clean --strict
+
 check: lint types test    ## everything a change must pass
 
 package: $(VENV)/.installed-dev ## build the wheel and the sdist; install the wheel in a new environment and use it
@@ -55,7 +60,7 @@ package: $(VENV)/.installed-dev ## build the wheel and the sdist; install the wh
 	rm -rf .package
 
 clean:                    ## remove the environment and caches
-	rm -rf $(VENV) $(FLOORS) .package dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS) site .package dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -69,4 +74,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(PIP) --editable '.[docs]'
 	@touch $@

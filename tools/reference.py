@@ -1,0 +1,141 @@
+"""Reference pages of the documentation that are made from the program itself.
+
+The site builder calls `define_env`, and `docs/commands.md` and `docs/settings.md` call the macros
+that it defines.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from listwise.cli.main import app
+from listwise.settings import NESTED
+
+VALUES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "Path": "PATH"}
+SETTINGS_PANELS = ("Settings", *(name.capitalize() for name in NESTED))
+ALL_SETTINGS = "The [settings of a training run](settings.md) are options of this command, too."
+
+
+def define_env(env: Any) -> None:
+    """Define the macros of the reference pages."""
+    env.macro(commands_page, "commands")
+    env.macro(settings_page, "settings")
+
+
+def commands_page() -> str:
+    """Every command of the command line, in Markdown."""
+    root: Any = typer.main.get_command(app)
+    lines = ["| Command | |", "|---|---|"]
+    for name, command in root.commands.items():
+        lines.append(f"| [`listwise {name}`](#listwise-{name}) | {_first_sentence(command)} |")
+    return "\n".join(lines) + "\n\n" + "\n\n".join(_describe(root, "listwise", 1))
+
+
+def settings_page() -> str:
+    """Every setting of a training run, in Markdown, in the groups of a config file."""
+    root: Any = typer.main.get_command(app)
+    parts = []
+    for panel in SETTINGS_PANELS:
+        group = panel.lower()
+        if group in NESTED:
+            parts += [f"## {group}", _escape((NESTED[group].__doc__ or "").split("\n")[0])]
+        parameters = root.commands["train"].params
+        parts += [_setting(p) for p in parameters if getattr(p, "rich_help_panel", "") == panel]
+    return "\n\n".join(parts)
+
+
+def _describe(group: Any, words: str, depth: int) -> Iterator[str]:
+    for name, command in group.commands.items():
+        typed = f"{words} {name}"
+        yield f"{'#' * (depth + 1)} {typed}"
+        yield _plain(command.help)
+        yield from _usage(command, typed)
+        if hasattr(command, "commands"):
+            yield from _describe(command, typed, depth + 1)
+
+
+def _usage(command: Any, typed: str) -> Iterator[str]:
+    own = [p for p in command.params if getattr(p, "rich_help_panel", None) not in SETTINGS_PANELS]
+    own = [p for p in own if not p.hidden]
+    arguments = [p for p in own if not p.opts[0].startswith("-")]
+    words = [_argument(p) if p.required else f"[{_argument(p)}]" for p in arguments]
+    if not hasattr(command, "commands"):
+        yield "```text\n" + " ".join([typed, *words, "[OPTIONS]"]) + "\n```"
+    if own:
+        yield "\n\n".join(_parameter(parameter) for parameter in own)
+    if len(own) < len(command.params):
+        yield ALL_SETTINGS
+    if command.epilog:
+        yield from _examples(Text.from_markup(command.epilog).plain)
+
+
+def _parameter(parameter: Any) -> str:
+    text = _plain(parameter.help)
+    if not parameter.opts[0].startswith("-"):
+        return f"`{_argument(parameter)}`\n:   {text}"
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    value = "" if parameter.is_flag else f" `{_value(parameter)}`"
+    if parameter.required:
+        text += " *Required.*"
+    elif default := _default(parameter):
+        text += f" *Default: {default}.*"
+    return f"{names}{value}\n:   {text}"
+
+
+def _argument(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
+def _value(parameter: Any) -> str:
+    """The kind of value that an option takes, as its help shows it."""
+    if parameter.metavar:
+        return VALUES.get(parameter.metavar, parameter.metavar)
+    return VALUES.get(getattr(parameter.type_descriptor.annotation, "__name__", ""), "TEXT")
+
+
+def _default(parameter: Any) -> str:
+    """The default that will be used, as one types it; empty if there is none."""
+    if isinstance(parameter.show_default, str):
+        return _escape(parameter.show_default)
+    if parameter.is_flag:
+        return "on" if parameter.default else ""
+    return "" if parameter.default in (None, [], ()) else f"`{parameter.default}`"
+
+
+def _examples(text: str) -> Iterator[str]:
+    """The epilog of a command: its examples as code, everything else as paragraphs."""
+    commands, paragraphs = [], []
+    for part in re.sub(r"^Examples?:", "", text).split("\n\n"):
+        line = part.strip()
+        if re.match(r"(listwise|torchrun) ", line):
+            commands.append(re.sub(r"(\S)\s{2,}(\S)", r"\1  # \2", line))
+        elif line:
+            paragraphs.append(_escape(" ".join(line.split())))
+    yield "```sh\n" + "\n".join(commands) + "\n```"
+    yield from paragraphs
+
+
+def _setting(parameter: Any) -> str:
+    """A setting by its name in a config file, and its flags."""
+    group = parameter.rich_help_panel.lower()
+    name = parameter.name.removeprefix(f"{group}_")
+    value = "" if parameter.is_flag else f" `{_value(parameter)}`"
+    flags = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
+    text = f"{_plain(parameter.help)} *Default: {_default(parameter)}.*"
+    return f"`{name}`\n:   {text}\n    <br>{flags}{value}"
+
+
+def _first_sentence(command: Any) -> str:
+    return _plain(command.help).split("\n")[0]
+
+
+def _plain(text: str | None) -> str:
+    """A help text without the markup of the terminal, as Markdown."""
+    return _escape(Text.from_markup(text or "").plain.strip())
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([*_<])", r"\\\1", text)
