@@ -69,7 +69,7 @@ def train(
     Returns:
         The run, with its model and metrics.
 
-    Example:
+    Examples:
         >>> run = listwise.train("photos", backbone="resnet50")       # doctest: +SKIP
         >>> run.model.encode("chair.jpg").shape                       # doctest: +SKIP
         (2048,)

@@ -33,7 +33,7 @@ def load_model(
         backbone: the module, if the network of a folder was made with one of your own.
         pooling: likewise.
 
-    Example:
+    Examples:
         >>> model = listwise.load("resnet50")               # doctest: +SKIP
         >>> model.encode(["a.jpg", "b.jpg"]).shape          # doctest: +SKIP
         (2, 2048)

@@ -49,7 +49,7 @@ class Model:
     `folder` is where it was opened from or saved to; `name` is the timm backbone of a network that
     was taken off the shelf.
 
-    Example:
+    Examples:
         >>> model = load_model("resnet50")                  # doctest: +SKIP
         >>> model.encode(["a.jpg", "b.jpg"]).shape          # doctest: +SKIP
         (2, 2048)

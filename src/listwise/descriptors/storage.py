@@ -52,7 +52,7 @@ class DescriptorWriter(TableWriter):
 
     If the block ends with an error, nothing is left behind. Rows are buffered up to one row group.
 
-    Example:
+    Examples:
         >>> header = DescriptorHeader(model="demo")
         >>> with DescriptorWriter("photos.parquet", dim=4, header=header) as writer:
         ...     writer.write(["a.jpg"], [(640, 480)], np.ones((1, 4), np.float32) / 2)

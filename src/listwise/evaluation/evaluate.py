@@ -35,7 +35,7 @@ def evaluate_descriptors(
     Returns:
         The metrics of each protocol, by its name.
 
-    Example:
+    Examples:
         >>> judged = JudgedQueries.labelled([0, 0, 1, 1])
         >>> vectors = np.eye(2)[[0, 0, 1, 1]]
         >>> evaluate_descriptors(vectors, vectors, judged)["Labels"].mAP
@@ -156,7 +156,7 @@ def evaluate_revisited(
     Returns:
         The metrics of the protocols "Easy", "Medium" and "Hard".
 
-    Example:
+    Examples:
         >>> scores = [[0.9, 0.1, 0.5]]
         >>> evaluate_revisited(scores, easy=[[0]], hard=[[2]], junk=[[]])["Medium"].mAP
         1.0
@@ -191,7 +191,7 @@ def evaluate_labelled(
         gallery_labels: [N] labels of the gallery.
         ks: the depths k of Recall@k.
 
-    Example:
+    Examples:
         >>> evaluate_labelled(np.eye(2)[[0, 0, 1, 1]], [5, 5, 7, 7]).figures["Recall@1"]
         1.0
     """
@@ -231,7 +231,7 @@ def average_precision(scores: ArrayLike, relevance: ArrayLike) -> float:
     Returns:
         A number in (0, 1].
 
-    Example:
+    Examples:
         >>> average_precision([0.9, 0.8, 0.7], [True, False, True])  # (1/1 + 2/3) / 2
         0.8333333333333333
     """

@@ -58,7 +58,7 @@ class JudgedQueries:
         grades: for each grade, one array per query with the positions in `names` of its images.
         protocols: the protocols of the benchmark, by name.
 
-    Example:
+    Examples:
         >>> judged = JudgedQueries.labelled(["cat", "cat", "dog"])
         >>> judged.positives("Labels", query=0)
         array([1])

@@ -36,7 +36,7 @@ def rank_judged(
     Returns:
         For each query, the ranks of its judged images, counted from 0.
 
-    Example:
+    Examples:
         >>> database = np.array([[0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
         >>> rank_judged([[1.0, 0.0]], database, [[0, 2]])
         [array([2, 1])]

@@ -71,7 +71,7 @@ def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
     Returns:
         Features with descriptors [n, 128], n ≤ `count`.
 
-    Example:
+    Examples:
         >>> one, two = hessian_affine(photo), hessian_affine(other)   # doctest: +SKIP
         >>> verify(one, two).inliers                                  # doctest: +SKIP
         57

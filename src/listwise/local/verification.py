@@ -52,7 +52,7 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
         other: features of the other photo.
         pairs: positions of features that may match, int64 [p, 2]; by default `nearest_pairs`.
 
-    Example:
+    Examples:
         >>> found = verify(hessian_affine(photo), hessian_affine(other))   # doctest: +SKIP
         >>> found.inliers, found.transform.shape                          # doctest: +SKIP
         (57, (3, 3))

@@ -67,7 +67,7 @@ class QuantizedAPLoss(_HistogramLoss):
         include_self: rank each image in its own list, as Eq. 12 is written, instead of among
             "all other batch images".
 
-    Example:
+    Examples:
         >>> loss = QuantizedAPLoss(bins=20)
         >>> descriptors = nn.functional.normalize(torch.eye(4)[[0, 0, 1, 1]], dim=1)
         >>> loss(descriptors, torch.tensor([5, 5, 7, 7])).item()

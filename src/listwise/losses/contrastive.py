@@ -16,7 +16,7 @@ class ContrastiveLoss(TupleLoss):
         margin: smallest distance to a negative that costs nothing.
         negatives: number of negatives in a tuple.
 
-    Example:
+    Examples:
         >>> descriptors = torch.eye(4)[[0, 0, 1, 1]]
         >>> ContrastiveLoss(negatives=2)(descriptors, torch.tensor([5, 5, 7, 7])).item()
         0.0

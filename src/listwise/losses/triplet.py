@@ -17,7 +17,7 @@ class TripletLoss(TupleLoss):
         form: "margin" is ½ max(0, margin + ‖q − p‖² − ‖q − n‖²); "log-exp" is
             log(1 + exp(‖q − p‖² − ‖q − n‖²)), which has no margin.
 
-    Example:
+    Examples:
         >>> import torch
         >>> descriptors = torch.eye(4)[[0, 0, 1, 1]]
         >>> TripletLoss()(descriptors, torch.tensor([5, 5, 7, 7])).item()

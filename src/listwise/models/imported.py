@@ -63,7 +63,7 @@ def import_checkpoint(path: str | Path) -> RetrievalNet:
 
     No code in the file is run.
 
-    Example:
+    Examples:
         >>> net = import_checkpoint("Resnet-101-AP-GeM.pt")  # doctest: +SKIP
         >>> net(images).shape                                # doctest: +SKIP
         torch.Size([2, 2048])

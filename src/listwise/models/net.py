@@ -45,7 +45,7 @@ class RetrievalNet(nn.Module):
         dim: the length of the descriptors.
         config: the architecture and preprocessing, as saved in `config.json`.
 
-    Example:
+    Examples:
         >>> net = RetrievalNet("resnet18", weights="random")
         >>> net(torch.zeros(2, 3, 97, 130, dtype=torch.uint8)).shape
         torch.Size([2, 512])

@@ -92,7 +92,7 @@ def describe_benchmark(
     Returns:
         Descriptors of queries [Q, C] and database [N, C].
 
-    Example:
+    Examples:
         >>> described = describe_benchmark(model, open_benchmark("roxford5k"))  # doctest: +SKIP
         >>> described.evaluate()["Medium"].mAP                                  # doctest: +SKIP
         0.42

@@ -142,7 +142,7 @@ def evaluate(
         on_progress: called with the number of photos just described; by default a terminal shows
             a progress bar.
 
-    Example:
+    Examples:
         >>> result = listwise.evaluate("runs/photos/model", "photos")   # doctest: +SKIP
         >>> result.figures["Labels"]["mAP"]                             # doctest: +SKIP
         0.87
@@ -186,7 +186,7 @@ def open_benchmark(
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
 
-    Example:
+    Examples:
         >>> open_benchmark("roxford5k", data="data").photo_count   # doctest: +SKIP
         5063
     """

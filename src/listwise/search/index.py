@@ -40,7 +40,7 @@ class Index:
     It is a store of descriptors and the model that describes photos for it, which is opened when
     it is first needed. Several threads may use one.
 
-    Example:
+    Examples:
         >>> index = open_index("shop", "resnet50")           # doctest: +SKIP
         >>> index.add("photos")                              # doctest: +SKIP
         >>> index.search("chair.jpg", k=3)[0].path           # doctest: +SKIP

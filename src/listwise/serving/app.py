@@ -58,7 +58,7 @@ Headers = dict[str, str] | None
 def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     """The ASGI app of a server; `server_config` has the uvicorn settings that belong to it.
 
-    Example:
+    Examples:
         >>> app = create_app(open_index("shop"), ServeSettings())     # doctest: +SKIP
         >>> uvicorn.Server(server_config(app, Limits())).run()         # doctest: +SKIP
     """

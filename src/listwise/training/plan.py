@@ -64,7 +64,7 @@ def prepare(
         preset: where all other settings come from: "auto" chooses them from the data and the
             machine, "paper" takes those of section 4.2.
 
-    Example:
+    Examples:
         >>> plan = prepare("photos", {"backbone": "resnet18"})  # doctest: +SKIP
         >>> plan.config.batch_size, plan.reasons["batch_size"]  # doctest: +SKIP
     """

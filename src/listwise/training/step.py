@@ -74,7 +74,7 @@ class MultistageStep:
         choice: a sentence that says what was chosen and why.
         counts: forwards, backwards and updates so far.
 
-    Example:
+    Examples:
         >>> from listwise.losses import QuantizedAPLoss
         >>> from listwise.models import RetrievalNet
         >>> net = RetrievalNet("resnet18", weights="random")

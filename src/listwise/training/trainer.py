@@ -92,7 +92,7 @@ class Trainer:
         view: shows the progress to the user; by default nothing is shown.
         resume: resume the run in the folder instead of starting a new one.
 
-    Example:
+    Examples:
         >>> plan = prepare("photos", {"backbone": "resnet18"})  # doctest: +SKIP
         >>> Trainer(plan, "runs/first").fit().best_map          # doctest: +SKIP
     """
@@ -469,7 +469,7 @@ def resume(
         backbone: the backbone module that the run was started with, if it was your own.
         pooling: the pooling module that the run was started with, if it was your own.
 
-    Example:
+    Examples:
         >>> resume("runs/first").fit().best_map  # doctest: +SKIP
     """
     about = read_run(run)

@@ -99,7 +99,7 @@ def report_models(
         most: maximum number of queries shown.
         seed: seed of the random choices.
 
-    Example:
+    Examples:
         >>> search = ModelSearch.of_scores("my model", scores, judged)           # doctest: +SKIP
         >>> models = report_models([search], judged, query_paths, image_paths)   # doctest: +SKIP
         >>> write_report("report.html", "My model", models)                      # doctest: +SKIP

@@ -25,7 +25,7 @@ def precision_recall_curve(ranks: Sequence[ArrayLike], points: int = 101) -> Cur
     Returns:
         Recall [P] and precision [P]; precision is NaN if no query has a positive.
 
-    Example:
+    Examples:
         >>> recall, precision = precision_recall_curve([[0, 2], [1]], points=3)
         >>> precision.round(2).tolist()
         [0.75, 0.75, 0.58]
