@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from listwise.cli.main import app
+from listwise.settings import NESTED, TrainConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -109,9 +110,20 @@ def test_the_reference_lists_every_command_and_option():
     for words, parameter in parameters(typer.main.get_command(app)):
         assert f"# {words}\n" in commands
         section = re.split(r"^##", commands.split(f"# {words}\n", 1)[1], flags=re.MULTILINE)[0]
-        panel = getattr(parameter, "rich_help_panel", None)
-        shown = settings if panel in made.SETTINGS_PANELS else section
+        shown = settings if made.is_setting(parameter) else section
         flag = max(parameter.opts, key=len)
         assert f"`{flag if flag[0] == '-' else parameter.metavar or flag.upper()}`" in shown, words
         count += 1
     assert count > 200
+
+
+def test_the_reference_lists_every_setting():
+    made = reference()
+    commands, settings = made.commands_page(), made.settings_page()
+    paths = [(name,) for name in TrainConfig.model_fields if name not in NESTED]
+    paths += [(group, name) for group, model in NESTED.items() for name in model.model_fields]
+    for path in paths:
+        flag = "--" + "-".join(path).replace("_", "-")
+        assert f"`{flag}`" in settings
+        assert f"\n`{path[-1]}`\n" in f"\n{settings}"
+    assert "`--crops-size`" not in commands  # in one place

@@ -15,7 +15,6 @@ from listwise.cli.main import app
 from listwise.settings import NESTED
 
 VALUES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "Path": "PATH"}
-SETTINGS_PANELS = ("Settings", *(name.capitalize() for name in NESTED))
 ALL_SETTINGS = "The [settings of a training run](settings.md) are options of this command, too."
 
 
@@ -37,14 +36,23 @@ def commands_page() -> str:
 def settings_page() -> str:
     """Every setting of a training run, in Markdown, in the groups of a config file."""
     root: Any = typer.main.get_command(app)
-    parts = []
-    for panel in SETTINGS_PANELS:
-        group = panel.lower()
-        if group in NESTED:
-            parts += [f"## {group}", _escape((NESTED[group].__doc__ or "").split("\n")[0])]
-        parameters = root.commands["train"].params
-        parts += [_setting(p) for p in parameters if getattr(p, "rich_help_panel", "") == panel]
+    settings = [p for p in root.commands["train"].params if is_setting(p)]
+    parts = [_setting(p, p.name) for p in settings if _group(p) is None]
+    for group, model in NESTED.items():
+        parts += [f"## {group}", _escape((model.__doc__ or "").split("\n")[0])]
+        members = [p for p in settings if _group(p) == group]
+        parts += [_setting(p, p.name.removeprefix(f"{group}_")) for p in members]
     return "\n\n".join(parts)
+
+
+def is_setting(parameter: Any) -> bool:
+    """Whether an option of a command is a setting of a training run."""
+    return str(getattr(parameter, "rich_help_panel", "")).startswith("Settings")
+
+
+def _group(parameter: Any) -> str | None:
+    """The group of a config file that a setting is in."""
+    return next((name for name in NESTED if parameter.name.startswith(f"{name}_")), None)
 
 
 def _describe(group: Any, words: str, depth: int) -> Iterator[str]:
@@ -58,15 +66,14 @@ def _describe(group: Any, words: str, depth: int) -> Iterator[str]:
 
 
 def _usage(command: Any, typed: str) -> Iterator[str]:
-    own = [p for p in command.params if getattr(p, "rich_help_panel", None) not in SETTINGS_PANELS]
-    own = [p for p in own if not p.hidden]
+    own = [p for p in command.params if not p.hidden and not is_setting(p)]
     arguments = [p for p in own if not p.opts[0].startswith("-")]
     words = [_argument(p) if p.required else f"[{_argument(p)}]" for p in arguments]
     if not hasattr(command, "commands"):
         yield "```text\n" + " ".join([typed, *words, "[OPTIONS]"]) + "\n```"
     if own:
         yield "\n\n".join(_parameter(parameter) for parameter in own)
-    if len(own) < len(command.params):
+    if any(is_setting(p) for p in command.params):
         yield ALL_SETTINGS
     if command.epilog:
         yield from _examples(Text.from_markup(command.epilog).plain)
@@ -118,10 +125,8 @@ def _examples(text: str) -> Iterator[str]:
     yield from paragraphs
 
 
-def _setting(parameter: Any) -> str:
+def _setting(parameter: Any, name: str) -> str:
     """A setting by its name in a config file, and its flags."""
-    group = parameter.rich_help_panel.lower()
-    name = parameter.name.removeprefix(f"{group}_")
     value = "" if parameter.is_flag else f" `{_value(parameter)}`"
     flags = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
     text = f"{_plain(parameter.help)} *Default: {_default(parameter)}.*"
