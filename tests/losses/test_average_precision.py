@@ -80,7 +80,7 @@ def test_equals_the_papers_equations(name, include_self, batch, bins, tile):
 @pytest.mark.parametrize("include_self", [False, True])
 def test_scores_exactly_on_bin_centers(name, bins, include_self, tile):
     # Rows of ±1/2: their products are exactly -1, -0.5, 0, 0.5 and 1, and with these numbers of
-    # bins so are the centers. Eq. 8 says what the slope is there, so the raw gradient must agree.
+    # bins so are the centers. Eq. 8 defines the slope there, so the raw gradient must agree.
     generator = torch.Generator().manual_seed(bins)
     signs = torch.randint(0, 2, (30, 4), generator=generator).double() - 0.5
     labels = torch.randint(0, 5, (30,), generator=generator)
@@ -413,7 +413,7 @@ NAN = torch.full((4, 4), math.nan)
 
 @pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [
         ((UNIT[0], LABELS), r"descriptors must be a tensor \[B, C\], not \[4\]"),
         ((UNIT.long(), LABELS), "floating-point"),
@@ -434,8 +434,8 @@ NAN = torch.full((4, 4), math.nan)
         ((UNIT, LABELS, NAN[0]), "finite"),
     ],
 )
-def test_bad_input_is_said_in_one_sentence(make, arguments, says):
-    with pytest.raises(ValueError, match=says) as caught:
+def test_bad_input_is_an_error_of_one_sentence(make, arguments, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
         make()(*arguments)
     assert "\n" not in str(caught.value)
 
@@ -458,7 +458,7 @@ def test_unknown_form_and_rows():
 
 
 @pytest.mark.parametrize(
-    ("scores", "relevance", "says"),
+    ("scores", "relevance", "reason"),
     [
         (UNIT[0], UNIT[0], r"scores must be a tensor \[Q, N\]"),
         (UNIT, UNIT[:3], r"scores are \[4, 4\] but relevance is \[3, 4\]"),
@@ -469,12 +469,12 @@ def test_unknown_form_and_rows():
         (UNIT, UNIT * 0.5, "0 or 1"),
     ],
 )
-def test_bad_score_matrices(scores, relevance, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_score_matrices(scores, relevance, reason):
+    with pytest.raises(ValueError, match=reason):
         quantized_ap(scores, relevance)
 
 
-def test_repr_says_the_settings():
+def test_repr_shows_the_settings():
     assert repr(QuantizedAPLoss(7)) == "QuantizedAPLoss(bins=7, include_self=False)"
     assert "form=closed" in repr(TieAwareAPLoss(form="closed"))
 

@@ -42,7 +42,7 @@ def test_given_tuples_cost_what_the_formula_says(batch, margin):
 
 @settings(max_examples=30, deadline=None)
 @given(batch=batches(negatives=3))
-def test_without_tuples_every_image_asks_with_the_hardest_of_the_batch(batch):
+def test_without_tuples_every_image_is_a_query_with_the_hardest_of_the_batch(batch):
     raw, labels, weights, _ = batch
     loss = ContrastiveLoss(negatives=3)
     value, _ = value_and_gradient(lambda d: loss(d, labels, weights), raw)

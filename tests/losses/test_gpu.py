@@ -173,10 +173,10 @@ def check(device, cases):
 
 
 def refusals(device):
-    for says, found in zip(
+    for expected, found in zip(
         REFUSALS.values(), run(device, [("refuse", name) for name in REFUSALS]), strict=True
     ):
-        assert says in found
+        assert expected in found
 
 
 def need_a_gpu():

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from listwise.losses.launches import Launch, mailbox
+from listwise.losses.launches import Launch, host_buffer
 
 
 class Kernel:
@@ -39,16 +39,16 @@ def test_the_interpreter_compiles_nothing():
     assert [grid for grid, _, _ in kernel.started] == [(3,), (5,)]
 
 
-def test_a_mailbox_grows_and_belongs_to_a_thread():
+def test_a_host_buffer_grows_and_belongs_to_a_thread():
     device = torch.device("cpu")
-    box = mailbox(device)
-    box.room(2)[:2] = torch.tensor([1.0, 2.0])
-    box.sent()
-    assert box.read(2).tolist() == [1, 2]
-    assert len(box.room(1000)) >= 1000
-    assert mailbox(device) is box
+    buffer = host_buffer(device)
+    buffer.reserve(2)[:2] = torch.tensor([1.0, 2.0])
+    buffer.record()
+    assert buffer.read(2).tolist() == [1, 2]
+    assert len(buffer.reserve(1000)) >= 1000
+    assert host_buffer(device) is buffer
     others = []
-    thread = threading.Thread(target=lambda: others.append(mailbox(device)))
+    thread = threading.Thread(target=lambda: others.append(host_buffer(device)))
     thread.start()
     thread.join()
-    assert others[0] is not box
+    assert others[0] is not buffer

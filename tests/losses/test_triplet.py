@@ -46,7 +46,7 @@ def test_given_triplets_cost_what_the_formula_says(form, batch, margin):
 @pytest.mark.parametrize("form", ["margin", "log-exp"])
 @settings(max_examples=30, deadline=None)
 @given(batch=batches(negatives=1))
-def test_without_triplets_every_image_asks_with_the_hardest_of_the_batch(form, batch):
+def test_without_triplets_every_image_is_a_query_with_the_hardest_of_the_batch(form, batch):
     raw, labels, weights, _ = batch
     loss = TripletLoss(form=form)
     value, _ = value_and_gradient(lambda d: loss(d, labels, weights), raw)
@@ -114,20 +114,20 @@ def test_a_process_without_a_query_has_a_share_of_zero():
 
 
 @pytest.mark.parametrize(
-    ("tuples", "said"),
+    ("tuples", "reason"),
     [
         ([[0, 1]], r"give \[T, 3\]"),
         ([[0, 1, 2, 3]], r"give \[T, 3\]"),
         ([[0, 2, 3]], "positive of another class"),
-        ([[0, 1, 1]], "a negative of the same"),
+        ([[0, 1, 1]], "a negative of its class"),
         ([[0, 1, 4]], "outside of the batch"),
         ([[0, 1, -1]], "outside of the batch"),
         ([[0.0, 1.0, 2.0]], "int64"),
         ([0, 1, 2], "int64"),
     ],
 )
-def test_impossible_triplets_are_refused(tuples, said):
-    with pytest.raises(InputError, match=said) as caught:
+def test_impossible_triplets_are_refused(tuples, reason):
+    with pytest.raises(InputError, match=reason) as caught:
         TripletLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1]), tuples=torch.tensor(tuples))
     assert "\n" not in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_impossible_triplets_are_refused(tuples, said):
 def test_batches_without_a_triplet_are_refused():
     with pytest.raises(InputError, match="no query has a positive"):
         TripletLoss()(torch.eye(4), torch.arange(4))
-    with pytest.raises(InputError, match="a class holds 4 of the batch's 4 images"):
+    with pytest.raises(InputError, match="one class has 4 of the 4 images of the batch"):
         TripletLoss()(torch.eye(4), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(InputError, match="rows"):
         TripletLoss()(torch.eye(4), torch.arange(4) // 2, queries=(3, 3))

@@ -58,7 +58,7 @@ def test_a_thousand_photos_and_a_laptop():
     assert config.patience is not None
 
 
-def test_many_photos_and_a_gpu_come_to_the_paper():
+def test_many_photos_and_a_gpu_lead_to_the_settings_of_the_paper():
     config, reasons = choose(50_000, (1600, 1200), SERVER)
     paper = TrainConfig()
     for name in ("backbone", "batch_size", "crops.size", "learning_rate"):
@@ -75,7 +75,7 @@ def test_a_gpu_without_bfloat16_keeps_float32():
     assert "precision" not in reasons
 
 
-def test_what_the_user_gave_stands_and_needs_no_reason():
+def test_settings_of_the_user_are_kept_and_need_no_reason():
     given = {
         "crops": {"size": 96},
         "batch_size": 300,
@@ -88,11 +88,11 @@ def test_what_the_user_gave_stands_and_needs_no_reason():
     assert (config.batch_size, config.patience, config.updates) == (300, None, 7)
     assert config.backbone == "resnet18"
     assert not {"crops.size", "batch_size", "patience", "updates", "backbone"} & reasons.keys()
-    assert config.val_max_side == 2 * 96  # what follows from it does follow
+    assert config.val_max_side == 2 * 96  # it is computed from the given crop size
     assert config.crops.flip == 0
 
 
-def test_a_batch_beyond_the_photos_counts_as_the_photos():
+def test_a_batch_larger_than_the_data_set_counts_as_the_data_set():
     large, _ = choose(200, batch_size=4096)
     exact, _ = choose(200, batch_size=200)
     assert large.updates == exact.updates
@@ -100,14 +100,22 @@ def test_a_batch_beyond_the_photos_counts_as_the_photos():
 
 
 def test_processes_on_one_machine_share_its_cores(monkeypatch):
-    alone = Machine.detect("cpu")
-    assert alone == Machine("cpu", alone.cores, False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * alone.cores))
-    assert Machine.detect("cpu").cores == 1
+    monkeypatch.setattr("listwise.machine.cpu_quota", lambda: 6.0)
+    monkeypatch.setattr("listwise.machine._affinity", lambda: 8)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert Machine.detect("cpu") == Machine("cpu", 6, False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Machine.detect("cpu") == Machine("cpu", 3, False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "12")
+    assert Machine.detect("cpu") == Machine("cpu", 1, False)
 
 
-def test_auto_takes_a_gpu_if_any():
-    assert Machine.detect("auto").device == ("cuda" if torch.cuda.is_available() else "cpu")
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (2, "cuda")])
+def test_auto_takes_a_gpu_if_there_is_one(monkeypatch, gpus, device):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    found = Machine.detect("auto")
+    assert (found.device, found.bfloat16) == (device, gpus > 0)
 
 
 def test_mined_tuples_make_the_batch():

@@ -32,7 +32,7 @@ def record(terminal):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
 
 
-def test_without_a_terminal_there_is_one_line_a_validation():
+def test_without_a_terminal_there_is_one_line_per_validation():
     lines = record(terminal=False).splitlines()
     assert len(lines) == 4
     assert lines[0] == "update   0  validation mAP 25.0  best so far"
@@ -44,13 +44,13 @@ def test_without_a_terminal_there_is_one_line_a_validation():
     assert "best" not in lines[3]
 
 
-def test_a_terminal_shows_how_it_goes():
+def test_a_terminal_shows_the_progress_of_updates():
     bars = [line for line in re.split(r"[\r\n]+", record(terminal=True)) if "training" in line]
     for part in ("10/20", "loss 0.4000", "validation mAP 12.5", "321 images/s", " left"):
         assert part in bars[-1]
 
 
-def test_a_terminal_shows_validation_as_it_goes():
+def test_a_terminal_shows_the_progress_of_validation():
     file = io.StringIO()
     view = LiveTrainView(Console(file=file, force_terminal=True, width=110))
     view.start(0, 20)
@@ -64,7 +64,7 @@ def test_a_terminal_shows_validation_as_it_goes():
     view.close()
 
 
-def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
+def test_the_time_left_of_a_resumed_run_counts_its_own_updates(monkeypatch):
     now = 1000.0
     monkeypatch.setattr("listwise.training.run.view.time.perf_counter", lambda: now)
     file = io.StringIO()
@@ -77,8 +77,9 @@ def test_the_time_left_of_a_continued_run_counts_its_own_updates(monkeypatch):
     view.close()
 
 
-def test_silence():
+def test_the_base_view_prints_nothing(capfd):
     play(TrainView())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_times_are_readable():

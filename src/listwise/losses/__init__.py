@@ -1,9 +1,9 @@
-"""Losses: descriptors and labels to a number to minimise. Nothing here knows of images."""
+"""Losses for retrieval: each maps descriptors and labels to a scalar to minimise."""
 
-from listwise.losses.adapted import FastAPLoss, MultiSimilarityLoss
 from listwise.losses.average_precision import QuantizedAPLoss, TieAwareAPLoss, quantized_ap
 from listwise.losses.base import class_balanced_weights
 from listwise.losses.contrastive import ContrastiveLoss
+from listwise.losses.metric_learning import FastAPLoss, MultiSimilarityLoss
 from listwise.losses.smooth_ap import SmoothAPLoss
 from listwise.losses.triplet import TripletLoss
 

@@ -1,4 +1,4 @@
-"""The listwise losses: one minus the mean average precision of the batch (Eq. 12)."""
+"""The listwise losses of the paper: one minus the mean average precision of a batch (Eq. 12)."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -16,11 +16,11 @@ Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
-    """Quantized average precision AP_Q (Eq. 11) of each row of any score matrix.
+    """Compute the quantized average precision AP_Q (Eq. 11) of each row of a score matrix.
 
-    Use it where queries and database differ: a query/gallery split, or a memory of earlier
-    batches. A row without a relevant image has no average precision and gives NaN; take
-    `.nanmean()`.
+    Use it when queries and database differ, for example with a gallery, or with a memory of
+    earlier batches. A row without a relevant image has no average precision and gives NaN; use
+    `.nanmean()` for the mean.
 
     Args:
         scores: [Q, N] cosine similarities.
@@ -29,6 +29,10 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
 
     Returns:
         [Q], differentiable with respect to the scores; float32 for half-precision scores.
+
+    Example:
+        >>> quantized_ap(torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[1, 0, 0]])).item()
+        1.0
     """
     checks.check_bins(bins)
     relevant = checks.check_scores(scores, relevance)
@@ -39,7 +43,7 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
 
 
 class _HistogramLoss(PrecisionLoss):
-    """One minus the mean, over the batch's queries, of an average precision of histograms."""
+    """One minus the mean, over the queries, of an average precision computed from histograms."""
 
     def __init__(self, formula: Formula, bins: int, include_self: bool) -> None:
         super().__init__()
@@ -60,12 +64,13 @@ class _HistogramLoss(PrecisionLoss):
 class QuantizedAPLoss(_HistogramLoss):
     """1 − mAP_Q: the quantized average precision loss of Revaud et al. (Eq. 5 to 12).
 
-    Memory is linear in the batch: scores are never kept.
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar. Memory is linear
+    in the size of the batch, because scores are not kept.
 
     Args:
         bins: number M of bins; the result hardly depends on it.
-        include_self: rank each image in its own list, as Eq. 12 is written, instead of among
-            "all other batch images".
+        include_self: keep each image in its own list, as Eq. 12 is written; by default a query
+            ranks "all other batch images".
 
     Examples:
         >>> loss = QuantizedAPLoss(bins=20)
@@ -86,8 +91,8 @@ class QuantizedAPLoss(_HistogramLoss):
         queries: tuple[int, int] | None = None,
     ) -> Tensor:
         checks.check_shapes(descriptors, labels)
-        # A compiler sees the operator below, which runs the same kernels; and a gradient by the
-        # weights is nothing that the fused loss has.
+        # The fused loss has no gradient with respect to the weights. torch.compile uses the
+        # operator of the base class, which runs the same kernels.
         learned = weights is not None and weights.requires_grad
         if learned or torch.compiler.is_compiling() or not on_gpu(descriptors, self.bins):
             return super().forward(descriptors, labels, weights, queries=queries)
@@ -102,13 +107,20 @@ class QuantizedAPLoss(_HistogramLoss):
 
 
 class TieAwareAPLoss(_HistogramLoss):
-    """1 − mAP_T: average precision that is fair to images that share a bin.
+    """1 − mAP_T: the tie-aware average precision loss, where images in the same bin are tied.
+
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
 
     Args:
         bins: number M of bins.
-        form: "simplified" is the precision of section 4.2; "closed" the mean over all orders of
-            a bin's images (He et al., CVPR 2018).
+        form: "simplified" is the precision of section 4.2; "closed" is the mean over all orders of
+            the images in a bin (He et al., CVPR 2018).
         include_self: as in `QuantizedAPLoss`.
+
+    Example:
+        >>> loss = TieAwareAPLoss(form="closed")
+        >>> loss(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).item()
+        0.0
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the losses require of their input, with a sentence for each thing that is wrong."""
+"""Check the input of the losses, with one error message per mistake."""
 
 import torch
 from torch import Tensor
@@ -6,36 +6,36 @@ from torch import Tensor
 from listwise.errors import InputError
 from listwise.losses.tiles import accumulation_dtype
 
-# Rows rounded to bfloat16 are off unit length by up to 2⁻⁸; forgotten normalisation by far more.
+# Rounding to bfloat16 changes the length by up to 2⁻⁸; missing normalisation by far more.
 UNIT_TOLERANCE = 0.01
 
 
 def check_bins(bins: int) -> int:
-    """A number of bins that spans [−1, 1]."""
+    """Check the number of bins, and return it."""
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
         raise InputError(f"bins must be a whole number of at least 2, not {bins!r}")
     return bins
 
 
 def check_labels(labels: Tensor) -> None:
-    """[B] integers."""
+    """Check that labels are integers [B]."""
     if not isinstance(labels, Tensor) or labels.dim() != 1:
         raise InputError(f"labels must be a tensor [B], not {_shape(labels)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"labels must be integers, one class number an image, not {labels.dtype}")
+        raise InputError(f"labels must be integers, one class number per image, not {labels.dtype}")
 
 
 def check_batch(descriptors: Tensor, labels: Tensor) -> None:
-    """Shapes, types, finiteness and unit length of a batch: [B, C] and [B]."""
+    """Check shapes, types, finite values and unit length of a batch: [B, C] and [B]."""
     check_shapes(descriptors, labels)
     norms = torch.linalg.vector_norm(
         descriptors.detach(), dim=1, dtype=accumulation_dtype(descriptors.dtype)
     )
-    refuse_lengths((norms - 1).abs().max().item())
+    check_lengths((norms - 1).abs().max().item())
 
 
 def check_shapes(descriptors: Tensor, labels: Tensor) -> None:
-    """Shapes and types of a batch, [B, C] and [B], without a look at the numbers."""
+    """Check shapes and types of a batch, [B, C] and [B], but not its values."""
     if not isinstance(descriptors, Tensor) or descriptors.dim() != 2:
         raise InputError(f"descriptors must be a tensor [B, C], not {_shape(descriptors)}")
     if not descriptors.is_floating_point():
@@ -43,21 +43,23 @@ def check_shapes(descriptors: Tensor, labels: Tensor) -> None:
     check_labels(labels)
     if len(labels) != len(descriptors):
         raise InputError(
-            f"{len(descriptors)} descriptors but {len(labels)} labels: give one label an image"
+            f"{len(descriptors)} descriptors but {len(labels)} labels: give one label per image"
         )
     if labels.device != descriptors.device:
         raise InputError(
             f"descriptors are on {descriptors.device} but labels on {labels.device}: "
-            "move the labels there"
+            f"move the labels to {descriptors.device}"
         )
     if len(descriptors) < 2:
-        raise InputError("a batch needs at least two images: a query and one to rank")
+        raise InputError("a batch needs at least two images: a query and an image to rank")
 
 
-def refuse_lengths(worst: float) -> None:
-    """Raise if the length of some descriptor is that far from 1."""
+def check_lengths(worst: float) -> None:
+    """Raise an `InputError` if the largest difference of a length from 1 is too large."""
     if worst != worst or worst == float("inf"):
-        raise InputError("descriptors hold NaN or infinite values: look at what produced them")
+        raise InputError(
+            "descriptors contain NaN or infinite values: check the network that computed them"
+        )
     if worst > UNIT_TOLERANCE:
         raise InputError(
             f"descriptors must have unit length (one is off by {worst:.3g}): "
@@ -66,14 +68,14 @@ def refuse_lengths(worst: float) -> None:
 
 
 def check_scores(scores: Tensor, relevance: Tensor) -> Tensor:
-    """A score matrix in [−1, 1] and its relevance, which comes back as bool: [Q, N] both."""
+    """Check scores in [−1, 1] and their relevance, both [Q, N]; return the relevance as bool."""
     for name, tensor in (("scores", scores), ("relevance", relevance)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 2:
             raise InputError(f"{name} must be a tensor [Q, N], not {_shape(tensor)}")
     if scores.shape != relevance.shape:
         raise InputError(
             f"scores are {_shape(scores)} but relevance is {_shape(relevance)}: "
-            "give one judgement a score"
+            "give both the same shape"
         )
     if scores.numel() == 0:
         raise InputError(f"scores are {_shape(scores)}: give at least one query and one image")
@@ -83,7 +85,7 @@ def check_scores(scores: Tensor, relevance: Tensor) -> Tensor:
     if not (low >= -1 - UNIT_TOLERANCE and high <= 1 + UNIT_TOLERANCE):
         raise InputError(
             f"scores must be cosine similarities in [-1, 1] without NaN, but range from {low:.4g} "
-            f"to {high:.4g}: normalise the descriptors they are made from"
+            f"to {high:.4g}: normalise the descriptors first"
         )
     if relevance.dtype == torch.bool:
         return relevance
@@ -94,19 +96,19 @@ def check_scores(scores: Tensor, relevance: Tensor) -> Tensor:
 
 
 def check_weight_shape(weights: Tensor, size: int) -> None:
-    """One weight an image, without a look at the numbers: [B]."""
+    """Check that there is one weight per image, [B], but not their values."""
     if not isinstance(weights, Tensor) or weights.shape != (size,):
-        raise InputError(f"weights must be a tensor [{size}], one an image, not {_shape(weights)}")
+        raise InputError(f"weights must be a tensor [{size}], one per image, not {_shape(weights)}")
 
 
-def refuse_weights(sound: bool) -> None:
-    """Raise if some weight is not finite or below zero."""
-    if not sound:
+def check_weights(valid: bool) -> None:
+    """Raise an `InputError` unless all weights are finite and not negative."""
+    if not valid:
         raise InputError("weights must be finite and not negative")
 
 
-def refuse_no_positives(total: float) -> None:
-    """Raise if the queries that have a positive weigh nothing together."""
+def check_positives(total: float) -> None:
+    """Raise an `InputError` if the queries that have a positive have no weight in total."""
     if not total > 0:
         raise InputError(
             "no query has a positive: every class of this batch has a single image "
@@ -115,7 +117,7 @@ def refuse_no_positives(total: float) -> None:
 
 
 def check_queries(queries: tuple[int, int] | None, size: int) -> tuple[int, int]:
-    """Rows (start, stop) of a batch; all of them by default."""
+    """Check the rows (start, stop) of the queries, and return them; all rows by default."""
     start, stop = queries or (0, size)
     if not 0 <= start < stop <= size:
         raise InputError(f"queries must be rows (start, stop) of {size} images, not {queries}")
@@ -125,11 +127,11 @@ def check_queries(queries: tuple[int, int] | None, size: int) -> tuple[int, int]
 def query_weights(
     weights: Tensor | None, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The weights given, checked, or ones: [B]."""
+    """Check the weights and return them; ones by default: [B]."""
     if weights is None:
         return torch.ones(size, dtype=dtype, device=device)
     check_weight_shape(weights, size)
-    refuse_weights(bool((weights.isfinite() & (weights >= 0)).all()))
+    check_weights(bool((weights.isfinite() & (weights >= 0)).all()))
     return weights.to(device, dtype)
 
 

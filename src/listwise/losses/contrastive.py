@@ -8,12 +8,14 @@ from listwise.losses.tuples import TupleLoss
 
 
 class ContrastiveLoss(TupleLoss):
-    """A query q should be at its positive p, and no nearer than a margin to its negatives n.
+    """The contrastive loss: pulls a query to its positive, and pushes negatives past a margin.
 
-    The loss of a tuple is ½ ‖q − p‖² + ½ Σ max(0, margin − ‖q − n‖)².
+    The loss of a tuple of query q, positive p and negatives n is
+    ½ ‖q − p‖² + ½ Σ max(0, margin − ‖q − n‖)². Call it as
+    loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
 
     Args:
-        margin: smallest distance to a negative that costs nothing.
+        margin: the distance from which on a negative adds no loss.
         negatives: number of negatives in a tuple.
 
     Examples:
@@ -25,11 +27,11 @@ class ContrastiveLoss(TupleLoss):
     def __init__(self, margin: float = 0.85, negatives: int = 5) -> None:
         super().__init__(negatives)
         if not margin > 0:
-            raise InputError(f"margin must be above zero, but is {margin}")
+            raise InputError(f"margin must be above zero, not {margin}")
         self.margin = margin
 
     def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:  # noqa: D102
-        # Nothing says in which direction to part equal descriptors: a slope of zero, not NaN.
+        # Equal descriptors have no direction to be pushed in: their gradient is 0, not NaN.
         apart = negative > 0
         distance = torch.where(apart, torch.where(apart, negative, 1).sqrt(), 0)
         return (positive + (self.margin - distance).clamp(min=0).square().sum(1)) / 2

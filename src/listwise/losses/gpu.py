@@ -1,24 +1,24 @@
-"""The AP loss on a CUDA GPU, fused: scores live in registers and are read where they are made.
+"""The AP loss in fused kernels on a CUDA GPU: scores stay in registers and never reach memory.
 
-The work is that of `histogram.py` and, for the loss of the paper, of `precision.py`:
+The kernels compute the same as `histogram.py` and, for the loss of the paper, `precision.py`:
 
-- *forward*: each tile of scores on or above the diagonal is made by the tensor cores and added to
-  the histograms of its rows and of its columns before it leaves the registers. A small kernel
-  turns the histograms of a query into its average precision and the slopes of the loss.
-- *backward*: tiles of scores are made again, strip by strip; a strip of weights (G + Gᵀ), which
-  takes some thirty megabytes at any size of the batch, meets the descriptors in one product by
-  cuBLAS.
+- *Forward*: tensor cores compute each tile of scores on or above the diagonal, and the kernel adds
+  it to the histograms of its rows and of its columns. A small kernel turns the histograms of a
+  query into its average precision and the slopes of the loss.
+- *Backward*: scores are computed again, strip by strip, and give a strip of weights (G + Gᵀ). A
+  strip takes some thirty megabytes, whatever the size of the batch. cuBLAS multiplies it with the
+  descriptors.
 
-**Precision.** Slopes jump at bin centers, so a score that is off by little can get quite another
+**Precision.** Slopes jump at bin centers, so a small error of a score can lead to a very different
 slope. A float32 descriptor is therefore split into two float16 parts, high and low, and a score is
-the sum of three exact products of parts: as good as float32, at a third of the speed of float16.
-Half-precision descriptors take one product: that is the fast mode. The product of weights with
-descriptors has no jumps and runs in half precision for both, summed in float32.
+the sum of three exact products of parts: as precise as float32, at a third of the speed of float16.
+Half-precision descriptors need one product: this is the fast mode. The product of weights with
+descriptors has no jumps, so it is computed in half precision and summed in float32 in both modes.
 
-Results are the same from run to run: histograms and losses are added up as whole numbers.
+Results are reproducible: histograms and losses are summed as integers.
 
-**Host.** A step is six launches up to 4096 images: three kernels forward; the weights, the product
-and its scaling backward. What they need beside tensors is worked out once for a shape (`_Kernels`).
+**Host.** Up to 4096 images a step takes six launches: three kernels forward; the weights, the
+product and its scaling backward. Everything else is computed once per shape (`_Kernels`).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +30,7 @@ import torch
 import triton
 from torch import Tensor
 
-from listwise.losses.checks import refuse_lengths, refuse_no_positives, refuse_weights
+from listwise.losses.checks import check_lengths, check_positives, check_weights
 from listwise.losses.kernels import (
     SHARE_UNIT,
     histogram_kernel,
@@ -38,10 +38,10 @@ from listwise.losses.kernels import (
     prepare_kernel,
     weight_kernel,
 )
-from listwise.losses.launches import Launch, mailbox
+from listwise.losses.launches import Launch, host_buffer
 from listwise.losses.tiles import blocks
 
-# Weights in memory at a time, and the longest row of them.
+# The largest strip of weights in memory at a time.
 STRIP_ROWS, STRIP_COLUMNS = 2048, 8192
 MAX_BINS = 128
 PREPARE_ROWS, PREPARE_BLOCK = 8, 1024
@@ -50,10 +50,10 @@ PRECISION_ROWS = 32
 
 @dataclass(frozen=True)
 class Tiling:
-    """Shape of a tile of scores, and how a GPU's multiprocessor works on it.
+    """The shape of a tile of scores, and how a multiprocessor of the GPU works on it.
 
-    `depth` is how much of the descriptors is read at a time; histograms need `rows` that divide
-    `columns`.
+    `depth` is the number of descriptor dimensions read at a time. For histograms, `rows` must
+    divide `columns`.
     """
 
     rows: int
@@ -64,7 +64,7 @@ class Tiling:
     stages: int
 
     def constants(self) -> dict[str, int]:
-        """What a kernel must know at compile time."""
+        """Return the constants of a kernel."""
         return {
             "ROWS": self.rows,
             "COLUMNS": self.columns,
@@ -73,19 +73,19 @@ class Tiling:
         }
 
     def options(self) -> dict[str, int]:
-        """What Triton must know."""
+        """Return the launch options for Triton."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-# By whether scores are made of split descriptors.
+# By whether descriptors are split into high and low parts.
 HISTOGRAM_TILING = {True: Tiling(128, 128, 64, 8, 8, 3), False: Tiling(64, 128, 64, 8, 4, 3)}
 WEIGHT_TILING = {True: Tiling(128, 64, 64, 8, 4, 2), False: Tiling(128, 64, 64, 8, 4, 3)}
-# Descriptors are filled up with zeros to a multiple of this, which every depth divides.
+# Descriptors are padded with zeros to a multiple of this number, which every depth divides.
 ALIGNMENT = 64
 
 
 def suits(descriptors: Tensor, bins: int) -> bool:
-    """Whether this path takes the case: not float64, and not very many bins."""
+    """Return whether the kernels support this case: no float64, and at most `MAX_BINS` bins."""
     return descriptors.dtype != torch.float64 and bins <= MAX_BINS
 
 
@@ -98,7 +98,7 @@ def quantized_loss(
     start: int,
     stop: int,
 ) -> Tensor:
-    """The queries' share of 1 − mAP_Q of a batch whose shapes were checked: a scalar, float32."""
+    """Compute the share of the queries in 1 − mAP_Q, for checked shapes: a float32 scalar."""
     if weights is not None:
         weights = weights.to(descriptors.device, torch.float32)
     kernels = _kernels_for(
@@ -116,18 +116,20 @@ class _QuantizedLoss(torch.autograd.Function):
     ) -> Tensor:
         if weights is not None:
             weights = _aligned(weights)
-        box = mailbox(descriptors.device)
-        room = kernels.prepare(descriptors, labels, weights, box.room(3 * kernels.prepare_programs))
-        box.sent()
-        kernels.histograms(room)
-        # The kernels above go on while the host looks at what the first one found.
-        worst, unsound, counted = box.read(3 * kernels.prepare_programs).reshape(3, -1)
-        refuse_lengths(float(worst.max()))
-        refuse_weights(not unsound.any())
+        findings = host_buffer(descriptors.device)
+        buffers = kernels.prepare(
+            descriptors, labels, weights, findings.reserve(3 * kernels.prepare_programs)
+        )
+        findings.record()
+        kernels.histograms(buffers)
+        # The kernels run while the host checks the results of the first one.
+        worst, invalid, counted = findings.read(3 * kernels.prepare_programs).reshape(3, -1)
+        check_lengths(float(worst.max()))
+        check_weights(not invalid.any())
         total = float(counted.sum(dtype="float64"))
-        refuse_no_positives(total)
-        loss = kernels.precision(room, weights, total)
-        ctx.save_for_backward(room.parts, room.kinds, room.slopes)
+        check_positives(total)
+        loss = kernels.precision(buffers, weights, total)
+        ctx.save_for_backward(buffers.parts, buffers.kinds, buffers.slopes)
         ctx.kernels = kernels
         return loss
 
@@ -140,13 +142,13 @@ class _QuantizedLoss(torch.autograd.Function):
 def label_histograms(
     descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
 ) -> Tensor:
-    """Histograms of the relevant and of all images of each query: [2, Q, M], float32."""
+    """Compute the histograms of the relevant and of all images per query: [2, Q, M], float32."""
     kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
-        room = kernels.prepare(descriptors, labels, None)
-        kernels.histograms(room)
+        buffers = kernels.prepare(descriptors, labels, None)
+        kernels.histograms(buffers)
     return (
-        room.table[:-2]
+        buffers.table[:-2]
         .view(stop - start, 2, bins)
         .transpose(0, 1)
         .to(torch.float32, memory_format=torch.contiguous_format)
@@ -157,18 +159,18 @@ def label_histograms(
 def label_histograms_backward(
     slopes: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
 ) -> Tensor:
-    """Gradient by the descriptors [B, C], from the slopes [Q, 2, M + 1] of `gap_slopes`."""
+    """Compute the gradient of the descriptors [B, C] from the slopes [Q, 2, M + 1]."""
     bins = slopes.shape[-1] - 1
     kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
-        room = kernels.prepare(descriptors, labels, None)
-        room.slopes[:-2].view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
-        room.slopes[-2] = slopes.abs().amax()
-        return kernels.gradient(room.parts, room.kinds, room.slopes, slopes.new_ones(()))
+        buffers = kernels.prepare(descriptors, labels, None)
+        buffers.slopes[:-2].view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
+        buffers.slopes[-2] = slopes.abs().amax()
+        return kernels.gradient(buffers.parts, buffers.kinds, buffers.slopes, slopes.new_ones(()))
 
 
-class _Room(NamedTuple):
-    """What kernels hand on to each other, laid out as `kernels.py` says."""
+class _Buffers(NamedTuple):
+    """The tensors that kernels pass to each other; `kernels.py` describes their layout."""
 
     parts: Tensor
     kinds: Tensor
@@ -177,7 +179,7 @@ class _Room(NamedTuple):
 
 
 class _Kernels:
-    """The kernels for batches of a certain shape, and the room that they need."""
+    """The kernels for batches of one shape, and the buffers that they need."""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class _Kernels:
         )
         self.tile = tiling = WEIGHT_TILING[self.exact]
         self._weight = Launch(weight_kernel, tiling.options(), shared | tiling.constants())
-        # In whole tiles.
+        # Strips consist of whole tiles.
         self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
         self.strip_rows = _round_up(min(size, STRIP_ROWS), tiling.rows)
 
@@ -237,8 +239,8 @@ class _Kernels:
         labels: Tensor,
         weights: Tensor | None,
         found: Tensor | None = None,
-    ) -> _Room:
-        """Room for a batch, its parts and its kinds; what is found on the way goes to `found`."""
+    ) -> _Buffers:
+        """Allocate the buffers of a batch, and fill its parts and kinds; checks go to `found`."""
         size, dim, queries = self.size, self.dim, self.stop - self.start
         if self.exact:
             parts = self._empty(torch.float16, 2, size, self.padded)
@@ -248,35 +250,37 @@ class _Kernels:
         else:
             parts = _aligned(descriptors)
         kinds = self._empty(torch.int32, 2, size)
-        # Behind the tables, two sums each.
+        # Each with two more numbers at the end, for sums.
         table = self._empty(torch.int64, queries * 2 * self.bins + 2)
         slopes = self._empty(torch.float32, 2 * (self.bins + 1) * size + 2)
-        if queries < size:  # the others have no slopes
+        if queries < size:  # images that are not queries have no slopes
             slopes.zero_()
         if found is None:
             found = self._empty(torch.float32, 3 * self.prepare_programs)
-        room = _Room(parts, kinds, table, slopes)
+        buffers = _Buffers(parts, kinds, table, slopes)
         given = (_aligned(descriptors) if self.exact else parts, _aligned(labels), weights)
         numbers = (size, dim, self.padded, self.start, queries)
-        self._prepare(self.prepare_programs, *given, *room, found, *numbers)
-        return room
+        self._prepare(self.prepare_programs, *given, *buffers, found, *numbers)
+        return buffers
 
-    def histograms(self, room: _Room) -> None:
-        """Fill the table."""
+    def histograms(self, buffers: _Buffers) -> None:
+        """Compute the histograms in the table."""
         numbers = (self.size, self.padded, self.start, self.stop)
-        self._histogram(self.histogram_programs, room.parts, room.kinds, room.table, *numbers)
+        self._histogram(
+            self.histogram_programs, buffers.parts, buffers.kinds, buffers.table, *numbers
+        )
 
-    def precision(self, room: _Room, weights: Tensor | None, total: float) -> Tensor:
-        """The loss, a scalar, and the slopes, from the table and the weight of all queries."""
+    def precision(self, buffers: _Buffers, weights: Tensor | None, total: float) -> Tensor:
+        """Compute the loss, a scalar, and the slopes from the table and the total weight."""
         loss = self._empty(torch.float32)
         queries = self.stop - self.start
-        tensors = (room.table, room.kinds, weights, room.slopes, loss)
+        tensors = (buffers.table, buffers.kinds, weights, buffers.slopes, loss)
         programs = triton.cdiv(queries, PRECISION_ROWS)
         self._precision(programs, *tensors, self.size, self.start, queries, total)
         return loss
 
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
-        """(G + Gᵀ) D times the gradient by the loss, a scalar: [B, C]."""
+        """Compute (G + Gᵀ) D times the gradient of the loss, a scalar: [B, C]."""
         size, dim, tile = self.size, self.dim, self.tile
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
@@ -287,7 +291,7 @@ class _Kernels:
             for rows in blocks(0, size, self.strip_rows):
                 total: Tensor | None = None
                 for columns in blocks(0, size, self.strip_columns):
-                    if not (self._asks(rows) or self._asks(columns)):
+                    if not (self._has_query(rows) or self._has_query(columns)):
                         continue
                     row_tiles = triton.cdiv(rows.stop - rows.start, tile.rows)
                     column_tiles = triton.cdiv(columns.stop - columns.start, tile.columns)
@@ -296,7 +300,7 @@ class _Kernels:
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
                 if total is not None and total.shape == (size, dim) and self.exact:
-                    return total.mul_(restore)  # all there is
+                    return total.mul_(restore)  # one strip covers everything
                 if result is None:
                     result = self._empty(self.dtype, size, dim)
                 if total is None:
@@ -306,7 +310,7 @@ class _Kernels:
         assert result is not None
         return result
 
-    def _asks(self, images: slice) -> bool:
+    def _has_query(self, images: slice) -> bool:
         return bool(self.start < images.stop and images.start < self.stop)
 
     def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -330,7 +334,7 @@ def _kernels_for(
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that lies side by side from a multiple of 16 bytes on."""
+    """Return the tensor, or a contiguous copy that starts at a multiple of 16 bytes."""
     if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -341,12 +345,12 @@ def _round_up(number: int, unit: int) -> int:
 
 
 def _part(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    """The first rows and columns; without work where that is all."""
+    """Return the first rows and columns; the matrix itself if that is all of it."""
     return matrix if matrix.shape == (rows, columns) else matrix[:rows, :columns]
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's GPU the one that kernels start on."""
+    """Return a context in which kernels start on the tensor's GPU."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
@@ -359,7 +363,7 @@ def _no_autocast() -> AbstractContextManager[object]:
 
 
 def _product(left: Tensor, right: Tensor, add: Tensor | None) -> Tensor:
-    """Product left · right (+ add) of half precision, summed and returned in float32."""
+    """Compute left · right (+ add) in half precision, summed and returned in float32."""
     if not left.is_cuda:  # Triton's interpreter
         result = left.float() @ right.float()
         return result if add is None else result + add

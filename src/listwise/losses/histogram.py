@@ -1,12 +1,12 @@
 """Soft histograms of similarity scores, in memory linear in the batch.
 
-Every loss of the paper's family reads two small tables per query: how many images, and how many
+Every loss of the paper's family needs two histograms per query: how many images, and how many
 relevant images, fall into each of the M bins (Eq. 7). A score lies between two neighbouring bin
-centres, so it adds to at most two bins and costs O(1).
+centers, so it adds to at most two bins and costs O(1).
 
-Scores are made tile by tile and thrown away; backward makes them again. With D the descriptors
-and G = dL/dS, the gradient is (G + Gᵀ) D. Both G_ij and G_ji follow from the one score S_ij and
-a table row of i and of j, so each pair of images is scored once, not twice, in each direction.
+Scores are computed tile by tile and discarded; the backward pass computes them again. With the
+descriptors D and G = dL/dS, the gradient is (G + Gᵀ) D. The score S_ij gives both G_ij and G_ji, so
+each pair of images is scored once, not twice, in each pass.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from torch import Tensor
 from listwise.losses.tiles import accumulation_dtype, blocks
 from listwise.optional import has_triton
 
-# Scores in flight at a time. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
+# The side of a tile of scores. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
 # matrix product of such tiles already runs at full speed on CPUs and GPUs.
 TILE = 1024
 
@@ -32,9 +32,9 @@ def label_histograms(
     include_self: bool = False,
     queries: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Soft histograms of every query against the whole batch: of the relevant images, and of all.
+    """Compute the soft histograms of every query: of its relevant images, and of all images.
 
-    `queries` are the rows (start, stop) that are queries, all of them by default.
+    `queries` are the rows (start, stop) that are queries; all rows by default.
     Shapes: descriptors [B, C] unit rows, labels [B] -> [2, Q, M].
     """
     start, stop = queries or (0, len(descriptors))
@@ -43,13 +43,13 @@ def label_histograms(
 
 
 def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
-    """Soft histograms of a score matrix [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
+    """Compute the soft histograms of scores [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
     result: Tensor = _score_histograms(scores, relevance, bins)
     return result
 
 
-# Each operator is opaque to torch.compile: it sees real tensors and picks its own blocks and
-# precision, wherever it is called from.
+# torch.compile does not look into these operators: they get real tensors, and choose tiles and
+# precision themselves.
 
 
 @torch.library.custom_op("listwise::label_histograms", mutates_args=())
@@ -61,8 +61,8 @@ def _label_histograms(
 
         return gpu.label_histograms(descriptors, labels, bins, include_self, start, stop)
     points = descriptors.to(accumulation_dtype(descriptors.dtype))
-    # Rows of the first table are written along a tile's rows, columns of the second along its
-    # columns: both writes run over memory in order.
+    # One table for the rows of a tile and one for its columns: both are written in the order of
+    # memory.
     by_row = points.new_zeros(len(points), 2 * (bins + 1))
     by_column = points.new_zeros(2 * (bins + 1), len(points))
     for rows, columns in _tile_pairs(len(points), start, stop):
@@ -190,7 +190,7 @@ _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_sco
 
 
 def on_gpu(descriptors: Tensor, bins: int) -> bool:
-    """Whether the kernels of `gpu.py` take this case."""
+    """Return whether the kernels of `gpu.py` can compute this case."""
     if not descriptors.is_cuda or not has_triton():
         return False
     from listwise.losses import gpu
@@ -199,7 +199,7 @@ def on_gpu(descriptors: Tensor, bins: int) -> bool:
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    """Product left · rightᵀ in the precision of its arguments.
+    """Compute left · rightᵀ in the precision of its arguments.
 
     Neither autocast nor PyTorch's settings for float32 products (TF32, bfloat16) change it.
     """
@@ -211,7 +211,8 @@ def products(left: Tensor, right: Tensor) -> Tensor:
 @contextmanager
 def _full_float32(device: str) -> Iterator[None]:
     backends: Any = torch.backends
-    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9: one for all
+    # PyTorch before 2.9 has one setting for all backends.
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
@@ -228,7 +229,7 @@ def _full_float32(device: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # "none" follows the setting above this one; only if that differs was this one set itself.
+        # "none" inherits the more general setting; restore a value only if it differs from that.
         backend.fp32_precision = "none"
         if backend.fp32_precision != before:
             backend.fp32_precision = before
@@ -259,7 +260,7 @@ def _positive_and_all(table: Tensor, bins: int) -> Tensor:
 
 
 def _slots(position: Tensor, relevance: Tensor, bins: int) -> Tensor:
-    """Slot of each score in a row of `_slopes`: even on a bin center, odd between two.
+    """Return the slot of each score in a row of `_slopes`: even on a bin center, odd between two.
 
     In float64 a score is on a center when only rounding parts them. In float32 it must be there
     exactly: so many scores share so few values that a margin would catch them by chance.
@@ -301,9 +302,9 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _tile_pairs(size: int, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """Tiles that cover each unordered pair of images once, if one of the two is a query.
+    """Yield tiles that cover each unordered pair of images once, if one of the two is a query.
 
-    No tile lies across a border of the query rows, so each is inside or outside as a whole.
+    A tile never contains both query rows and other rows.
     """
     borders = ((0, start), (start, stop), (stop, size))
     parts = [part for first, last in borders for part in blocks(first, last, TILE)]

@@ -1,28 +1,28 @@
 """The Triton kernels of `gpu.py`.
 
-A score lies on an axis on which the distance of two bin centers is 1: the first at `center`, the
-last at −`center`, where `center` is (M − 1) / 2. Scores near zero, which most are, keep all their
-digits there.
+Scores are scaled so that neighbouring bin centers have a distance of 1: the first is at `center`,
+the last at −`center`, where `center` is (M − 1) / 2. Most scores are near zero, where
+floating-point numbers are most precise.
 
-What the kernels hand on to each other, with B images, Q queries and M bins:
+The tensors that the kernels pass to each other, with B images, Q queries and M bins:
 
 - `parts` [1 or 2, B, C]: descriptors in half precision, as they are or split into high and low.
 - `kinds` [2, B]: the class of each image, and how many positives it has.
-- `table` [Q, 2, M]: histograms of the relevant and of all images; behind them the sum of the loss
+- `table` [Q, 2, M]: histograms of the relevant and of all images; after them the sum of the loss
   and the number of programs that have added to it.
-- `slopes` [2(M + 1), B] of each image's gaps; behind them the largest, and what the product of
-  weights and descriptors is multiplied with at last.
+- `slopes` [2(M + 1), B]: the slope of each image's gaps; after them the largest slope, and the
+  factor of the product of weights and descriptors.
 """
 
 import triton
 import triton.language as tl
 
-# Sums of shares are kept as whole multiples of 2⁻²²: the order in which programs add them up
-# then changes nothing. A tile's sum, at most its width, is an int32.
+# Sums of shares are integers, multiples of 2⁻²², so they do not depend on the order in which
+# programs add them. The sum of a tile is at most its width and fits into an int32.
 SHARE_UNIT = tl.constexpr(2.0**22)
 LOSS_UNIT = tl.constexpr(2.0**44)
 FAR = tl.constexpr(1e6)
-# Entries of unit rows are small: this moves them and their low parts into float16's range.
+# Entries of unit rows are small: this factor moves them and their low parts into float16's range.
 DESCRIPTOR_SCALE = tl.constexpr(1024.0)
 # Largest slope after scaling; up to four are added, and float16 ends at 65504.
 SLOPE_PEAK = tl.constexpr(8192.0)
@@ -41,7 +41,7 @@ def _split_rows(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the halves of some rows; gives how far each length is from 1: [ROWS]."""
+    """Split some rows into high and low parts; return how far each length is from 1: [ROWS]."""
     line = row.to(tl.int64)[:, None]
     square = tl.zeros((ROWS,), tl.float32)
     for begin in range(0, padded, BLOCK):
@@ -57,12 +57,12 @@ def _split_rows(
             tl.store(parts + line * padded + column, first, mask=inside)
             tl.store(parts + (line + size) * padded + column, second, mask=inside)
     off = tl.abs(tl.sqrt(square) - 1.0)
-    return tl.where(real, tl.where(off < FAR, off, float("inf")), 0.0)  # NaN is not below anything
+    return tl.where(real, tl.where(off < FAR, off, float("inf")), 0.0)  # NaN compares as false
 
 
 @triton.jit
 def _find_classes(labels, row, real, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The class of each row, and how many images share its label: [ROWS] each."""
+    """Return the class of each row, and the number of images with its label: [ROWS] each."""
     label = tl.load(labels + row, mask=real, other=0)[:, None]
     count = tl.zeros((ROWS,), tl.int32)
     kind = row
@@ -99,11 +99,11 @@ def prepare_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Read some rows once: their length, their halves, and how many images share their label.
+    """Prepare some rows: split them, and find their lengths, classes and numbers of positives.
 
-    The class of an image is the number of the first image that has its label. Leaves in `found`
-    [3, programs] how far the worst length is from 1, whether some weight cannot be one, and the
-    weights of the queries that have a positive. Sets to zero what later kernels add to.
+    The class of an image is the number of the first image that has its label. Writes to `found`
+    [3, programs] the largest difference of a length from 1, whether a weight is invalid, and the
+    total weight of the queries that have a positive. Sets the sums of later kernels to zero.
     """
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)
@@ -149,10 +149,10 @@ def _scores(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Scores of some images with others on the axis of bins: [ROWS, COLUMNS].
+    """Compute the scaled scores of some images with others: [ROWS, COLUMNS].
 
-    Tensor cores cut off what does not fit when they add, always towards zero. Over a long row
-    that adds up, so exact scores leave them after each block and are added up here.
+    Tensor cores round sums towards zero. In a long sum these errors add up, so exact scores are
+    summed outside of the tensor cores after each block.
     """
     k = tl.arange(0, DEPTH)
     left = rows.to(tl.int64)[:, None] * dim + k[None, :]
@@ -181,7 +181,7 @@ def _scores(
 
 @triton.jit
 def _range(score):
-    """The lowest and the highest score of a tile; one that does not count is FAR."""
+    """Return the lowest and the highest score of a tile; scores of FAR do not count."""
     lowest = tl.min(tl.min(score, axis=1), axis=0)
     highest = tl.max(tl.max(tl.where(score < FAR, score, -FAR), axis=1), axis=0)
     return lowest, highest
@@ -193,23 +193,23 @@ def _add_shares(
 ):
     """Add the shares of a tile's scores to the bins of its rows and, if mirrored, its columns.
 
-    Only the bins that some score touches are gone through: in most tiles these are few.
+    The loop covers only the bins from the lowest to the highest score: in most tiles these are few.
     """
     center: tl.constexpr = (BINS - 1) * 0.5
     lowest, highest = _range(score)
     first = tl.maximum(tl.floor(center - highest), 0.0).to(tl.int32)
     last = tl.minimum(tl.ceil(center - lowest), BINS - 1.0).to(tl.int32)
-    row_asks = (row >= start) & (row < stop)
-    column_asks = (column >= start) & (column < stop)
+    row_is_query = (row >= start) & (row < stop)
+    column_is_query = (column >= start) & (column < stop)
     row_place = table + ((row - start).to(tl.int64) * 2 + KIND) * BINS
     column_place = table + ((column - start).to(tl.int64) * 2 + KIND) * BINS
     for number in range(first, last + 1):
         share = tl.maximum(1.0 - tl.abs(score - (center - number)), 0.0)
         by_row = (tl.sum(share, axis=1) * SHARE_UNIT).to(tl.int32).to(tl.int64)
-        tl.atomic_add(row_place + number, by_row, mask=row_asks, sem="relaxed")
+        tl.atomic_add(row_place + number, by_row, mask=row_is_query, sem="relaxed")
         if mirrored:
             by_column = (tl.sum(share, axis=0) * SHARE_UNIT).to(tl.int32).to(tl.int64)
-            tl.atomic_add(column_place + number, by_column, mask=column_asks, sem="relaxed")
+            tl.atomic_add(column_place + number, by_column, mask=column_is_query, sem="relaxed")
 
 
 @triton.jit
@@ -231,8 +231,8 @@ def histogram_kernel(
 ):
     """Add a tile of scores to the histograms of its rows and of its columns.
 
-    Tiles below the diagonal would hold the same scores again, and have no program that stays.
-    Programs that run together work in the same square of GROUP × GROUP tiles of COLUMNS.
+    Tiles below the diagonal have the same scores again, so their programs return immediately.
+    Programs that run at the same time work in one square of GROUP × GROUP tiles of COLUMNS.
     """
     ratio: tl.constexpr = COLUMNS // ROWS
     program = tl.program_id(0)
@@ -245,12 +245,12 @@ def histogram_kernel(
     first_column = column_tile * COLUMNS
     mirrored = row_tile // ratio < column_tile
     wanted = (first_row < size) & (first_column < size) & (row_tile // ratio <= column_tile)
-    row_asks = (first_row < stop) & (first_row + ROWS > start)
-    column_asks = (first_column < stop) & (first_column + COLUMNS > start) & mirrored
-    if wanted & (row_asks | column_asks):
+    row_is_query = (first_row < stop) & (first_row + ROWS > start)
+    column_is_query = (first_column < stop) & (first_column + COLUMNS > start) & mirrored
+    if wanted & (row_is_query | column_is_query):
         row = first_row + tl.arange(0, ROWS)
         column = first_column + tl.arange(0, COLUMNS)
-        # Rows past the end stand for others, whose scores do not count.
+        # Rows past the end repeat other rows, and their scores do not count.
         score = _scores(
             parts, row % size, column % size, size, dim, BINS, EXACT, ROWS, COLUMNS, DEPTH
         )
@@ -267,9 +267,10 @@ def histogram_kernel(
 
 @triton.jit
 def _precisions(table, line, real, BINS: tl.constexpr, SLOTS: tl.constexpr):
-    """Of some queries and all bins [ROWS, SLOTS]: r, P, and the derivatives of N AP.
+    """Compute r, P and the derivatives of N AP for some queries and all bins: [ROWS, SLOTS] each.
 
-    The derivatives are by all images and by the relevant ones, as `precision_kernel` names them.
+    The derivatives are with respect to all images and to the relevant ones; `precision_kernel`
+    explains the names.
     """
     number = tl.arange(0, SLOTS)[None, :]
     inside = real[:, None] & (number < BINS)
@@ -281,7 +282,7 @@ def _precisions(table, line, real, BINS: tl.constexpr, SLOTS: tl.constexpr):
     next_every = tl.load(place + BINS + 1, mask=following, other=0)
     relevant_sum = tl.cumsum(relevant, axis=1)
     every_sum = tl.cumsum(every, axis=1)
-    # Whole numbers up to here; the unit of the sums cancels in ratios.
+    # Integers up to here; the unit of the sums cancels in ratios.
     upto = tl.where(every_sum > 0, every_sum, 1).to(tl.float32)
     precision = relevant_sum.to(tl.float32) / upto
     next_sum = every_sum + next_every
@@ -310,14 +311,14 @@ def precision_kernel(
     SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """AP_Q of some queries from their histograms, and its slopes; the last program has the loss.
+    """Compute AP_Q of some queries and its slopes; the last program writes the loss.
 
-    With a query's share w of the total weight, writes w dAP/dscore, negated, into `slopes`, gaps
-    ordered as by `histogram.gap_slopes`, and adds w (1 − AP) to the loss, as a whole number.
+    For a query with a share w of the total weight, writes −w dAP/dscore to `slopes`, in the order
+    of `histogram.gap_slopes`, and adds w (1 − AP) to the loss, as an integer.
 
-    Let R and A be the relevant and all images up to a bin, r those in it, P = R / A and N the
-    positives. AP = Σ P r / N, and neighbouring derivatives by the histograms differ by r R / A²
-    (all images) and P − P' + r / A (relevant ones), P' being that of the next bin.
+    Let R and A be the relevant and all images up to a bin, r the relevant images in it, P = R / A,
+    and N the number of positives. AP = Σ P r / N. The derivatives with respect to neighbouring bins
+    differ by r R / A² (all images) and P − P' + r / A (relevant images); P' is P of the next bin.
     """
     program = tl.program_id(0)
     line = program * ROWS + tl.arange(0, ROWS)
@@ -338,7 +339,7 @@ def precision_kernel(
     factor = (share * ((BINS - 1) * 0.5))[:, None]
     below = factor * by_every
     below_relevant = factor * (by_every - by_relevant)
-    # Before the first bin stands the derivative by that bin alone, negated.
+    # The gap before the first bin has the negative derivative with respect to that bin alone.
     before = -tl.sum(below, axis=1)
     before_relevant = -tl.sum(below_relevant, axis=1)
     target = slopes + row[:, None] + (number + 1).to(tl.int64) * size
@@ -352,7 +353,7 @@ def precision_kernel(
 
     sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
     tl.atomic_add(sums, (lost * LOSS_UNIT).to(tl.int64))
-    # Who counts itself after all others sees what all others added before.
+    # The program that increments the counter last sees the sums of all others.
     if tl.atomic_add(sums + 1, 1) == tl.num_programs(0) - 1:
         tl.store(loss, tl.atomic_add(sums, 0).to(tl.float32) * (1.0 / LOSS_UNIT))
 
@@ -397,11 +398,11 @@ def weight_kernel(
     DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Make (G + Gᵀ)_ij of a tile from its scores and both images' slopes.
+    """Compute (G + Gᵀ)_ij of a tile from its scores and the slopes of both images.
 
-    The slopes are scaled so that the largest is SLOPE_PEAK. What undoes that, times the gradient
-    by the loss, is left behind the slopes. `weights` has room for whole tiles, of which the first
-    is number `row_tile` from above and `column_tile` from the left of all.
+    The slopes are scaled so that the largest is SLOPE_PEAK. The inverse factor, times the gradient
+    of the loss, is written after the slopes. `weights` consists of whole tiles; the first one is
+    tile (`row_tile`, `column_tile`) of the whole matrix.
     """
     program = tl.program_id(0)
     group = program // (GROUP * column_tiles)

@@ -1,7 +1,7 @@
-"""Starting kernels in little of the host's time, and hearing from them.
+"""Start GPU kernels with little work on the host, and read their results.
 
-At a few thousand images the kernels of a loss take less than a millisecond, so what Python does
-between them counts.
+With a few thousand images the kernels of a loss take less than a millisecond, so the time that
+Python takes between them matters.
 """
 
 import threading
@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 
 
 class Launch:
-    """A kernel whose constants and whole numbers stay the same from call to call.
+    """A kernel that is started many times with the same constants and integers.
 
-    Triton looks at all arguments at each launch to find the compiled kernel that fits them. Here
-    it is found at the first launch and kept. Tensors must then keep their types and start at
-    multiples of 16 bytes, and numbers must not change, but for those of `do_not_specialize`.
-    The kernel is a function made by `triton.jit`, its constants last and in this order; options
-    are `num_warps` and the like.
+    At each launch, Triton inspects all arguments to find the compiled kernel that fits them. This
+    class finds it at the first launch and keeps it. All later launches must therefore pass tensors
+    of the same types that start at multiples of 16 bytes, and the same integers, except for those
+    of `do_not_specialize`.
+
+    Args:
+        kernel: a function decorated with `triton.jit`.
+        options: options of Triton such as `num_warps`.
+        constants: the constants, which are the last arguments of the kernel, in their order.
     """
 
     def __init__(self, kernel: Any, options: dict[str, int], constants: dict[str, Any]) -> None:
@@ -27,47 +31,47 @@ class Launch:
         self._compiled: Any = None
 
     def __call__(self, programs: int, *arguments: Any) -> None:
-        """Start a number of programs."""
+        """Start this many programs of the kernel."""
         if self._compiled is None:
             start = self.kernel[(programs,)]
-            # Triton's interpreter has no compiled kernel and returns none.
+            # Triton's interpreter returns no compiled kernel.
             self._compiled = start(*arguments, **self.constants, **self.options)
         else:
             self._compiled[(programs, 1, 1)](*arguments, *self.constants.values())
 
 
-class Mailbox:
-    """Host memory that a kernel of this device writes to, and the host reads once it is there."""
+class HostBuffer:
+    """Host memory that a kernel writes to, and that the host reads when the kernel has finished."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._event = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
-        self._room = torch.empty(0)
+        self._memory = torch.empty(0)
 
-    def room(self, count: int) -> torch.Tensor:
-        """At least that many float32 numbers to be written by a kernel, which must start next."""
-        if len(self._room) < count:
-            self._room = torch.empty(count, dtype=torch.float32, pin_memory=self._on_gpu)
-        return self._room
+    def reserve(self, count: int) -> torch.Tensor:
+        """Return memory for at least `count` float32 numbers, for the next kernel to fill."""
+        if len(self._memory) < count:
+            self._memory = torch.empty(count, dtype=torch.float32, pin_memory=self._on_gpu)
+        return self._memory
 
-    def sent(self) -> None:
-        """Note that the kernel was started."""
+    def record(self) -> None:
+        """Record that the kernel was started."""
         if self._event is not None:
             self._event.record()
 
     def read(self, count: int) -> NDArray[np.float32]:
-        """The numbers, after a wait for the kernel."""
+        """Wait for the kernel, and return the numbers."""
         if self._event is not None:
             self._event.synchronize()
-        return self._room.numpy()[:count]
+        return self._memory.numpy()[:count]
 
 
-_MAILBOXES = threading.local()
+_BUFFERS = threading.local()
 
 
-def mailbox(device: torch.device) -> Mailbox:
-    """This thread's mailbox for a device."""
-    boxes: dict[str, Mailbox] = vars(_MAILBOXES)
-    if str(device) not in boxes:
-        boxes[str(device)] = Mailbox(device)
-    return boxes[str(device)]
+def host_buffer(device: torch.device) -> HostBuffer:
+    """Return the buffer of this thread for a device."""
+    buffers: dict[str, HostBuffer] = vars(_BUFFERS)
+    if str(device) not in buffers:
+        buffers[str(device)] = HostBuffer(device)
+    return buffers[str(device)]

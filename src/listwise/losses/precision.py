@@ -1,7 +1,7 @@
-"""Average precision as a function of two histograms: the relevant images, and all of them.
+"""Average precision as a function of two histograms: of the relevant images, and of all images.
 
-Each takes [..., M] tables, best bin first, and the number of relevant images [...], and returns
-the average precision [...]. They are plain formulas; gradients come from autograd.
+Each function takes histograms [..., M], highest scores first, and the number of relevant images
+[...], and returns the average precision [...]. Autograd computes the gradients.
 """
 
 import torch
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def quantized_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> Tensor:
-    """AP_Q, Eq. 9 to 11: precision up to each bin times the recall the bin adds."""
+    """Compute AP_Q, Eq. 9 to 11: the precision up to each bin times the recall of the bin."""
     precision = _ratio(relevant.cumsum(-1), every.cumsum(-1))
     return (precision * relevant).sum(-1) / positives
 
 
 def tie_aware_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> Tensor:
-    """The simplified tie-aware AP of section 4.2: precision at the middle of each bin."""
+    """Compute the simplified tie-aware AP of section 4.2: precision in the middle of each bin."""
     relevant_twice = 2 * relevant.cumsum(-1) - relevant
     every_twice = 2 * every.cumsum(-1) - every
     precision = (1 + relevant_twice) / (1 + every_twice)
@@ -23,19 +23,19 @@ def tie_aware_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> T
 
 
 def expected_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> Tensor:
-    """The closed form of He et al. (CVPR 2018): mean AP over all orders of each bin's images.
+    """Compute the closed form of He et al. (CVPR 2018): the mean AP over all orders of tied images.
 
-    A bin of n images, n⁺ of them relevant, behind N images, N⁺ of them relevant, adds
+    A bin of n images, n⁺ of them relevant, after N images, N⁺ of them relevant, adds
     (n⁺/n) Σ_t (N⁺ + 1 + (t − N − 1)(n⁺ − 1)/(n − 1)) / t over the ranks t = N+1 … N+n. The sum of
-    1/t is a difference of digamma functions, which also serves counts that are not whole.
+    1/t is a difference of digamma functions, which is also defined for fractional counts.
     """
     dtype = relevant.dtype
-    # Differences of digamma at large counts leave little of a float32.
+    # Differences of digamma at large counts lose most digits of a float32.
     relevant, every = relevant.double(), every.double()
     ahead = every.cumsum(-1) - every
     relevant_ahead = relevant.cumsum(-1) - relevant
     mean_inverse = _digamma_slope(ahead + 1, every)
-    # Two forms of one number: the first has a removable gap at n = 1, the second at n = 0.
+    # Two forms of the same number: the first is undefined at n = 1, the second at n = 0.
     few = every < 0.5
     left = (1 - (ahead + 1) * mean_inverse) / torch.where(few, every - 1, 1)
     right = (1 - (ahead + 1) * _digamma_slope(ahead + 2, every - 1)) / torch.where(few, 1, every)
@@ -45,12 +45,12 @@ def expected_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> Te
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Part of a whole, 0 where the whole is empty."""
+    """Divide a part by a whole; 0 where the whole is 0."""
     return part / torch.where(whole > 0, whole, 1)
 
 
 def _digamma_slope(x: Tensor, step: Tensor, near: float = 0.02) -> Tensor:
-    """(ψ(x + step) − ψ(x)) / step, by its Taylor series for small steps."""
+    """Compute (ψ(x + step) − ψ(x)) / step, by its Taylor series for small steps."""
     small = step.abs() < near
     far_step = torch.where(small, 1, step)
     far = (torch.digamma(x + far_step) - torch.digamma(x)) / far_step

@@ -8,22 +8,26 @@ from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
 from listwise.losses.tiles import accumulation_dtype
 
-_ENTRIES = 2**24  # comparisons of scores held at a time
+_ENTRIES = 2**24  # comparisons of scores in memory at a time
 
 
 class SmoothAPLoss(PrecisionLoss):
-    """1 − mAP with ranks counted by sigmoids of score differences.
+    """1 − mAP where ranks are sums of sigmoids of score differences.
 
-    As in the authors' code an image is in its own list.
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar. As in the
+    authors' code, an image is in its own list.
 
     Args:
-        temperature: of the sigmoid; the smaller, the nearer to true ranks.
+        temperature: of the sigmoid; smaller values are closer to true ranks.
+
+    Example:
+        >>> loss = SmoothAPLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
     """
 
     def __init__(self, temperature: float = 0.01) -> None:
         super().__init__()
         if not temperature > 0:
-            raise InputError(f"temperature must be above zero, but is {temperature}")
+            raise InputError(f"temperature must be above zero, not {temperature}")
         self.temperature = temperature
 
     def precision(  # noqa: D102
@@ -38,7 +42,7 @@ class SmoothAPLoss(PrecisionLoss):
             -(-len(query) * len(labels) // _ENTRIES)
         )
         precisions = [
-            # Kept for all blocks, the comparisons would be as many as images cubed.
+            # Recomputed in backward: all comparisons together are as many as images cubed.
             checkpoint(
                 self._precisions,
                 scores,
@@ -55,9 +59,9 @@ class SmoothAPLoss(PrecisionLoss):
         return sums / same.sum(1)
 
     def _precisions(self, scores: Tensor, same: Tensor, query: Tensor, image: Tensor) -> Tensor:
-        """Smooth precision at the rank of an image in the list of a query of its class: [R]."""
+        """Compute the smooth precision at the rank of each image in its query's list: [R]."""
         ahead = torch.sigmoid((scores[query] - scores[query, image][:, None]) / self.temperature)
-        ahead = ahead.scatter(1, image[:, None], 1.0)  # a rank counts the image itself
+        ahead = ahead.scatter(1, image[:, None], 1.0)  # the rank includes the image itself
         precisions: Tensor = (ahead * same[query]).sum(1) / ahead.sum(1)
         return precisions
 

@@ -1,13 +1,13 @@
-"""What the losses share on CPU and GPU: blocks of a range, and the precision of sums."""
+"""Helpers for the losses on CPU and GPU: blocks of a range, and the precision of sums."""
 
 import torch
 
 
 def blocks(start: int, stop: int, size: int) -> list[slice]:
-    """The range from start to stop, cut into pieces of a size; the last may be smaller."""
+    """Divide the range from start to stop into blocks of a size; the last may be smaller."""
     return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of products, histograms and sums: float32 at least."""
+    """Return the type for products, histograms and sums: at least float32."""
     return torch.promote_types(dtype, torch.float32)

@@ -10,10 +10,12 @@ from listwise.losses.tuples import TupleLoss
 
 
 class TripletLoss(TupleLoss):
-    """A query q should be nearer to its positive p than to its negative n.
+    """The triplet loss: a query q should be nearer to its positive p than to its negative n.
+
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
 
     Args:
-        margin: by how much, in squared distances.
+        margin: how much nearer, as a difference of squared distances.
         form: "margin" is ½ max(0, margin + ‖q − p‖² − ‖q − n‖²); "log-exp" is
             log(1 + exp(‖q − p‖² − ‖q − n‖²)), which has no margin.
 
@@ -29,7 +31,7 @@ class TripletLoss(TupleLoss):
         if form not in ("margin", "log-exp"):
             raise InputError(f"form must be margin or log-exp, not {form!r}")
         if not margin >= 0:
-            raise InputError(f"margin must not be negative, but is {margin}")
+            raise InputError(f"margin must not be negative, found {margin}")
         self.margin = margin
         self.form = form
 

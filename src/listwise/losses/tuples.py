@@ -1,17 +1,17 @@
-"""What the losses of tuples share: a query, a positive and some negatives at a time."""
+"""The base class of losses of tuples: a query, a positive and some negatives."""
 
 import torch
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.losses.base import checked, class_sizes
-from listwise.losses.checks import refuse_no_positives
+from listwise.losses.base import check_inputs, class_sizes
+from listwise.losses.checks import check_positives
 
 _BLOCK = 1024  # queries compared with the batch at a time
 
 
 class TupleLoss(nn.Module):
-    """The weighted mean, over tuples of a query, a positive and N negatives, of a local loss."""
+    """The weighted mean of a local loss over tuples of a query, a positive and N negatives."""
 
     def __init__(self, negatives: int) -> None:
         super().__init__()
@@ -28,21 +28,21 @@ class TupleLoss(nn.Module):
         queries: tuple[int, int] | None = None,
         tuples: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch.
+        """Compute the loss of a batch.
 
         Args:
             descriptors: [B, C] unit rows.
-            labels: [B] integers; images of equal label are relevant to each other.
-            weights: [B] weights of the queries; equal ones by default.
-            queries: rows (start, stop): give only the share of the tuples whose query is one.
-            tuples: [T, 2 + N] rows of the batch: a query, an image of its class, N of other
-                classes. By default every image that has a positive is one query, with the
-                farthest of its class and the N nearest of other classes.
+            labels: [B] integers; images with equal labels are relevant to each other.
+            weights: [B] weights of the queries; all equal by default.
+            queries: rows (start, stop): return only the share of the tuples of these queries.
+            tuples: [T, 2 + N] rows of the batch: a query, an image of its class, N images of other
+                classes. By default every image that has a positive is the query of one tuple, with
+                the farthest image of its class and the N nearest of other classes.
 
         Returns:
             A scalar: Σ w ℓ / Σ w over the tuples.
         """
-        weights, start, stop = checked(descriptors, labels, weights, queries)
+        weights, start, stop = check_inputs(descriptors, labels, weights, queries)
         rows = descriptors.to(weights.dtype)
         if tuples is None:
             query_rows = torch.nonzero(class_sizes(labels) > 1)[:, 0]
@@ -50,7 +50,7 @@ class TupleLoss(nn.Module):
             tuples = _check_tuples(tuples, labels, self.negatives)
             query_rows = tuples[:, 0]
         total = weights[query_rows].sum()
-        refuse_no_positives(total.item())
+        check_positives(total.item())
         share = (query_rows >= start) & (query_rows < stop)
         if tuples is None:
             tuples = hardest_in_batch(rows.detach(), labels, query_rows[share], self.negatives)
@@ -62,22 +62,23 @@ class TupleLoss(nn.Module):
         return (weights[tuples[:, 0]] * self.local_loss(positive, negative)).sum() / total
 
     def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """The loss of each tuple from its squared distances: [T], [T, N] -> [T]."""
+        """Compute the loss of each tuple from its squared distances: [T], [T, N] -> [T]."""
         raise NotImplementedError
 
 
 def hardest_in_batch(
     descriptors: Tensor, labels: Tensor, queries: Tensor, negatives: int
 ) -> Tensor:
-    """Each query, the farthest image of its class and the N nearest of other classes: [Q, 2 + N].
+    """Find the farthest image of its class and the N nearest of other classes for each query.
 
-    Shapes: descriptors [B, C] unit rows, labels [B], rows [Q] of queries, which have a positive.
+    Shapes: descriptors [B, C] unit rows, labels [B], rows [Q] of queries that have a positive ->
+    rows of query, positive and negatives [Q, 2 + N].
     """
     sizes = torch.unique(labels, return_counts=True)[1]
     if len(labels) - int(sizes.max()) < negatives:
         raise InputError(
-            f"each query needs {negatives} images of other classes, but a class holds "
-            f"{int(sizes.max())} of the batch's {len(labels)} images: sample more classes"
+            f"each query needs {negatives} images of other classes, but one class has "
+            f"{int(sizes.max())} of the {len(labels)} images of the batch: sample more classes"
         )
     found = [torch.empty(0, 2 + negatives, dtype=torch.int64, device=labels.device)]
     for block in torch.split(queries, _BLOCK):
@@ -91,7 +92,7 @@ def hardest_in_batch(
 
 
 def _check_tuples(tuples: Tensor, labels: Tensor, negatives: int) -> Tensor:
-    """Tuples on the labels' device, if their rows and classes are possible."""
+    """Check the rows and classes of tuples; return them on the device of the labels."""
     if not isinstance(tuples, Tensor) or tuples.dtype != torch.int64 or tuples.dim() != 2:
         raise InputError(f"tuples must be a tensor [T, {2 + negatives}] of int64 rows")
     if tuples.shape[1] != 2 + negatives or len(tuples) == 0:
@@ -100,12 +101,12 @@ def _check_tuples(tuples: Tensor, labels: Tensor, negatives: int) -> Tensor:
             f"a query, a positive and {negatives} negative(s) each"
         )
     if tuples.min() < 0 or tuples.max() >= len(labels):
-        raise InputError(f"tuples name rows outside of the batch of {len(labels)} images")
+        raise InputError(f"tuples have rows outside of the batch of {len(labels)} images")
     tuples = tuples.to(labels.device)
     of_query, others = labels[tuples[:, :1]], labels[tuples[:, 1:]]
     if not ((of_query == others[:, :1]).all() and (of_query != others[:, 1:]).all()):
         raise InputError(
-            "a tuple has a positive of another class than its query, or a negative of the same: "
+            "a tuple has a positive of another class than its query, or a negative of its class: "
             "give rows in the order query, positive, negatives"
         )
     return tuples

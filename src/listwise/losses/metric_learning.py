@@ -1,4 +1,7 @@
-"""Losses of pytorch-metric-learning, called like all others (`pip install listwise[compare]`)."""
+"""Losses of pytorch-metric-learning with the same call as all others.
+
+They need `pip install 'listwise[compare]'`.
+"""
 
 from typing import Any
 
@@ -10,8 +13,8 @@ from listwise.losses.tiles import accumulation_dtype
 from listwise.optional import requires
 
 
-class _AdaptedLoss(BatchLoss):
-    """The weighted mean of what a loss of pytorch-metric-learning gives for each image."""
+class _MetricLearningLoss(BatchLoss):
+    """The weighted mean, over the images, of a loss of pytorch-metric-learning."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__()
@@ -31,26 +34,44 @@ class _AdaptedLoss(BatchLoss):
             )
         counted = weights[each["indices"]]
         if not counted.sum() > 0:
-            raise InputError("every query that counts has a weight of zero")
+            raise InputError(
+                "every query with a positive has a weight of zero: increase at least one weight"
+            )
         share = (each["indices"] >= start) & (each["indices"] < stop)
         value: Tensor = (counted * each["losses"].flatten())[share].sum() / counted.sum()
         return value
 
 
-class FastAPLoss(_AdaptedLoss):
-    """FastAP (Cakir et al., CVPR 2019): 1 − mAP by histograms of squared distances."""
+class FastAPLoss(_MetricLearningLoss):
+    """FastAP (Cakir et al., CVPR 2019): 1 − mAP from histograms of squared distances.
+
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
+
+    Args:
+        bins: number of histogram bins.
+
+    Example:
+        >>> import torch
+        >>> loss = FastAPLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
+    """
 
     def __init__(self, bins: int = 10) -> None:
         super().__init__("FastAPLoss", num_bins=bins)
 
 
-class MultiSimilarityLoss(_AdaptedLoss):
+class MultiSimilarityLoss(_MetricLearningLoss):
     """The multi-similarity loss (Wang et al., CVPR 2019), without its mining of pairs.
 
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
+
     Args:
-        alpha: sharpness over positives.
-        beta: sharpness over negatives.
-        base: the similarity that parts them.
+        alpha: sharpness for positives.
+        beta: sharpness for negatives.
+        base: the similarity that should separate positives from negatives.
+
+    Example:
+        >>> import torch
+        >>> loss = MultiSimilarityLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
     """
 
     def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
