@@ -160,7 +160,7 @@ def test_what_is_no_loss_is_refused_at_once(loss, message):
 
 
 def test_weights_need_a_loss_that_takes_them():
-    with pytest.raises(InputError, match="this loss takes no weights: leave weighting out"):
+    with pytest.raises(InputError, match="this loss does not take weights: leave `weighting` out"):
         MultistageStep(make_net(), pairwise_loss, weighting=class_balanced_weights)
 
 

@@ -635,7 +635,7 @@ def test_a_network_that_cannot_be_repeated_is_refused(dtype):
     for parameter, gradient in before.items():
         parameter.grad = gradient
     step = MultistageStep(Unrepeatable(net, 0.5), SoftmaxLoss(), 4)
-    with pytest.raises(InputError, match="other descriptors in stage 3"):
+    with pytest.raises(InputError, match="different descriptors in stages 1 and 3"):
         step(images, labels)
     assert all(p.grad is gradient and gradient.eq(1).all() for p, gradient in before.items())
     MultistageStep(Unrepeatable(net, 0.0), SoftmaxLoss(), 4)(images, labels)
@@ -671,7 +671,7 @@ def test_memory_too_small_for_one_image_says_what_to_do():
     step(images, labels)
     net.zero_grad()
     crowded.room = 0
-    with pytest.raises(torch.OutOfMemoryError, match="one image at a time does not fit: use"):
+    with pytest.raises(torch.OutOfMemoryError, match="a single image does not fit: use"):
         step(images, labels)
     with pytest.raises(torch.OutOfMemoryError, match="micro-batches of 4 do not fit: make"):
         MultistageStep(crowded, SoftmaxLoss(), 4)(images, labels)
@@ -720,5 +720,5 @@ def test_a_feature_map_is_no_descriptor():
 
 @pytest.mark.parametrize("micro_batch", [0, -1, 2.5, "all"])
 def test_micro_batch_must_be_a_number_or_auto(micro_batch):
-    with pytest.raises(InputError, match="micro_batch must be"):
+    with pytest.raises(InputError, match="`micro_batch` must be"):
         MultistageStep(TinyNet(), SoftmaxLoss(), micro_batch)

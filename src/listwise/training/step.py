@@ -1,15 +1,15 @@
 """Three-stage backpropagation (section 3.3): the exact gradient at any batch size.
 
-A listwise loss needs all descriptors of the batch at once, but not all graphs of the network at
-once. By the chain rule, the gradient of the loss with respect to the weights is a sum over images
-of (gradient with respect to the descriptor) × (derivative of the descriptor). So
+A listwise loss needs all descriptors of the batch at the same time, but not all graphs of the
+network. By the chain rule, the gradient of the loss with respect to the weights is a sum over the
+images of (gradient with respect to the descriptor) × (derivative of the descriptor). Three stages:
 
-1. compute the descriptors of the batch without graph, micro-batch by micro-batch;
-2. compute the loss and its gradient with respect to the descriptors, which are small;
-3. compute the descriptors again with graph and backpropagate that gradient, micro-batch by
-   micro-batch, while the weights' gradients add up.
+1. Compute the descriptors of the batch, micro-batch by micro-batch, without a graph.
+2. Compute the loss and its gradient with respect to the descriptors, which are small.
+3. Compute the descriptors again, micro-batch by micro-batch, with a graph, and backpropagate the
+   gradient of stage 2; the gradients of the weights add up.
 
-`MultistageStep._backpropagate` is these three stages.
+`MultistageStep._backpropagate` implements them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,13 @@ from listwise.training.objective import Loss, accepted_arguments, check_processe
 
 @dataclass
 class Counts:
-    """What the steps so far cost over all processes: images forward and backward, and calls."""
+    """The cost of all steps so far, over all processes.
+
+    Attributes:
+        forwards: images that went forward through the network.
+        backwards: images that went backward.
+        updates: calls of the step.
+    """
 
     forwards: int = 0
     backwards: int = 0
@@ -46,32 +52,33 @@ class Counts:
 
 
 class MultistageStep:
-    """Adds the gradient of a loss over a whole batch to `.grad` of every trainable parameter.
+    """Computes the gradient of a loss over a whole batch, in the memory of one micro-batch.
 
-    It does what `loss(net(images), labels).backward()` would do, in the memory of one
-    micro-batch. Under torch.distributed each process passes its own part of the batch and gets
-    the loss and the gradient of the whole batch.
+    A call adds to `.grad` of every trainable parameter what `loss(net(images), labels).backward()`
+    would add. Under torch.distributed each process passes its own part of the batch and gets the
+    loss and the gradient of the whole batch.
 
     Args:
-        net: images [b, 3, H, W] to descriptors [b, C]; a row must depend on its own image alone,
-            so batch norm must be frozen.
-        loss: any callable of descriptors [B, C] and labels [B] that returns a scalar; parameters of
-            its own, if it is a module, get their gradient too. Under torch.distributed it must
-            take `queries` too (see `Loss`).
-        micro_batch: images whose graph is held at once. "auto" finds what fits, takes the whole
-            batch in one pass if it can, and halves the micro-batch when CUDA memory runs out.
-        weighting: labels [B] of the whole batch to weights [B] of the queries, for a loss that
-            takes `weights`.
+        net: a module that maps images [b, 3, H, W] to descriptors [b, C]. A descriptor must depend
+            on its own image alone, so batch norm must be frozen.
+        loss: any callable of descriptors [B, C] and labels [B] that returns a scalar. If it is a
+            module with parameters, they get their gradient too. Under torch.distributed it must
+            also take `queries` (see `Loss`).
+        micro_batch: number of images whose graph is in memory at a time. "auto" finds what fits,
+            takes the whole batch in one pass if it can, and halves the micro-batch when CUDA
+            memory runs out.
+        weighting: a function from the labels [B] of the whole batch to the weights [B] of the
+            queries, for a loss that takes `weights`.
         autocast: dtype in which the network runs, such as torch.bfloat16; the loss is computed
-            outside autocast. Weights are cast, and frozen batch norm is folded into the
-            convolutions before it, once a step; gradients are those of the network as it is.
-        compile: compile the network, which takes a minute or two at the first call and whenever
-            there are more images in a micro-batch, or larger ones, than before. Where the
-            compiler fails the step runs without it.
+            outside autocast. Once per step, weights are cast and frozen batch norm is folded into
+            the convolution before it; the gradients are those of the original parameters.
+        compile: compile the network. This takes a minute or two at the first call, and again when
+            a micro-batch has more or larger images than before. If the compiler fails, the step
+            runs without it.
 
     Attributes:
         micro_batch: the number in use; "auto" becomes a number at the first call.
-        choice: a sentence that says what was chosen and why.
+        choice: a sentence with the chosen micro-batch and the reason.
         counts: forwards, backwards and updates so far.
 
     Examples:
@@ -95,15 +102,18 @@ class MultistageStep:
         compile: bool = False,
     ) -> None:
         if micro_batch != "auto" and (not isinstance(micro_batch, int) or micro_batch < 1):
-            raise InputError(f'micro_batch must be "auto" or at least 1, not {micro_batch!r}')
+            raise InputError(f'`micro_batch` must be "auto" or at least 1, not {micro_batch!r}')
         if isinstance(net, DistributedDataParallel):
             raise InputError(
-                "DistributedDataParallel would sum gradients at every micro-batch; "
-                "pass net.module, the step sums them once"
+                "the step sums gradients over processes itself, once: pass net.module instead of "
+                "DistributedDataParallel, which would sum them in every micro-batch"
             )
         self._accepted = accepted_arguments(loss)
         if weighting is not None and "weights" not in self._accepted:
-            raise InputError("this loss takes no weights: leave weighting out, or let it take them")
+            raise InputError(
+                "this loss does not take weights: leave `weighting` out, or give the loss an "
+                "argument `weights`"
+            )
         self.net = net
         self.loss = loss
         self.weighting = weighting
@@ -118,10 +128,15 @@ class MultistageStep:
         self._fit_shape: torch.Size | None = None
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Add the gradient of the loss of this batch to `.grad`; return the loss, without graph.
+        """Add the gradient of the loss of a batch to `.grad`, and return the loss.
 
-        Shapes: images [B, 3, H, W] on any device, from which they go to the network's one
-        micro-batch at a time; labels [B], equal for images relevant to each other -> a scalar.
+        Args:
+            images: [B, 3, H, W] on any device; they are copied to the network's device one
+                micro-batch at a time.
+            labels: [B], equal for images that are relevant to each other.
+
+        Returns:
+            The loss, a scalar without a graph.
         """
         check_processes(self.loss, world()[1])
         parameters = _trainable(self.net, self.loss)
@@ -146,7 +161,7 @@ class MultistageStep:
                 except Exception as error:
                     if not forward.stop_compiling(error):
                         raise
-                # Not in the handler, where the error still holds the tensors of the attempt.
+                # Outside of the handler, in which the error keeps the tensors alive.
                 torch.cuda.empty_cache()
                 forward.set_random_state(random_state)
         batch = sum(parts)
@@ -157,11 +172,11 @@ class MultistageStep:
 
     @property
     def fallback(self) -> str:
-        """Why the network is not compiled or folded, although it was to be; empty otherwise."""
+        """The reason why the network is not compiled or folded as requested; else empty."""
         return "" if self._forward is None else self._forward.fallback
 
     def forward(self) -> Forward:
-        """How images become descriptors here; kept while device and autocast stay the same."""
+        """Return the forward pass; a new one if the device or autocast has changed."""
         new, old = Forward(self.net, self.autocast, self.compile), self._forward
         if old is None or (old.device, old.autocast) != (new.device, new.autocast):
             self._forward = old = new
@@ -175,12 +190,12 @@ class MultistageStep:
         parts: Sequence[int],
         micro_batch: int,
     ) -> Tensor:
-        """The three stages for this process's images [parts[rank], 3, H, W] of the batch."""
+        """Run the three stages for the images [parts[rank], 3, H, W] of this process."""
         device, rank = forward.device, world()[0]
         start = sum(parts[:rank])
         stop = start + parts[rank]
         crops = torch.split(images, micro_batch)
-        # A batch that fits keeps the graph of stage 1, and stage 3 need not compute it again.
+        # If the whole batch fits, stage 1 keeps its graph and stage 3 does not compute it again.
         one_pass = micro_batch >= max(parts)
 
         # Stage 1: descriptors.
@@ -199,11 +214,11 @@ class MultistageStep:
             )
             torch.autograd.backward(value)
             if descriptors.grad is None:
-                raise InputError("the loss does not depend on the descriptors")
+                raise InputError("the loss does not depend on the descriptors: it has no gradient")
         value, gradient = value.detach(), descriptors.grad
         sum_over_processes([value, gradient])
 
-        # Stage 3: the descriptors again, now with graph, to carry the gradient to the weights.
+        # Stage 3: the descriptors again, with a graph, to backpropagate the gradient.
         gradients = torch.split(gradient[start:stop], micro_batch)
         with failing_together(device):
             if one_pass:
@@ -222,7 +237,7 @@ class MultistageStep:
     def _loss_of(
         self, descriptors: Tensor, labels: Tensor, queries: tuple[int, int] | None
     ) -> Tensor:
-        """The loss of a batch [B, C] and [B], or the share of some rows, with its graph."""
+        """Compute the loss of a batch [B, C] and [B], or the share of some rows, with its graph."""
         options: dict[str, object] = {}
         if self.weighting is not None:
             options["weights"] = self.weighting(labels)
@@ -233,11 +248,11 @@ class MultistageStep:
             made = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(f"the loss must return a scalar tensor, not {made}")
         if not value.requires_grad:
-            raise InputError("the loss does not depend on the descriptors")
+            raise InputError("the loss does not depend on the descriptors: it has no gradient")
         return value.reshape(())
 
     def _choose_micro_batch(self, forward: Forward, images: Tensor, batch: int) -> int:
-        """The micro-batch for at most `batch` images in a process, the same in every process."""
+        """Choose the micro-batch for at most `batch` images per process; the same in all."""
         if self._given != "auto":
             return self._given
         with failing_together(forward.device):
@@ -248,14 +263,14 @@ class MultistageStep:
         return self.micro_batch
 
     def _choose_smaller(self, micro_batch: int, error: torch.OutOfMemoryError) -> int:
-        """Half of a micro-batch that ran out of memory, from now on; the error if there is none."""
+        """Halve a micro-batch that ran out of memory; raise the error if that is not possible."""
         if self._given != "auto":
             advice = (
                 f'micro-batches of {micro_batch} do not fit: make `micro_batch` smaller, or "auto"'
             )
             raise torch.OutOfMemoryError(f"{advice} ({error})") from error
         if micro_batch == 1:
-            advice = "one image at a time does not fit: use smaller crops, a smaller backbone or"
+            advice = "a single image does not fit: use smaller crops, a smaller backbone or"
             raise torch.OutOfMemoryError(f"{advice} autocast=torch.bfloat16 ({error})") from error
         smaller = micro_batch // 2
         self._fit = Fit(smaller, smaller, f"{micro_batch} ran out of memory")
@@ -265,16 +280,16 @@ class MultistageStep:
 
 
 def _trainable(net: nn.Module, loss: Loss) -> list[nn.Parameter]:
-    """The parameters that get a gradient."""
+    """Return the parameters that get a gradient."""
     parameters = [p for p in net.parameters() if p.requires_grad]
     if not parameters:
-        raise InputError("the network has no trainable parameter; set requires_grad on some")
+        raise InputError("the network has no trainable parameter: set requires_grad on some")
     parameters += [p for p in loss_module(loss).parameters() if p.requires_grad]
     return parameters
 
 
 def _check(net: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Refuse what cannot be trained on."""
+    """Raise an `InputError` if the images, labels or batch norm cannot be used."""
     if images.ndim != 4 or len(images) == 0 or labels.shape != images.shape[:1]:
         raise InputError(
             f"images {list(images.shape)} and labels {list(labels.shape)} do not match; "
@@ -283,25 +298,24 @@ def _check(net: nn.Module, images: Tensor, labels: Tensor) -> None:
     live = live_batch_norms(net)
     if live:
         raise InputError(
-            f"batch norm {live[0]!r} ({len(live)} in all) is live: its output depends on the other "
-            "images of a micro-batch, so stage 3 would not recompute the descriptors of stage 1; "
-            "freeze it with .eval()"
+            f"batch norm {live[0]!r} ({len(live)} in all) is not frozen, so descriptors depend on "
+            "the other images of a micro-batch: freeze it with .eval()"
         )
 
 
 def _check_drift(drifts: Sequence[Tensor]) -> None:
-    """Refuse a network whose second forward differed from its first."""
+    """Raise an `InputError` if the second forward pass differed from the first."""
     if torch.stack(list(drifts)).max() > 1:
         raise InputError(
-            "the network gave other descriptors in stage 3 than in stage 1 for the same images "
-            "and random state, so its gradients would be wrong; it must not change its own state "
-            "in forward or draw from generators other than PyTorch's"
+            "the network computed different descriptors in stages 1 and 3 for the same images and "
+            "random state, so its gradients would be wrong: it must not change its own state in "
+            "forward, and must draw random numbers from PyTorch's generators only"
         )
 
 
 @contextmanager
 def _accumulated_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Start from empty gradients; add the earlier ones at the end, or put them back on failure."""
+    """Start with empty gradients; add the earlier ones at the end, or restore them on failure."""
     earlier = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None
