@@ -30,7 +30,7 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
     Returns:
         [Q], differentiable with respect to the scores; float32 for half-precision scores.
 
-    Example:
+    Examples:
         >>> quantized_ap(torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[1, 0, 0]])).item()
         1.0
     """
@@ -117,7 +117,7 @@ class TieAwareAPLoss(_HistogramLoss):
             the images in a bin (He et al., CVPR 2018).
         include_self: as in `QuantizedAPLoss`.
 
-    Example:
+    Examples:
         >>> loss = TieAwareAPLoss(form="closed")
         >>> loss(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).item()
         0.0

@@ -101,7 +101,7 @@ def class_balanced_weights(labels: Tensor) -> Tensor:
 
     Shapes: labels [B] integers -> [B], mean 1.
 
-    Example:
+    Examples:
         >>> class_balanced_weights(torch.tensor([5, 5, 5, 7]))
         tensor([0.6667, 0.6667, 0.6667, 2.0000])
     """

@@ -50,7 +50,7 @@ class FastAPLoss(_MetricLearningLoss):
     Args:
         bins: number of histogram bins.
 
-    Example:
+    Examples:
         >>> import torch
         >>> loss = FastAPLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
     """
@@ -69,7 +69,7 @@ class MultiSimilarityLoss(_MetricLearningLoss):
         beta: sharpness for negatives.
         base: the similarity that should separate positives from negatives.
 
-    Example:
+    Examples:
         >>> import torch
         >>> loss = MultiSimilarityLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
     """

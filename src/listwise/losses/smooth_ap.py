@@ -20,7 +20,7 @@ class SmoothAPLoss(PrecisionLoss):
     Args:
         temperature: of the sigmoid; smaller values are closer to true ranks.
 
-    Example:
+    Examples:
         >>> loss = SmoothAPLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
     """
 
