@@ -11,7 +11,7 @@ from torch import nn
 
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.models.folding import make_twin
+from listwise.models.folding import make_folded_copy
 
 
 class Backbone(nn.Module):
@@ -165,6 +165,6 @@ def test_weights_are_for_a_backbone_of_timm():
 
 def test_the_frozen_norm_of_a_custom_backbone_is_folded():
     net = RetrievalNet(Backbone(), Pooling())
-    twin = make_twin(net, IMAGES[:1], torch.bfloat16)
+    twin = make_folded_copy(net, IMAGES[:1], torch.bfloat16)
     assert twin is not None
     assert [fold.norm for fold in twin.folds] == ["backbone.norm"]

@@ -9,7 +9,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from listwise.models import RetrievalNet, folding
-from listwise.models.folding import Twin, folded, folds_hold
+from listwise.models.folding import FoldedCopy, folded, folds_hold
 from listwise.models.survey import Fold, survey
 
 
@@ -47,15 +47,15 @@ def photos(count: int, side: int = 64) -> torch.Tensor:
     return (F.interpolate(coarse, (side, side), mode="bilinear") * 255).to(torch.uint8)
 
 
-def through_twin(twin: Twin, parts, cotangents) -> None:
+def through_copy(folded_copy: FoldedCopy, parts, cotangents) -> None:
     """Forward and backward of some micro-batches, and what they came to given back."""
-    twin.refresh()
+    folded_copy.refresh()
     for images, cotangent in zip(parts, cotangents, strict=True):
         with torch.autocast("cpu", torch.bfloat16):
-            descriptors = twin.module(images.contiguous(memory_format=torch.channels_last))
+            descriptors = folded_copy.module(images.contiguous(memory_format=torch.channels_last))
         torch.autograd.backward(descriptors, cotangent.to(descriptors.dtype))
-        twin.collect()
-    twin.give_back()
+        folded_copy.collect()
+    folded_copy.add_gradients()
 
 
 def gradients(net):
@@ -63,15 +63,15 @@ def gradients(net):
 
 
 def compare(net, images, tolerance, micro_batch=2):
-    """Gradients of the network itself and of its twin, by a random direction."""
-    twin = Twin(net, images[:1], torch.bfloat16)
+    """Gradients of the network itself and of its folded_copy, by a random direction."""
+    folded_copy = FoldedCopy(net, images[:1], torch.bfloat16)
     direction = torch.randn(len(images), net.dim, generator=torch.Generator().manual_seed(2))
     net.zero_grad()
     plain = net(images)
     torch.autograd.backward(plain, direction.to(plain.dtype))
     expected = gradients(net)
     net.zero_grad()
-    through_twin(twin, images.split(micro_batch), direction.split(micro_batch))
+    through_copy(folded_copy, images.split(micro_batch), direction.split(micro_batch))
     actual = gradients(net)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -80,7 +80,7 @@ def compare(net, images, tolerance, micro_batch=2):
     flat = torch.cat([g.flatten() for g in expected.values()])
     found = torch.cat([actual[name].flatten() for name in expected])
     assert (found - flat).norm() <= tolerance * flat.norm()
-    return twin
+    return folded_copy
 
 
 @settings(max_examples=30, deadline=None)
@@ -126,17 +126,17 @@ BACKBONES = ["test_resnet", "resnet18", "tf_efficientnet_lite0"]
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_the_gradient_is_the_unfolded_network_s(backbone, projection):
     net = make_net(backbone, projection=projection)
-    twin = compare(net, photos(3), 1e-10)
+    folded_copy = compare(net, photos(3), 1e-10)
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert len(twin.folds) == len(norms) > 0
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in twin.module.modules())
+    assert len(folded_copy.folds) == len(norms) > 0
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded_copy.module.modules())
 
 
 def test_all_of_a_deep_one_is_folded():
     net = RetrievalNet("resnet101", weights="random")
-    twin = Twin(net, photos(1, 32), torch.bfloat16)
-    assert len(twin.folds) == 104
-    assert {p.dtype for p in twin.module.backbone.parameters()} == {torch.bfloat16}
+    folded_copy = FoldedCopy(net, photos(1, 32), torch.bfloat16)
+    assert len(folded_copy.folds) == 104
+    assert {p.dtype for p in folded_copy.module.backbone.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
@@ -152,19 +152,19 @@ def test_half_precision_is_as_near_as_under_autocast(backbone):
         found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
     exact, usual = found
     net.zero_grad()
-    through_twin(Twin(net, images[:1], torch.bfloat16), [images], [direction])
+    through_copy(FoldedCopy(net, images[:1], torch.bfloat16), [images], [direction])
     ours = torch.cat([p.grad.flatten() for p in net.parameters()])
     assert 0 < (ours - exact).norm() < 1.3 * (usual - exact).norm() < 0.5 * exact.norm()
 
 
 def test_what_autocast_would_cast_is_cast_and_the_rest_shared():
     net = make_net("test_vit", torch.float32, projection=5)
-    twin = compare(net, photos(2, 160), 0.1)
-    assert twin.folds == []
-    assert twin.module.backbone.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
-    assert twin.module.pooling.p is net.pooling.p
-    assert twin.module.projection.weight is net.projection.weight
-    assert twin.module.backbone.norm.weight is net.backbone.norm.weight
+    folded_copy = compare(net, photos(2, 160), 0.1)
+    assert folded_copy.folds == []
+    assert folded_copy.module.backbone.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
+    assert folded_copy.module.pooling.p is net.pooling.p
+    assert folded_copy.module.projection.weight is net.projection.weight
+    assert folded_copy.module.backbone.norm.weight is net.backbone.norm.weight
     assert all(p.dtype == torch.float32 for p in net.parameters())
 
 
@@ -197,12 +197,12 @@ class Example(nn.Module):
 def test_what_cannot_be_folded_is_left(way):
     torch.manual_seed(0)
     net, images = Example(way).eval(), torch.rand(2, 3, 5, 5)
-    twin = Twin(net, images, torch.bfloat16)
-    assert twin.folds == []
+    folded_copy = FoldedCopy(net, images, torch.bfloat16)
+    assert folded_copy.folds == []
     trained(net)
-    twin.refresh()
+    folded_copy.refresh()
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(twin.module(images), net(images))
+        torch.testing.assert_close(folded_copy.module(images), net(images))
 
 
 def test_many_are_folded_at_once():
@@ -221,15 +221,15 @@ def test_many_are_folded_at_once():
 def test_channels_of_zeros_beside_the_colours_change_nothing(backbone, channels, monkeypatch):
     monkeypatch.setattr(folding, "CHANNELS", channels)
     net, images = make_net(backbone), photos(3, 160 if backbone == "test_vit" else 64)
-    twin = compare(net, images, 1e-10)
-    convs = [m for m in twin.module.modules() if isinstance(m, nn.Conv2d)]
+    folded_copy = compare(net, images, 1e-10)
+    convs = [m for m in folded_copy.module.modules() if isinstance(m, nn.Conv2d)]
     assert convs[0].in_channels == convs[0].weight.shape[1] == channels
     assert convs[0].weight[:, 3:].eq(0).all()
     assert convs[0].weight.is_contiguous(memory_format=torch.channels_last)
     seen = []
     convs[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
     with torch.no_grad():
-        twin.module(images.contiguous(memory_format=torch.channels_last))
+        folded_copy.module(images.contiguous(memory_format=torch.channels_last))
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
@@ -240,10 +240,10 @@ def test_a_layer_kept_out_of_autocast_is_left():
                 return super().forward(images)
 
     net, images = trained(Careful("plain")), torch.rand(2, 3, 5, 5)
-    twin = Twin(net, images, torch.bfloat16)
-    assert twin.folds == []
+    folded_copy = FoldedCopy(net, images, torch.bfloat16)
+    assert folded_copy.folds == []
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(twin.module(images), net(images))
+        assert torch.equal(folded_copy.module(images), net(images))
 
 
 def test_a_plain_pair_is_folded():
@@ -255,25 +255,25 @@ def test_a_plain_pair_is_folded():
 
 def test_the_network_s_own_weights_decide_at_each_refresh():
     net, images = make_net("test_resnet"), photos(2)
-    twin = Twin(net, images[:1], torch.bfloat16)
+    folded_copy = FoldedCopy(net, images[:1], torch.bfloat16)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(0.7)
         net.backbone.bn1.running_mean.add_(0.1)
-        before = twin.module(images)
-        twin.refresh()
+        before = folded_copy.module(images)
+        folded_copy.refresh()
         expected = net(images)
-        torch.testing.assert_close(twin.module(images), expected, rtol=1e-9, atol=0)
+        torch.testing.assert_close(folded_copy.module(images), expected, rtol=1e-9, atol=0)
     assert not torch.allclose(before, expected, rtol=1e-3)
 
 
 def test_modes_are_followed():
     net = make_net("test_vit")
-    twin = Twin(net, photos(1, 160), torch.bfloat16)
+    folded_copy = FoldedCopy(net, photos(1, 160), torch.bfloat16)
     for training in (True, False, True):
         net.train(training)
-        twin.refresh()
-        assert all(block.training is training for block in twin.module.backbone.blocks)
+        folded_copy.refresh()
+        assert all(block.training is training for block in folded_copy.module.backbone.blocks)
 
 
 def test_activations_of_a_norm_stay():
@@ -281,13 +281,13 @@ def test_activations_of_a_norm_stay():
         nn.Conv2d(3, 4, 3), BatchNormAct2d(4, drop_layer=lambda: nn.Dropout(0.9)), nn.Flatten()
     )
     trained(net)
-    twin = Twin(net, torch.rand(1, 3, 5, 5), torch.bfloat16)
-    assert twin.folds == [Fold("0", "1")]
-    assert (twin.module(torch.rand(2, 3, 5, 5).bfloat16()) >= 0).all()
-    assert not twin.module[1].drop.training
+    folded_copy = FoldedCopy(net, torch.rand(1, 3, 5, 5), torch.bfloat16)
+    assert folded_copy.folds == [Fold("0", "1")]
+    assert (folded_copy.module(torch.rand(2, 3, 5, 5).bfloat16()) >= 0).all()
+    assert not folded_copy.module[1].drop.training
     net[1].drop.train()
-    twin.refresh()
-    assert twin.module[1].drop.training
+    folded_copy.refresh()
+    assert folded_copy.module[1].drop.training
 
 
 def test_frozen_parameters_stay_without_gradient():
@@ -305,32 +305,32 @@ def test_frozen_parameters_stay_without_gradient():
 def test_frozen_layers_of_the_twin_are_frozen():
     net = make_net("test_resnet")
     net.backbone.layer1.requires_grad_(False)
-    twin = Twin(net, photos(1), torch.bfloat16)
-    assert not any(p.requires_grad for p in twin.module.backbone.layer1.parameters())
-    assert all(p.requires_grad for p in twin.module.backbone.layer2.parameters())
+    folded_copy = FoldedCopy(net, photos(1), torch.bfloat16)
+    assert not any(p.requires_grad for p in folded_copy.module.backbone.layer1.parameters())
+    assert all(p.requires_grad for p in folded_copy.module.backbone.layer2.parameters())
     net.backbone.layer1.requires_grad_(True)
-    twin.refresh()
-    assert all(p.requires_grad for p in twin.module.backbone.layer1.parameters())
+    folded_copy.refresh()
+    assert all(p.requires_grad for p in folded_copy.module.backbone.layer1.parameters())
 
 
 def test_sums_keep_digits_that_half_precision_loses():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
-    twin = Twin(net, torch.rand(1, 3, 5, 5), torch.bfloat16)
-    twin.refresh()
-    weight = twin.module[0].weight
+    folded_copy = FoldedCopy(net, torch.rand(1, 3, 5, 5), torch.bfloat16)
+    folded_copy.refresh()
+    weight = folded_copy.module[0].weight
     assert weight.dtype == torch.bfloat16
     for value in (1.0, *[2.0**-10] * 512):
         weight.grad = torch.full_like(weight, value)
-        twin.collect()
-    twin.give_back()
+        folded_copy.collect()
+    folded_copy.add_gradients()
     torch.testing.assert_close(net[0].weight.grad, torch.full_like(net[0].weight, 1.5))
 
 
 def test_other_parts_are_noticed():
     net, images = make_net("test_resnet"), photos(1)
-    twin = Twin(net, images, torch.bfloat16)
-    assert twin.fits()
+    folded_copy = FoldedCopy(net, images, torch.bfloat16)
+    assert folded_copy.fits()
     net.load_state_dict(copy.deepcopy(net.state_dict()))
-    assert twin.fits()
+    assert folded_copy.fits()
     net.backbone.conv1 = copy.deepcopy(net.backbone.conv1)
-    assert not twin.fits()
+    assert not folded_copy.fits()

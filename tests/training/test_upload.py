@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from listwise.training.forward import arriving
+from listwise.training.forward import upload_ahead
 
 
 def test_what_needs_no_upload_is_left_as_it_is():
     crops = torch.arange(10).split(3)
-    assert [id(c) for c in arriving(crops, torch.device("cpu"))] == [id(c) for c in crops]
+    assert [id(c) for c in upload_ahead(crops, torch.device("cpu"))] == [id(c) for c in crops]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -16,7 +16,7 @@ def test_they_arrive_whole_and_in_order(place):
     sent = {"pinned": images.pin_memory, "pageable": images.clone, "cuda": images.cuda}[place]()
     device = torch.device("cuda")
     sums = []
-    for crop in arriving(sent.split(4), device):
+    for crop in upload_ahead(sent.split(4), device):
         near = crop.to(device)
         busy = torch.rand(2000, 2000, device=device)
         for _ in range(20):

@@ -158,7 +158,7 @@ def passes(
                 forward.backward(descriptors, descriptors.detach())
             count += len(crop)
     seconds = synchronized_time(forward.device) - started
-    forward.give_gradients()
+    forward.add_gradients()
     forward.net.zero_grad()
     return count / seconds
 

@@ -12,7 +12,7 @@ from listwise.data import DecodedPhoto, Decoding, ImageError, Images, PhotoFile,
 from listwise.data.pipeline import PhotoBatch, batch_by_shape
 from listwise.errors import InputError
 from listwise.machine import shared_cores
-from listwise.models.folding import make_twin
+from listwise.models.folding import make_folded_copy
 from listwise.models.net import RetrievalNet
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
@@ -21,7 +21,7 @@ BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
 WAITING = 1024
 
 
-class Embedded(NamedTuple):
+class EmbeddedPhotos(NamedTuple):
     """The descriptors of photos, and the errors of photos that cannot be read.
 
     Attributes:
@@ -47,7 +47,7 @@ def embed_photos(
     workers: int = 0,
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-) -> Embedded:
+) -> EmbeddedPhotos:
     """Compute the descriptors of whole photos in evaluation mode, on the network's device.
 
     Args:
@@ -77,7 +77,7 @@ def embed_photos(
 
 
 def inference_network(net: RetrievalNet, autocast: torch.dtype | None) -> RetrievalNet:
-    """The network that computes what `net` does now, under autocast to that dtype, soonest."""
+    """Return the fastest network that computes what `net` computes now under this autocast."""
     if autocast is None:
         return net
     side = net.config.image_size
@@ -86,13 +86,13 @@ def inference_network(net: RetrievalNet, autocast: torch.dtype | None) -> Retrie
     try:
         with torch.inference_mode(False):
             example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-            twin = make_twin(net, example.to(net.mean.device), autocast)
+            folded_copy = make_folded_copy(net, example.to(net.mean.device), autocast)
     finally:
         net.train(training)
-    if twin is None:
+    if folded_copy is None:
         return net
-    assert isinstance(twin.module, RetrievalNet)
-    return twin.module.eval()
+    assert isinstance(folded_copy.module, RetrievalNet)
+    return folded_copy.module.eval()
 
 
 def embed_parts(
@@ -105,7 +105,7 @@ def embed_parts(
     workers: int = 0,
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-) -> Generator[Embedded, None, None]:
+) -> Generator[EmbeddedPhotos, None, None]:
     """Compute the descriptors of photos in several parts, as `embed_photos` does for one.
 
     The next part is decoded while one is computed. The descriptors of a part depend on its own
@@ -147,7 +147,7 @@ def embed_decoded(
     device: torch.device,
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-) -> Embedded:
+) -> EmbeddedPhotos:
     """Compute the descriptors of decoded photos, in their order.
 
     `describe` maps photos uint8 [B, 3, H, W] on `device` to descriptors [B, dim].
@@ -173,7 +173,7 @@ def embed_decoded(
             on_progress(len(batch.photos) + len(batch.errors))
         found |= _fetch(waiting)
     kept = sorted(found)
-    return Embedded(
+    return EmbeddedPhotos(
         torch.stack([found[i][0] for i in kept]) if kept else torch.empty(0, dim),
         kept,
         [errors[i] for i in sorted(errors)],

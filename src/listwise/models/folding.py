@@ -1,15 +1,15 @@
-"""A network's twin for half precision: frozen batch norm folded away, weights cast once a step.
+"""A copy of a network for half precision: batch norm is folded, and weights are cast once per step.
 
-A frozen batch norm multiplies each channel by a constant and adds another. A convolution right
-before it can do both itself, with weights w·s and bias (b − μ)·s + β, where s = γ / √(σ² + ε): one
-pass over the activations less, and half of them need not be kept for the backward pass.
+A frozen batch norm multiplies each channel by a constant and adds another. The convolution before
+it can do both, with weights w·s and bias (b − μ)·s + β, where s = γ / √(σ² + ε). This saves a pass
+over the activations, and the backward pass needs only half of them.
 
-The twin computes with such folded weights and leaves the network itself as it is. What it learns
-goes back through the fold, which is an ordinary differentiable function of w, b, γ and β, so that
-the network gets the gradient of its own parameters.
+The copy computes with folded weights; the network itself does not change. Gradients of the folded
+weights are backpropagated through the fold, a differentiable function of w, b, γ and β, to the
+parameters of the network.
 
-All of it is done for many layers in few calls: in a short update on a fast GPU, the time goes into
-starting kernels.
+Many layers are processed in few calls, because in a short update on a fast GPU most of the time is
+spent starting kernels.
 """
 
 import copy
@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from listwise.models.snapshot import Snapshot
 from listwise.models.survey import CONVOLUTIONS, Fold, survey
 
-# A convolution of three channels keeps tensor cores waiting. Further ones that are zero change
-# nothing, and rows of 16 bytes are what the fast kernels ask for.
-COLOURS = 3
+# Tensor cores are slow for a convolution of three channels. Channels of zeros do not change the
+# result, and the fast kernels need rows of 16 bytes.
+COLORS = 3
 CHANNELS = 8
-# Two forwards in float32 are nearer to each other, also where convolutions round to TF32.
+# Two forward passes in float32 differ by less than this, even if convolutions round to TF32.
 _SAME = 0.02
 
 
 def folded(pairs: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights [O, I, h, w] and biases [O] of convolutions that do what the two of a pair do."""
+    """Return weights [O, I, h, w] and biases [O] of convolutions that each replace a pair."""
     if not pairs:
         return [], []
     means: list[Tensor] = []
@@ -59,10 +59,10 @@ def folded(pairs: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> tuple[list[Tens
 
 
 def folds_hold(net: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
-    """Whether the folded network gives the same descriptors of images [b, 3, H, W].
+    """Return whether the folded network computes the same descriptors of images [b, 3, H, W].
 
-    Every parameter is changed first: fresh batch norms change nothing and gates may be closed, so
-    that a wrong fold would show only after some training.
+    Every parameter is changed first. Otherwise a wrong fold might not show until after some
+    training, because a new batch norm changes nothing and a gate may start at zero.
     """
     changed = copy.deepcopy(net).eval()
     generator = torch.Generator(images.device).manual_seed(0)
@@ -80,23 +80,28 @@ def folds_hold(net: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
     return bool((actual - expected).norm() <= _SAME * expected.norm())
 
 
-class Twin:
-    """A network that computes what `net` computes, folded and with its weights cast beforehand.
+class FoldedCopy:
+    """A copy of a network that computes the same, with folded batch norm and cast weights.
 
-    Parameters that are neither folded nor cast are the network's own, shared. Call `refresh`
-    when the network's weights have changed, `collect` after each backward, and `give_back` to add
-    the gradients to the network's own.
+    Parameters that are neither folded nor cast are shared with the network. Call `refresh` when
+    the weights of the network have changed, `collect` after each backward pass, and
+    `add_gradients` to add the collected gradients to those of the network.
 
-    The batch norms of `net` must be frozen. It is tried with images [b, 3, H, W], of which one will
-    do; `autocast` is the dtype it would run in under autocast, but float64 stays float64. Call
-    `module`, under autocast still, with images in channels-last order. `folds` is what was folded:
-    nothing if `trial_failed`, when the folded network gave other descriptors in the trial.
+    Args:
+        net: the network; its batch norms must be frozen.
+        images: [b, 3, H, W] for a trial; one image is enough.
+        autocast: dtype in which the network runs under autocast; float64 layers stay float64.
+
+    Attributes:
+        module: the copy; call it under autocast, with images in channels-last order.
+        folds: the folded pairs; none if `trial_failed`.
+        trial_failed: whether the folded network computed other descriptors in the trial.
     """
 
     def __init__(self, net: nn.Module, images: Tensor, autocast: torch.dtype) -> None:
         self.net = net
         self._snapshot = Snapshot(net)
-        # Layers that keep statistics change the buffers of this copy.
+        # A copy, because layers that keep statistics change their buffers.
         watched = copy.deepcopy(net, {id(p): p for p in net.parameters()})
         with torch.autocast(images.device.type, autocast, cache_enabled=False):
             folds, cast = survey(watched, images)
@@ -106,7 +111,7 @@ class Twin:
         self.folds = [] if self.trial_failed else folds
         self._pairs = _pairs(net, self.folds)
         filled = [_fold(self.module, fold) for fold in self.folds]
-        # The twin's own parameters, and the network's that each is made of.
+        # The parameters of the copy, and the parameters of the network that each is computed from.
         self._targets = [weight for weight, _ in filled] + [bias for _, bias in filled]
         self._sources = [_present(conv.weight, norm.weight) for conv, norm in self._pairs]
         self._sources += [_present(c.bias, n.weight, n.bias) for c, n in self._pairs]
@@ -121,7 +126,7 @@ class Twin:
             narrow = autocast if target.dtype == torch.float32 else target.dtype
             order = torch.channels_last if target.ndim == 4 else torch.contiguous_format
             target.data = target.data.to(narrow, memory_format=order)
-        # Those in the same order in memory are copied by one kernel if no other is among them.
+        # One kernel copies all tensors of a group if they have the same memory order.
         alike = [t.ndim < 4 or t.shape[2:] == (1, 1) for t in self._targets]
         groups = ([i for i, same in enumerate(alike) if same is kind] for kind in (True, False))
         self._groups = [group for group in groups if group]
@@ -132,7 +137,7 @@ class Twin:
         self.refresh()
 
     def _own(self, layer: nn.Module) -> None:
-        """Give a layer of the twin parameters of its own, to be cast."""
+        """Give a layer of the copy its own parameters, to be cast."""
         for name, parameter in list(layer.named_parameters(recurse=False)):
             own = nn.Parameter(parameter.detach().clone())
             setattr(layer, name, own)
@@ -141,24 +146,24 @@ class Twin:
             self._cast.append(parameter)
 
     def _widen(self, layer: nn.Module) -> None:
-        """Let a convolution of the colours take more channels, which are zero."""
+        """Extend a convolution of RGB images to more channels, which are zero."""
         if type(layer) not in CONVOLUTIONS:
             return
         assert isinstance(layer, nn.Conv2d)
-        if layer.in_channels == COLOURS and layer.groups == 1:
+        if layer.in_channels == COLORS and layer.groups == 1:
             layer.weight.data = _widened(layer.weight.data, CHANNELS)
             layer.in_channels = CHANNELS
             layer.register_forward_pre_hook(_widen_input)
 
     def fits(self) -> bool:
-        """Whether the network has the parts, settings and hooks it had when it was copied.
+        """Return whether the network has the same parts, settings and hooks as when it was copied.
 
         The values of its parameters and buffers may have changed.
         """
         return self._snapshot.matches(self.net)
 
     def refresh(self) -> None:
-        """Take over the network's weights and modes; forget gradients."""
+        """Take the current weights and modes of the network; drop collected gradients."""
         with torch.enable_grad():
             weights, biases = folded(self._pairs)
             values = zip(self._targets, [*weights, *biases, *self._cast], strict=True)
@@ -181,7 +186,7 @@ class Twin:
                 mine.training = theirs.training
 
     def collect(self) -> None:
-        """Add up the gradients so far in the network's precision: half has too few digits."""
+        """Add the gradients to sums in the precision of the network; half has too few digits."""
         found = {i: t.grad for i, t in enumerate(self._targets) if t.grad is not None}
         if not found:
             return
@@ -194,38 +199,38 @@ class Twin:
         for i in found:
             self._targets[i].grad = None
 
-    def give_back(self) -> None:
-        """Add what was collected to `.grad` of the network's own parameters."""
+    def add_gradients(self) -> None:
+        """Add the collected gradients to `.grad` of the network's parameters."""
         if self._sums:
             roots = [self._values[i] for i in self._sums]
             torch.autograd.backward(roots, list(self._sums.values()))
         self._values, self._sums = [], {}
 
 
-def make_twin(net: nn.Module, images: Tensor, autocast: torch.dtype) -> Twin | None:
-    """The twin of a network; None if it cannot be copied or the copy cannot compute.
+def make_folded_copy(net: nn.Module, images: Tensor, autocast: torch.dtype) -> FoldedCopy | None:
+    """Create the folded copy of a network; None if it cannot be copied or the copy fails.
 
-    What a network holds, and how it calls its layers, is its own affair: a part that somebody else
-    wrote may hold what cannot be copied, or use the weights of a layer in a way of its own.
+    A network of the user may contain objects that cannot be copied, or use the weights of a layer
+    in an unusual way.
     """
     try:
-        twin = Twin(net, images, autocast)
+        folded_copy = FoldedCopy(net, images, autocast)
         with torch.no_grad(), torch.autocast(images.device.type, autocast):
-            twin.module(images)
+            folded_copy.module(images)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever the network's own code raises
+    except Exception:  # code of the user may raise anything
         return None
-    return twin
+    return folded_copy
 
 
 def _sharing_copy(net: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
-    """A copy of the modules with the same parameters and buffers, and what else is shared."""
+    """Copy the modules; parameters, buffers and `shared` objects are not copied."""
     return copy.deepcopy(net, {id(t): t for t in (*net.parameters(), *net.buffers(), *shared)})
 
 
 def _fold(module: nn.Module, fold: Fold) -> tuple[nn.Parameter, nn.Parameter]:
-    """Take the batch norm out; the weight and bias that the convolution has now, to be filled."""
+    """Remove a batch norm; return the empty weight and bias of its convolution."""
     conv, norm = module.get_submodule(fold.conv), module.get_submodule(fold.norm)
     assert isinstance(conv, nn.Conv2d)
     conv.weight = nn.Parameter(torch.empty_like(conv.weight))
@@ -257,18 +262,21 @@ def _present(*parameters: Tensor | None) -> list[Tensor]:
 
 
 def _widened(maps: Tensor, channels: int) -> Tensor:
-    """Zeros added along the second axis: [A, C, H, W] -> [A, channels, H, W]."""
+    """Add zeros along the second axis: [A, C, H, W] -> [A, channels, H, W]."""
     return F.pad(maps, (0, 0, 0, 0, 0, channels - maps.shape[1]))
 
 
 def _widen_input(conv: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Runs before a convolution that was widened."""
+    """Extend the input of a convolution with more channels, as a forward pre-hook."""
     assert isinstance(conv, nn.Conv2d)
     return _widened(inputs[0].to(conv.weight.dtype), conv.in_channels)
 
 
 def _perturb(tensor: Tensor, generator: torch.Generator) -> None:
-    """Move every element by 5 to 15 % of the usual size of all; zeros as weights of a layer."""
+    """Change every element by 5 to 15 % of the root mean square of the tensor.
+
+    A tensor of zeros is changed as if it had the usual size of initial weights.
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     size = tensor.square().mean().sqrt()

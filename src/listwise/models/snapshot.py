@@ -1,4 +1,4 @@
-"""Notice that a network was changed: its layers, settings and hooks, but not its numbers."""
+"""Detect changes to the layers, settings and hooks of a network; values of tensors may change."""
 
 from collections.abc import Collection
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _WHOLE = (nn.Module, Tensor, np.ndarray, type, FunctionType, MethodType, BuiltinFunctionType)
-# Entries of every module that no forward pass reads.
+# Attributes of every module that do not affect the forward pass.
 _IGNORED = frozenset(
     {
         "_non_persistent_buffers_set",
@@ -23,13 +23,13 @@ _IGNORED = frozenset(
 
 
 class Snapshot:
-    """What a network was made of at a time.
+    """The parts, settings and hooks of a network at one time.
 
-    Numbers, text and containers count by their values; modules, tensors, functions and arrays by
-    their identity; other objects by their identity and attributes.
+    Numbers, text and containers are compared by value; modules, tensors, functions and arrays by
+    identity; other objects by identity and attributes.
 
     Attributes:
-        shared: the tensors and arrays, which may change in place unnoticed.
+        shared: the tensors and arrays; changes of their values are not detected.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -40,22 +40,22 @@ class Snapshot:
         self.shared = [part for part in kept if isinstance(part, (Tensor, np.ndarray))]
 
     def matches(self, net: nn.Module) -> bool:
-        """Whether the network is made of the same parts with the same settings and hooks."""
+        """Return whether the network has the same parts, settings and hooks."""
         same = [*map(id, net.modules())] == self._modules
-        return same and all(state.lasts() for state in self._states)
+        return same and all(state.matches() for state in self._states)
 
 
 class _ModuleState:
-    """What a module was made of.
+    """The attributes of one module at one time.
 
-    A network is compared before every update, so the comparison looks at identities first, which
-    is faster than describing the module again.
+    A network is compared before every update, so the comparison checks identities first, which is
+    faster than describing the module again.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._entries = vars(module)
-        self.kept: list[Any] = [*self._entries.values()]  # an id may be another's when one is gone
+        self.kept: list[Any] = [*self._entries.values()]  # kept alive, so that ids are not reused
         self._ids = [*map(id, self._entries.values())]
         self._description = _describe(module, self.kept)
         self._dicts = [entry for entry in self._entries.values() if _is_flat_dict(entry)]
@@ -65,8 +65,8 @@ class _ModuleState:
             name in _IGNORED or _is_shallow(entry) for name, entry in self._entries.items()
         )
 
-    def lasts(self) -> bool:
-        """Whether the module is made of the same."""
+    def matches(self) -> bool:
+        """Return whether the module has the same attributes."""
         if (
             self._shallow
             and [*map(id, self._entries.values())] == self._ids
@@ -84,7 +84,7 @@ def _is_flat_dict(entry: Any) -> bool:
 
 
 def _is_shallow(entry: Any) -> bool:
-    """Whether identities tell all of an entry's changes."""
+    """Return whether identities show all changes of an attribute."""
     if type(entry) is tuple:
         return all(type(part) in _VALUES for part in entry)
     return type(entry) in _VALUES or isinstance(entry, _WHOLE) or _is_flat_dict(entry)
@@ -107,7 +107,7 @@ def _describe(module: nn.Module, kept: list[Any]) -> list[Any]:
 def _add(
     value: Any, found: list[Any], seen: set[int], kept: list[Any], inside_object: bool = False
 ) -> None:
-    """Append what tells a value apart; each container is gone through once."""
+    """Append a description of a value; each container is visited once."""
     kind = type(value)
     if kind in _VALUES:
         found.append(value)
@@ -123,7 +123,7 @@ def _add(
     else:
         found.append(id(value))
         kept.append(value)
-        # Objects that an object holds count by identity: it may hold half of the program.
+        # Objects inside an object are compared by identity: it may refer to half of the program.
         if not inside_object and not isinstance(value, _WHOLE) and hasattr(value, "__dict__"):
             inside, inside_object = vars(value).values(), True
     if inside and id(value) not in seen:

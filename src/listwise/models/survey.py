@@ -1,9 +1,9 @@
-"""Find the batch norms that can be folded, by recording who reads each convolution's output.
+"""Find the batch norms that can be folded, by recording what reads the output of convolutions.
 
-A convolution and a batch norm become one layer only if nothing else reads what is between them.
-The values of a forward pass do not prove that: behind a gate that starts at zero, a second reader
-changes nothing until training opens the gate. `survey` therefore records every operator that reads
-the output of a convolution, whatever the operator computes.
+A convolution and a batch norm can become one layer only if nothing else reads the output of the
+convolution. The values of a forward pass do not prove that: a second reader behind a gate that
+starts at zero changes nothing until training opens the gate. `survey` therefore records every
+operator that reads the output of a convolution, whatever the operator computes.
 """
 
 from collections import Counter, defaultdict
@@ -25,7 +25,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 class Fold(NamedTuple):
-    """The names of a convolution and of the batch norm that alone reads its output."""
+    """The names of a convolution and of the batch norm that is the only reader of its output."""
 
     conv: str
     norm: str
@@ -39,13 +39,14 @@ class Survey(NamedTuple):
 
 
 def survey(net: nn.Module, images: Tensor) -> Survey:
-    """Watch a forward pass of images [b, 3, H, W] under the caller's autocast.
+    """Observe a forward pass of images [b, 3, H, W] under the caller's autocast.
 
-    A fold needs all of this: convolution and batch norm are called once and have no hooks, the
-    batch norm is frozen and has one name, it alone reads the output of the convolution, and nothing
-    but the convolution reads its weights. Weights that are read elsewhere are not cast either.
+    A batch norm can be folded under these conditions: the convolution and the batch norm are called
+    once and have no hooks; the batch norm is frozen, has one name, and is the only reader of the
+    output of the convolution; nothing but the convolution reads its weights. Weights that other
+    code reads are not cast either.
 
-    Autocast must not cache its casts, or a second reader of a weight goes unseen.
+    Autocast must not cache cast weights, or a second reader of a weight would not be noticed.
     """
     watch = _Watch(net)
     try:
@@ -58,7 +59,7 @@ def survey(net: nn.Module, images: Tensor) -> Survey:
     cast = [name for name, always in watch.cast.items() if always and watch.owns_weights(name)]
     folds = [
         fold
-        for fold in watch.met
+        for fold in watch.pairs
         if watch.calls[fold.conv] == watch.calls[fold.norm] == 1
         and watch.readers[fold.conv] == {fold.norm}
         and watch.owns_weights(fold.conv)
@@ -76,20 +77,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         calls: calls of each layer.
-        met: pairs of a convolution and a batch norm that got its output unchanged.
-        readers: for each convolution the layers that read its output, "" for code outside of
-            the layers watched.
-        cast: for each plain layer that autocast can cast whether it always did.
+        pairs: pairs of a convolution and a batch norm that got its output unchanged.
+        readers: for each convolution, the layers that read its output; "" is code outside of
+            the observed layers.
+        cast: for each plain layer that autocast can cast, whether it always did.
     """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
-        self.met: list[Fold] = []
+        self.pairs: list[Fold] = []
         self.readers: dict[str, set[str]] = defaultdict(set)
         self.cast: dict[str, bool] = {}
         self._running: list[str] = []
-        # By place in memory. The outputs are kept, or their place could be another's soon.
+        # By address. The outputs are kept alive, so that their addresses are not reused.
         self._outputs: dict[int, tuple[str, Tensor, int]] = {}
         self._owners: dict[int, set[str]] = defaultdict(set)
         self._read_outside: set[int] = set()
@@ -100,10 +101,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._watch(name, module)
 
     def _watch(self, name: str, module: nn.Module) -> None:
-        self._weights[name] = [_place(weight) for weight in module.parameters(recurse=False)]
+        self._weights[name] = [_address(weight) for weight in module.parameters(recurse=False)]
         for place in self._weights[name]:
             self._owners[place].add(name)
-        plain = _is_plain(module)  # before there are hooks of our own
+        plain = _is_plain(module)  # before the hooks below are added
         self._hooks.append(module.register_forward_pre_hook(self._entered(name, plain)))
         self._hooks.append(module.register_forward_hook(self._left(name)))
 
@@ -112,9 +113,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.calls[name] += 1
             self._running.append(name)
             if type(module) in NORMS:
-                maker, output, version = self._outputs.get(_place(inputs[0]), ("", None, -1))
+                maker, output, version = self._outputs.get(_address(inputs[0]), ("", None, -1))
                 if output is inputs[0] and version == output._version:  # not changed in place
-                    self.met.append(Fold(maker, name))
+                    self.pairs.append(Fold(maker, name))
             elif plain:
                 on = torch.is_autocast_enabled(inputs[0].device.type)
                 self.cast[name] = self.cast.get(name, True) and on
@@ -125,7 +126,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             self._running.pop()
             if type(module) in CONVOLUTIONS:
-                self._outputs[_place(output)] = name, output, output._version
+                self._outputs[_address(output)] = name, output, output._version
 
         return note
 
@@ -135,7 +136,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         running = self._running[-1] if self._running else ""
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
-                place = _place(tensor)
+                place = _address(tensor)
                 if place in self._outputs:
                     self.readers[self._outputs[place][0]].add(running)
                 if place in self._owners and running not in self._owners[place]:
@@ -143,7 +144,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def owns_weights(self, name: str) -> bool:
-        """Whether only layers that hold a weight of this layer have read it."""
+        """Return whether only layers that contain the weights of this layer have read them."""
         return self._read_outside.isdisjoint(self._weights[name])
 
     def remove_hooks(self) -> None:
@@ -152,10 +153,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a layer computes what its class says: no hooks, no `forward` of its own."""
+    """Return whether a layer has neither hooks nor a `forward` of its own."""
     return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
 
 
-def _place(tensor: Tensor) -> int:
-    """Where the numbers under a tensor lie; views of one tensor lie in one place."""
+def _address(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""A forward pass that can be done again and give the same descriptors, and what feeds it."""
+"""A forward pass that can be repeated with the same result, and the upload of its images."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,24 +8,28 @@ import torch
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.models.folding import Twin, make_twin
+from listwise.models.folding import FoldedCopy, make_folded_copy
 
-# Random numbers of the compiler's own would differ between the two stages.
+# The compiler's own random numbers would differ between the two stages.
 COMPILER_OPTIONS: dict[str, Any] = {"fallback_random": True}
-# Copies in a row that a change to the network made useless, before the network itself computes.
-_USELESS_COPIES = 3
+# After so many copies in a row that were outdated by changes, the network itself is used.
+_OUTDATED_COPIES = 3
 
 
 class Forward:
-    """Images to descriptors through a network, repeatable with the same random numbers.
+    """Computes the descriptors of images, repeatably with the same random numbers.
 
-    In half precision the network's `Twin` computes in its place; the gradients are the network's
-    own after `give_gradients`. A network that cannot be copied computes itself, under autocast.
+    In half precision a `FoldedCopy` of the network is used, and `add_gradients` adds its gradients
+    to those of the network. A network that cannot be copied is used itself, under autocast.
 
-    If `autocast` is None, the caller's is used, if any. With `compile` the network is compiled for
-    each size of images, and smaller batches are filled up, so that there is one size only;
-    `fallback` says why it is not, if the compiler fails, and why batch norm is not folded, if it
-    could not be.
+    Args:
+        net: the network.
+        autocast: dtype in which it runs; by default that of the caller's autocast, if any.
+        compile: compile the network for each size of images; smaller batches are padded, so that
+            all have one size.
+
+    Attributes:
+        fallback: why the network is not compiled, or batch norm not folded; empty otherwise.
     """
 
     def __init__(self, net: nn.Module, autocast: torch.dtype | None, compile: bool = False) -> None:
@@ -37,20 +41,20 @@ class Forward:
         )
         self.compile = compile
         self.fallback = ""
-        self._twin: Twin | None = None
+        self._copy: FoldedCopy | None = None
         self._can_be_copied = True
-        self._useless_copies = 0
+        self._outdated_copies = 0
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._sizes: dict[torch.Size, int] = {}
         self._dtypes = _float_dtypes(net)
 
     @property
     def module(self) -> nn.Module:
-        """The network that computes."""
-        return self.net if self._twin is None else self._twin.module
+        """The network in use: the copy, or the network itself."""
+        return self.net if self._copy is None else self._copy.module
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Descriptors [b, C] of images [b, 3, H, W], which may lie on another device."""
+        """Compute descriptors [b, C] of images [b, 3, H, W], which may be on another device."""
         if not self.compile:
             return self.uncompiled(images)
         count = len(images)
@@ -64,29 +68,29 @@ class Forward:
             return self._run(self._compiled, images)[:count]
 
     def uncompiled(self, images: Tensor) -> Tensor:
-        """Descriptors as by a call, but never compiled: [b, 3, H, W] -> [b, C]."""
-        images = self.ready(images)  # first: it may make the module
+        """Compute descriptors without the compiler: [b, 3, H, W] -> [b, C]."""
+        images = self.ready(images)  # first, because it may create the copy
         return self._run(self.module, images)
 
     def ready(self, images: Tensor) -> Tensor:
-        """Images where and as the network takes them; the network is made ready to compute."""
+        """Prepare the network, and return the images on its device, in its memory order."""
         images = images.to(self.device, non_blocking=True)
         if self.autocast is None:
             return images
-        if self._twin is None and self._can_be_copied:
+        if self._copy is None and self._can_be_copied:
             random_state = self.random_state()  # dropout may draw numbers in the trial
-            self._twin = make_twin(self.net, images[:1], self.autocast)
+            self._copy = make_folded_copy(self.net, images[:1], self.autocast)
             self.set_random_state(random_state)
-            self._can_be_copied = self._twin is not None
-            if self._twin is None:
-                self._note("the network cannot be copied, so its batch norm is not folded")
-            elif self._twin.trial_failed:
-                self._note("batch norm is not folded: in a trial that changed the descriptors")
+            self._can_be_copied = self._copy is not None
+            if self._copy is None:
+                self._note("batch norm is not folded: the network cannot be copied")
+            elif self._copy.trial_failed:
+                self._note("batch norm is not folded: in a trial, folding changed the descriptors")
         return images.contiguous(memory_format=torch.channels_last)
 
     def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        # Autocast keeps its casts of the weights: casts made without graph would cut the weights
-        # off from their gradients, and casts made before an update are of the old weights.
+        # Autocast caches cast weights. Those cast without a graph would get no gradient, and those
+        # cast before an update are outdated.
         torch.clear_autocast_cache()
         with torch.autocast(
             self.device.type, dtype=self.autocast, enabled=self.autocast is not None
@@ -94,14 +98,14 @@ class Forward:
             descriptors = module(images)
         if descriptors.ndim != 2 or len(descriptors) != len(images):
             raise InputError(
-                f"the network made {list(descriptors.shape)} of {len(images)} images; "
-                "it must return one descriptor for each image: [B, C]"
+                f"the network returned {list(descriptors.shape)} for {len(images)} images: "
+                "it must return one descriptor per image, [B, C]"
             )
         return descriptors
 
     @contextmanager
     def _best_kernels(self) -> Iterator[None]:
-        """Meanwhile cuDNN tries its kernels on every new size, which pays where compiling does."""
+        """Let cuDNN try all its kernels on every new size if the network is compiled."""
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = before or self.compile
         try:
@@ -110,39 +114,39 @@ class Forward:
             torch.backends.cudnn.benchmark = before
 
     def refresh(self) -> None:
-        """Take over the network's weights as they are now, and start from empty gradients."""
-        if self._twin is not None and not self._twin.fits():
-            self._twin = self._compiled = None
-            self._useless_copies += 1
-            if self._useless_copies == _USELESS_COPIES:
+        """Take the current weights of the network, and start with empty gradients."""
+        if self._copy is not None and not self._copy.fits():
+            self._copy = self._compiled = None
+            self._outdated_copies += 1
+            if self._outdated_copies == _OUTDATED_COPIES:
                 self._can_be_copied = False
                 self._note(
-                    "the network's settings or hooks change before every update, so its batch norm "
-                    "is not folded"
+                    "batch norm is not folded: settings or hooks of the network change before "
+                    "every update"
                 )
-        if self._twin is not None:
-            self._useless_copies = 0
-            self._twin.refresh()
+        if self._copy is not None:
+            self._outdated_copies = 0
+            self._copy.refresh()
         self._dtypes = _float_dtypes(self.net)
 
     def backward(self, descriptors: Tensor, gradient: Tensor) -> None:
-        """Carry a gradient [b, C] back through the graph of descriptors [b, C]."""
+        """Backpropagate a gradient [b, C] through the graph of descriptors [b, C]."""
         with self._best_kernels():
             torch.autograd.backward(descriptors, gradient)
-        if self._twin is not None:
-            self._twin.collect()
+        if self._copy is not None:
+            self._copy.collect()
 
-    def give_gradients(self) -> None:
-        """See that what `backward` found since `refresh` is in `.grad` of the network."""
-        if self._twin is not None:
-            self._twin.give_back()
+    def add_gradients(self) -> None:
+        """Add the gradients since `refresh` to `.grad` of the network."""
+        if self._copy is not None:
+            self._copy.add_gradients()
 
     def forget_sizes(self) -> None:
-        """Fill up no batch to the sizes so far: they were too large."""
+        """Do not pad batches to earlier sizes any more, because they were too large."""
         self._sizes.clear()
 
     def stop_compiling(self, error: Exception) -> bool:
-        """Whether an error is the compiler's; if so, the network runs without it from now on."""
+        """Return whether an error comes from the compiler; if so, do not compile any more."""
         if not self.compile:
             return False
         from torch._dynamo.exc import TorchDynamoException  # slow to import
@@ -159,26 +163,26 @@ class Forward:
         self.fallback = "; ".join(filter(None, [self.fallback, reason]))
 
     def recompute(self, images: Tensor, random_state: list[Tensor]) -> Tensor:
-        """Descriptors of the same images, drawn with the random state of the first time."""
+        """Compute descriptors again, with the random state of the first time."""
         with torch.random.fork_rng(self._generators()):
             self.set_random_state(random_state)
             return self(images)
 
     def random_state(self) -> list[Tensor]:
-        """The state of the generators that the network draws from."""
+        """Return the state of the random generators that the network uses."""
         states = [torch.cuda.get_rng_state(device) for device in self._generators()]
         return [torch.get_rng_state(), *states]
 
     def set_random_state(self, state: list[Tensor]) -> None:
-        """Go back to a `random_state`."""
+        """Restore a `random_state`."""
         torch.set_rng_state(state[0])
         for device, device_state in zip(self._generators(), state[1:], strict=True):
             torch.cuda.set_rng_state(device_state, device)
 
     def drift(self, first: Tensor, second: Tensor) -> Tensor:
-        """How far two computations of descriptors [b, C] are apart: a scalar, 1 is too far."""
+        """Return the difference of two computations of descriptors [b, C]: above 1 is too large."""
         dtypes = {first.dtype, self.autocast or first.dtype, *self._dtypes}
-        # Half of the digits: kernels may differ in the last few, another random number in all.
+        # Half of the digits: kernels may change the last few digits, other random numbers all.
         tolerance = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
         distance = torch.linalg.vector_norm(second.detach() - first, dim=1).max()
         length = torch.linalg.vector_norm(first, dim=1).max()
@@ -192,8 +196,8 @@ def _float_dtypes(net: nn.Module) -> set[torch.dtype]:
     return {p.dtype for p in net.parameters() if p.is_floating_point()}
 
 
-def arriving(crops: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """The micro-batches [b, 3, H, W], in turn; those in pinned memory are sent ahead, one each."""
+def upload_ahead(crops: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Yield the micro-batches [b, 3, H, W]; copy the next one from pinned memory meanwhile."""
     if device.type != "cuda" or not all(crop.is_pinned() for crop in crops):
         yield from crops
         return
@@ -201,7 +205,7 @@ def arriving(crops: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(crop: Tensor) -> Tensor:
-        side.wait_stream(here)  # beside the work of one micro-batch, and not further ahead
+        side.wait_stream(here)  # copy while one micro-batch is computed, not earlier
         with torch.cuda.stream(side):
             return crop.to(device, non_blocking=True)
 

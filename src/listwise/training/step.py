@@ -31,7 +31,7 @@ from listwise.training.distributed import (
     sum_over_processes,
     world,
 )
-from listwise.training.forward import Forward, arriving
+from listwise.training.forward import Forward, upload_ahead
 from listwise.training.memory import Fit, images_that_fit
 from listwise.training.objective import Loss, accepted_arguments, check_processes, loss_module
 
@@ -152,7 +152,7 @@ class MultistageStep:
                     with _accumulated_gradients(parameters):
                         forward.refresh()
                         value = self._backpropagate(forward, images, labels, parts, micro_batch)
-                        forward.give_gradients()
+                        forward.add_gradients()
                         sum_gradients(parameters)
                     break
                 except torch.OutOfMemoryError as error:
@@ -201,7 +201,7 @@ class MultistageStep:
         # Stage 1: descriptors.
         pieces, random_states = [], []
         with failing_together(device), torch.set_grad_enabled(one_pass):
-            for crop in arriving(crops, device):
+            for crop in upload_ahead(crops, device):
                 random_states.append(forward.random_state())
                 pieces.append(forward(crop))
 
@@ -226,7 +226,7 @@ class MultistageStep:
                 return value
             drifts = []
             for crop, piece, state, gradient in zip(
-                arriving(crops, device), pieces, random_states, gradients, strict=True
+                upload_ahead(crops, device), pieces, random_states, gradients, strict=True
             ):
                 again = forward.recompute(crop, state)
                 forward.backward(again, gradient)
