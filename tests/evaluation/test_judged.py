@@ -17,7 +17,7 @@ def example() -> JudgedQueries:
     return JudgedQueries.revisited(list("abcdef"), ["q"], [None], easy=easy, hard=hard, junk=junk)
 
 
-def test_protocols_say_what_is_positive_and_what_is_junk() -> None:
+def test_protocols_define_positives_and_junk() -> None:
     judged = example()
     found = {
         name: (judged.positives(name, 0).tolist(), judged.junk(name, 0).tolist())
@@ -32,7 +32,7 @@ def test_protocols_say_what_is_positive_and_what_is_junk() -> None:
     assert judged.own(0).tolist() == []
 
 
-def test_a_protocol_of_ones_own() -> None:
+def test_a_custom_protocol() -> None:
     judged = example()
     own = JudgedQueries(
         judged.names,

@@ -39,7 +39,7 @@ def test_ties_keep_the_given_order(relevance: list[bool], data: st.DataObject) -
 
 
 @given(relevances)
-def test_all_equal_scores_give_the_list_as_it_is(relevance: list[bool]) -> None:
+def test_all_equal_scores_keep_the_given_order(relevance: list[bool]) -> None:
     assert average_precision(np.zeros(len(relevance)), relevance) == pytest.approx(
         plain_average_precision(relevance), abs=1e-12
     )

@@ -22,7 +22,7 @@ def plain_ranks(scores: np.ndarray, judged: list[np.ndarray]) -> list[list[int]]
 
 
 class Parts:
-    """Blocks that are made anew at every reading, as from a file."""
+    """Blocks that are created at every reading, as from a file."""
 
     def __init__(self, whole: np.ndarray, cuts: list[int]) -> None:
         self.whole, self.cuts = whole, cuts

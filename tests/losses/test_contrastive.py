@@ -28,7 +28,7 @@ def formula(margin):
 
 @settings(max_examples=40, deadline=None)
 @given(batch=batches(negatives=3), margin=st.floats(0.05, 2))
-def test_given_tuples_cost_what_the_formula_says(batch, margin):
+def test_the_loss_of_given_tuples_follows_the_formula(batch, margin):
     raw, labels, weights, rng = batch
     tuples = random_tuples(labels, 3, rng)
     loss = ContrastiveLoss(margin, negatives=3)

@@ -31,7 +31,7 @@ def formula(margin, form):
 @pytest.mark.parametrize("form", ["margin", "log-exp"])
 @settings(max_examples=30, deadline=None)
 @given(batch=batches(negatives=1), margin=st.floats(0, 2, allow_subnormal=False))
-def test_given_triplets_cost_what_the_formula_says(form, batch, margin):
+def test_the_loss_of_given_triplets_follows_the_formula(form, batch, margin):
     raw, labels, weights, rng = batch
     tuples = random_tuples(labels, 1, rng)
     loss = TripletLoss(margin, form)

@@ -136,7 +136,7 @@ def test_no_more_workers_are_started_than_pay(net, images, monkeypatch, part, st
     assert max(running) == started
 
 
-def test_describing_goes_on_under_one_autocast_for_a_part(net, images):
+def test_a_part_is_computed_under_one_autocast(net, images):
     # Casts of the weights live as long as it does: one for all batches of a part, none after.
     seen = []
 

@@ -320,7 +320,9 @@ def test_a_folder_from_before_the_option_still_loads(tmp_path: Path) -> None:
         (lambda: [1, 2], "no state_dict"),
     ],
 )
-def test_what_cannot_be_imported_is_said_in_a_line(content, reason: str, tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_reported_in_one_line(
+    content, reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         import_model(save(content(), tmp_path / "a.pt"))
     assert "\n" not in str(caught.value)
@@ -349,7 +351,7 @@ def test_code_is_refused_and_not_run(call: Any, zipped: bool, tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
-def test_the_refused_name_is_said(tmp_path: Path) -> None:
+def test_the_refused_name_is_reported(tmp_path: Path) -> None:
     path = save({"a": Evil(os.system, "true")}, tmp_path / "a.pt")
     with pytest.raises(InputError, match=rf"it would load {os.system.__module__}\.system"):
         read_checkpoint(path)
@@ -445,7 +447,7 @@ def test_containers_and_tensors_come_back_as_they_were(zipped: bool, tmp_path: P
 
 
 @FORMATS
-def test_damage_is_said_in_a_line(zipped: bool, tmp_path: Path) -> None:
+def test_damage_is_reported_in_one_line(zipped: bool, tmp_path: Path) -> None:
     path = save({"a": torch.ones(1000)}, tmp_path / "a.pt", zipped)
     whole = path.read_bytes()
     for length in (0, 3, 50, len(whole) // 2, len(whole) - 10):

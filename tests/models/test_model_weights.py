@@ -239,7 +239,7 @@ def broken_hub(bare_hub: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.usefixtures("bare_hub")
-def test_no_network_is_said_at_once_in_one_line() -> None:
+def test_a_missing_connection_is_reported_quickly_in_one_line() -> None:
     start = time.monotonic()
     with pytest.raises(InputError) as caught:
         RetrievalNet("resnet18")
@@ -265,7 +265,7 @@ def test_the_advice_for_no_network_works(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("broken_hub")
-def test_a_failing_download_is_said_in_one_line() -> None:
+def test_a_failing_download_is_reported_in_one_line() -> None:
     with pytest.raises(InputError, match="could not download the weights of resnet18") as caught:
         load_backbone("resnet18", "pretrained")
     assert "\n" not in str(caught.value)
@@ -288,7 +288,7 @@ def test_cached_weights_need_no_network(bare_hub: Path) -> None:
         assert torch.equal(value, original.state_dict()[name]), name
 
 
-def test_a_model_without_released_weights_is_said() -> None:
+def test_a_model_without_released_weights_is_reported() -> None:
     name = next(n for n in timm.list_models("resnet*") if not timm.is_model_pretrained(n))
     with pytest.raises(InputError, match=f"no weights for {name}"):
         load_backbone(name, "pretrained")

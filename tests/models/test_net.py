@@ -174,7 +174,7 @@ def test_unknown_names_get_a_hint() -> None:
         RetrievalNet("resnet18", projection=0, weights="random")
 
 
-def test_a_size_that_a_backbone_cannot_take_is_said() -> None:
+def test_a_size_that_a_backbone_cannot_take_is_reported() -> None:
     net = RetrievalNet("vit_relpos_small_patch16_224", weights="random")
     with pytest.raises(InputError, match=r"97×130.*made for 224×224"):
         net(photos(1, 97, 130))

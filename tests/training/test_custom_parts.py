@@ -177,7 +177,7 @@ def test_what_a_loss_returns_is_checked(loss, message):
         MultistageStep(make_net(), loss, 4)(*make_batch(8))
 
 
-def test_an_error_in_the_loss_is_its_own():
+def test_an_error_in_the_loss_is_raised_unchanged():
     def broken(descriptors, labels):
         return descriptors + None
 

@@ -120,6 +120,6 @@ def test_batches_are_nearly_those_of_workers(folder, device, workers):
 def test_a_class_without_a_readable_photo_is_one_line(folder):
     for path in Path(folder / "a").iterdir():
         path.write_bytes(b"")
-    said = run(folder, "cpu", 1)
-    assert "no image of the class 'a' can be decoded" in said
-    assert "\n" not in said
+    message = run(folder, "cpu", 1)
+    assert "no image of the class 'a' can be decoded" in message
+    assert "\n" not in message

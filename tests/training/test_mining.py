@@ -133,18 +133,18 @@ def test_triplets_have_a_loss_and_are_of_the_hardest_in_the_pool():
     assert len({tuple(t) for t in triplets.tolist()}) > 50
 
 
-@pytest.mark.parametrize(("form", "asks"), [("margin", False), ("log-exp", True)])
-def test_queries_without_a_loss_do_not_ask(form, asks):
-    """Class 0 lies far from the others: a hinge has nothing to say of it."""
+@pytest.mark.parametrize(("form", "is_drawn"), [("margin", False), ("log-exp", True)])
+def test_queries_without_a_loss_are_not_drawn(form, is_drawn):
+    """Class 0 is far from the others, so the hinge of its triplets is zero."""
     labels = np.repeat([0, 1, 2], 4)
     angles = torch.tensor([3.0] * 4 + [0.0, 0.1, 0.2, 0.3] * 2)
     descriptors = torch.stack([angles.cos(), angles.sin()], 1)
     settings = TripletSettings(tuples=50, form=form)
     triplets = TripletMiner(settings, labels, 0).tuples(0, np.arange(12), descriptors)
-    assert (labels[triplets[:, 0]] == 0).any() == asks
+    assert (labels[triplets[:, 0]] == 0).any() == is_drawn
 
 
-def test_where_nothing_has_a_loss_training_goes_on():
+def test_training_continues_if_no_triplet_has_a_loss():
     labels = np.repeat([0, 1], 3)
     miner = TripletMiner(TripletSettings(tuples=4), labels, 0)
     triplets = miner.tuples(0, np.arange(6), torch.eye(2)[torch.from_numpy(labels)])

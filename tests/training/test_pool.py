@@ -46,7 +46,7 @@ class AllOfThem:
         return photos[None, :3]
 
 
-def test_whole_photos_are_embedded_by_the_network_as_it_is(photos):
+def test_whole_photos_are_embedded_by_the_current_network(photos):
     plan = prepare(photos, SETTINGS)
     net, miner = RetrievalNet("test_resnet.r160_in1k", weights="random"), AllOfThem()
     seen, errors = [], []

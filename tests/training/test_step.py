@@ -552,7 +552,7 @@ def test_less_memory_makes_the_compiled_size_smaller(compiler):
     assert_equal_gradients(gradients(net), expected, 1e-10)
 
 
-def test_without_a_compiler_the_step_goes_on(monkeypatch):
+def test_without_a_compiler_the_step_continues(monkeypatch):
     def backend(graph, inputs, **options):
         raise RuntimeError("no compiler here")
 
@@ -664,7 +664,7 @@ def test_auto_halves_the_micro_batch_until_it_fits():
     assert crowded.failures == 2
 
 
-def test_memory_too_small_for_one_image_says_what_to_do():
+def test_memory_too_small_for_one_image_is_an_error_with_advice():
     net, (images, labels) = make_net(), make_batch(9)
     crowded = Crowded(net, room=2)
     step = MultistageStep(crowded, SoftmaxLoss())
@@ -678,7 +678,7 @@ def test_memory_too_small_for_one_image_says_what_to_do():
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_auto_says_what_it_chose_and_follows_the_batch():
+def test_auto_reports_its_choice_and_follows_the_batch():
     net = make_net()
     step = MultistageStep(net, SoftmaxLoss())
     step(*make_batch(6))

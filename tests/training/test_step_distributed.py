@@ -160,7 +160,7 @@ class Counting(nn.Module):
 
 
 def run_whole_batch_loss(rank, folder, photos):
-    """What step and trainer say of a loss that cannot be split, and the forwards before that."""
+    """The errors of step and trainer for a loss that cannot be split, and the forwards before."""
     net, (images, labels) = Counting(make_net()), make_batch(8)
     messages = []
     try:

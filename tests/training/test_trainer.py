@@ -44,7 +44,7 @@ SETTINGS = {
 
 
 class Witness(TrainView):
-    """Keeps what it is told, and stops the run at an update if asked to."""
+    """Records all events, and stops the run at `stop_at`."""
 
     def __init__(self, stop_at=None):
         self.lines, self.maps, self.losses, self.work = [], {}, [], []
@@ -122,7 +122,7 @@ def test_a_run_leaves_what_it_should(photos, tmp_path):
     assert {event.step for event in board.Images("ranked lists")} == {0, 2, 4, 6}
 
 
-def test_the_kept_network_has_the_validation_map_it_says(photos, tmp_path):
+def test_the_saved_network_has_the_reported_validation_map(photos, tmp_path):
     result = train(photos, tmp_path / "run", updates=2)
     validation = prepare(photos, SETTINGS).validation
     found = embed_photos(RetrievalNet.load(result.model), validation, max_side=48)
@@ -183,7 +183,7 @@ def with_dropout(*arguments):
     ],
     ids=["dropout", "batches that differ in size", "mined triplets", "mined tuples"],
 )
-def test_an_interrupted_run_goes_on_to_the_bit(photos, tmp_path, monkeypatch, given):
+def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, given):
     data = photos
     uneven = "classes_per_batch" in given
     if uneven:
@@ -274,7 +274,7 @@ def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
     assert (again.best_update, again.best_map) == (kept["update"], kept["validation_map"])
 
 
-def test_a_finished_run_says_again_what_it_came_to(photos, tmp_path):
+def test_resuming_a_finished_run_returns_its_result_again(photos, tmp_path):
     result = train(photos, tmp_path / "run", updates=2)
     left = [tmp_path / "run" / name for name in ("checkpoint.tmp", ".tmpPcGaIv", "model/.tmpQ0a7")]
     for path in left:

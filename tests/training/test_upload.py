@@ -4,7 +4,7 @@ import torch
 from listwise.training.forward import upload_ahead
 
 
-def test_what_needs_no_upload_is_left_as_it_is():
+def test_crops_that_need_no_upload_are_not_copied():
     crops = torch.arange(10).split(3)
     assert [id(c) for c in upload_ahead(crops, torch.device("cpu"))] == [id(c) for c in crops]
 
