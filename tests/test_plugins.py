@@ -118,7 +118,7 @@ def test_the_command_trains_with_them(installed, photos, tmp_path):
     run = tmp_path / "run"
     done = train(photos, "--run-folder", run, *small.split(), *parts.split())
     assert done.returncode == 0, done.stderr
-    assert "this loss does not take weights: class_weights is off" in done.stdout
+    assert "this loss does not take weights: --class-weights is off" in done.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["loss"], config["pooling"]) == ("spread", "largest")
     assert RetrievalNet.load(run / "model").config.pooling == "largest"

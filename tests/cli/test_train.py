@@ -88,7 +88,7 @@ def test_the_paper_preset_takes_the_other_settings_from_the_paper(listwise, phot
     flags = small(batch_size=None, val_fraction=None)
     code, out, _ = listwise("train", photos, *flags, "--preset", "paper")
     assert code == 0
-    assert out.startswith("note: batch_size 4096 exceeds the number of training photos")
+    assert out.startswith("note: --batch-size 4096 exceeds the number of training photos")
     assert "Chosen settings" not in out
     used = TrainConfig(**yaml.safe_load((tmp_path / "runs/photos/config.yaml").read_text()))
     assert used.learning_rate == 1e-4

@@ -252,7 +252,7 @@ def test_resume_wants_the_same_part(photos, tmp_path):
 def test_class_weights_are_dropped_with_a_note(photos):
     plan = prepare(photos, SETTINGS | {"loss": pairwise_loss})
     assert not plan.config.class_weights
-    assert plan.notes[-1] == "this loss does not take weights: class_weights is off"
+    assert plan.notes[-1] == "this loss does not take weights: `class_weights` is off"
     plan = prepare(photos, SETTINGS | {"loss": QuantizedAPLoss(bins=5)})
     assert plan.config.class_weights
     assert not plan.notes

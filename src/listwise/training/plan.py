@@ -100,7 +100,7 @@ def prepare(
         parts.get("loss") or make_loss(config)
     ):
         config = config.model_copy(update={"class_weights": False})
-        notes.append("this loss does not take weights: class_weights is off")
+        notes.append("this loss does not take weights: `class_weights` is off")
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
     return TrainPlan(Path(data), train, validation, config, reasons, notes, parts)
@@ -127,13 +127,13 @@ def limit_to_data(config: TrainConfig, train: LabelledImages) -> tuple[TrainConf
     others = len(train.class_names) - 1
     if config.mined is None and config.batch_size > len(train):
         note = (
-            f"batch_size {config.batch_size} exceeds the number of training photos: "
+            f"`batch_size` {config.batch_size} exceeds the number of training photos: "
             f"every batch has all {len(train)} of them"
         )
         return config.model_copy(update={"batch_size": len(train)}), [note]
     if config.loss == "contrastive" and config.contrastive.negatives > others:
         note = (
-            f"contrastive.negatives {config.contrastive.negatives} exceeds the number of other "
+            f"`contrastive.negatives` {config.contrastive.negatives} exceeds the number of other "
             f"classes: every query has {others} negatives"
         )
         fewer = config.contrastive.model_copy(update={"negatives": others})
