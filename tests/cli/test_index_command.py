@@ -179,7 +179,7 @@ def test_an_index_without_a_model_takes_a_backbone_for_this_machine(listwise):
         "index", "build", "shop", "photos/class0", "--device", "cpu", "--workers", 0
     )
     assert (code, err) == (0, "")
-    assert "note: the model is tf_efficientnet_lite0, off the shelf: there is no GPU" in out
+    assert "note: the model is tf_efficientnet_lite0, off the shelf: no GPU is available" in out
     _, out, _ = listwise("search", "shop", "photos/class0/1.jpg", "-k", 1, "--device", "cpu")
     assert "1.jpg" in out
 

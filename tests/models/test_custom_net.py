@@ -146,7 +146,7 @@ def test_the_fingerprint_knows_class_and_weights():
         (
             Backbone(),
             nn.Identity(),
-            r"the pooling Identity made \[2, 12, 112, 112\] of a feat",
+            r"the pooling Identity returns \[2, 12, 112, 112\] for a feat",
         ),
         (Backbone(), nn.Linear(7, 8), "the pooling Linear fails on an input"),
         (Backbone(), "gemm", "unknown pooling 'gemm': choose one of gem, mac"),
@@ -159,7 +159,7 @@ def test_parts_that_do_not_work_are_one_line(backbone, pooling, message):
 
 
 def test_weights_are_for_a_backbone_of_timm():
-    with pytest.raises(InputError, match="load them into your own first"):
+    with pytest.raises(InputError, match="load the weights of your own module yourself"):
         RetrievalNet(Backbone(), weights="random")
 
 

@@ -195,7 +195,7 @@ def test_package_weights_fit_whole(lite0_file: Path) -> None:
 
 
 def test_package_weights_are_for_one_backbone() -> None:
-    with pytest.raises(InputError, match="tf_efficientnet_lite0, not of resnet18"):
+    with pytest.raises(InputError, match="tf_efficientnet_lite0, not for resnet18"):
         load_backbone("resnet18", "imagenet-package")
 
 

@@ -176,16 +176,16 @@ def test_unknown_names_get_a_hint() -> None:
 
 def test_a_size_that_a_backbone_cannot_take_is_reported() -> None:
     net = RetrievalNet("vit_relpos_small_patch16_224", weights="random")
-    with pytest.raises(InputError, match=r"97×130.*made for 224×224"):
+    with pytest.raises(InputError, match=r"97×130.*use images of 224×224"):
         net(photos(1, 97, 130))
     net = RetrievalNet("dla34", weights="random")
-    with pytest.raises(InputError, match=r"97×130.*made for 224×224"):
+    with pytest.raises(InputError, match=r"97×130.*use images of 224×224"):
         net(photos(1, 97, 130))
 
 
 def test_a_backbone_without_a_map_is_refused() -> None:
     net = RetrievalNet("cait_xxs24_224", weights="random")
-    with pytest.raises(InputError, match="no feature map"):
+    with pytest.raises(InputError, match="must return a feature map"):
         net(photos(1, 224, 224))
 
 
@@ -269,7 +269,7 @@ def test_a_file_is_not_saved_over(tmp_path: Path) -> None:
 def test_folders_that_hold_no_network(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no model folder"):
         RetrievalNet.load(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"has no config\.json"):
+    with pytest.raises(InputError, match=r"expected config\.json"):
         RetrievalNet.load(tmp_path)
     small_net().save(tmp_path)
     path = tmp_path / "config.json"
@@ -297,5 +297,5 @@ def test_folders_that_hold_no_network(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="damaged"):
         RetrievalNet.load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"has no model\.safetensors"):
+    with pytest.raises(InputError, match=r"expected model\.safetensors"):
         RetrievalNet.load(tmp_path)
