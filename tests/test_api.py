@@ -124,7 +124,7 @@ def test_photos_that_cannot_be_read_are_named(
         model.encode(tmp_path / "nothing.jpg")
     with pytest.raises(InputError, match=r"uint8 \[height, width, 3\], not float64 \[4, 4\]"):
         model.encode([np.zeros((4, 4))])
-    with pytest.raises(InputError, match="a photo is a file, a Pillow image or a uint8 array"):
+    with pytest.raises(InputError, match="a photo must be a file, a Pillow image or a uint8 array"):
         model.encode([3])
 
 

@@ -77,7 +77,7 @@ def test_damaged_values_are_refused_by_name(model: Model, tmp_path: Path) -> Non
     model.save(tmp_path)
     for name, message in (
         ("model.safetensors", "is damaged or was edited: model.safetensors and config.json"),
-        ("whitening.safetensors", "whitening.safetensors is damaged, or of a newer Listwise"),
+        ("whitening.safetensors", "whitening.safetensors is damaged, or from a newer Listwise"),
     ):
         path = tmp_path / name
         content = path.read_bytes()

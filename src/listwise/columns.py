@@ -1,6 +1,7 @@
-"""Tables on disk: Arrow columns with a header, written whole or not at all.
+"""Table files: columns with a header and checksums, written atomically.
 
-pyarrow is imported where it is used, so that packages that store tables load without it.
+They are the base of descriptor files and files of local features. pyarrow is imported only where it
+is used, so that packages that store tables can be imported without it.
 """
 
 import os
@@ -28,7 +29,7 @@ _CHECKED: Final = b"listwise-checksums"
 
 
 class FileHeader(BaseModel):
-    """What a file says about itself: the version of its format, and the Listwise that wrote it."""
+    """The header of a file: the version of its format, and of the Listwise that wrote it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,7 +38,7 @@ class FileHeader(BaseModel):
 
     @classmethod
     def parse(cls, content: str | bytes, path: str | Path, repair: str) -> Self:
-        """Read a header from JSON; an error names the file and how to repair it."""
+        """Read a header from JSON; an error names the file and ends with the advice `repair`."""
         try:
             version = FileHeader.model_validate_json(content)
             if version.format_version > FORMAT_VERSION:
@@ -51,7 +52,7 @@ class FileHeader(BaseModel):
 
 
 class TableHeader(FileHeader):
-    """The header of a table; `unreadable` has a line for each photo that could not be read."""
+    """The header of a table; `unreadable` has a message for each photo that could not be read."""
 
     unreadable: tuple[str, ...] = ()
 
@@ -61,26 +62,26 @@ H = TypeVar("H", bound=TableHeader)
 
 @dataclass(frozen=True)
 class TableKind(Generic[H]):
-    """A kind of table: where its header is stored, and what its errors call it."""
+    """A kind of table file: where its header is stored, and how messages name it."""
 
-    key: bytes  # of the header in the file's metadata
-    name: str  # of such a file, such as "descriptor file"
-    contents: str  # of its rows, such as "descriptors"
-    command: str  # that writes such files
-    suffix: str  # of their names, by convention
-    mark: bytes  # that ends files of the format
-    extra: str  # of the package, which installs what such files need
+    key: bytes  # key of the header in the metadata of the file
+    name: str  # what messages call a file, such as "descriptor file"
+    contents: str  # what messages call its rows, such as "descriptors"
+    command: str  # the command that writes such files
+    suffix: str  # the usual ending of their names
+    mark: bytes  # the last bytes of a file of this format
+    extra: str  # the extra of the package that installs pyarrow
     header: type[H]
-    read_schema: Callable[[Path], Any]  # reads the Arrow schema of a file
+    read_schema: Callable[[Path], Any]  # function that reads the Arrow schema of a file
 
     def import_pyarrow(self) -> Any:
-        """The library pyarrow, which reads and writes the files."""
+        """Import pyarrow, or report the extra that installs it."""
         with requires(self.extra, f"a {self.name}"):
             import pyarrow
         return pyarrow
 
     def matches(self, path: str | Path) -> bool:
-        """Whether a file is of this kind, and not some other file."""
+        """Return whether a file is of this kind."""
         pa = self.import_pyarrow()
         try:
             return self.key in (self.read_schema(Path(path)).metadata or {})
@@ -89,22 +90,22 @@ class TableKind(Generic[H]):
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
-        """Report whatever is wrong with a file as one line."""
+        """Turn every failure to read a file into an `InputError` of one line."""
         pa = self.import_pyarrow()
         try:
             yield
         except FileNotFoundError:
-            raise InputError(f"there is no {self.name} {path}: {self.command} makes one") from None
+            raise InputError(f"no {self.name} at {path}: create one with {self.command}") from None
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InputError(f"{path} is damaged or not a {self.name} ({reason})") from error
 
     def read_header(self, path: Path, schema: Any) -> H:
-        """The header in a file's Arrow schema."""
+        """Return the header in the Arrow schema of a file."""
         content = (schema.metadata or {}).get(self.key)
         if content is None:
             raise InputError(
-                f"{path} is a table, but not one of {self.contents}: {self.command} makes them"
+                f"{path} is a table, but not one of {self.contents}: create one with {self.command}"
             )
         return self.header.parse(content, path, "extract again")
 
@@ -117,9 +118,9 @@ class TableKind(Generic[H]):
 
 
 class TableWriter(ABC):
-    """Writes a table, which is in its place, whole, once the `with` block has ended.
+    """Write a table file, which appears complete at the end of the `with` block.
 
-    If the block ends with an error, nothing is left behind.
+    If the block ends with an error, no file is written.
     """
 
     def __init__(self, path: str | Path, schema: Any, kind: TableKind[H], header: H) -> None:
@@ -135,10 +136,10 @@ class TableWriter(ABC):
 
     @abstractmethod
     def _open(self, file: Any) -> Any:
-        """Make pyarrow's writer to an open file."""
+        """Create the pyarrow writer for an open file."""
 
     def _flush(self) -> None:  # noqa: B027 - a writer need not buffer
-        """Write the rows that are still buffered."""
+        """Write the buffered rows."""
 
     def __enter__(self) -> Self:
         import pyarrow as pa
@@ -165,7 +166,7 @@ class TableWriter(ABC):
 
 @dataclass(frozen=True, eq=False)
 class TableFile(ABC, Generic[H]):
-    """A table on disk with a row for each of N photos."""
+    """A table file with a row for each of N photos."""
 
     kind: ClassVar[TableKind[Any]]
 
@@ -176,18 +177,18 @@ class TableFile(ABC, Generic[H]):
     @classmethod
     @abstractmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a file, or refuse it with an `InputError`."""
+        """Open a file; raise an `InputError` if it is missing, damaged or of another kind."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def writer(self, path: Path, header: H) -> TableWriter:
-        """A writer of files with the same columns."""
+        """Return a writer of files with the same columns."""
 
     @abstractmethod
     def columns(self, *names: str) -> Any:
-        """Some columns, as an Arrow table."""
+        """Return some columns as an Arrow table."""
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
@@ -201,7 +202,7 @@ class TableFile(ABC, Generic[H]):
 
     @cached_property
     def _keys(self) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-        """Ids and sizes, checked."""
+        """Ids and sizes, which match the checksums."""
         table = self.columns("id", "width", "height")
         try:
             ids = tuple(table.column("id").to_pylist())
@@ -217,7 +218,7 @@ class TableFile(ABC, Generic[H]):
 
 
 def join_tables(files: Sequence[TableFile[H]], out: Path) -> None:
-    """Write the rows of several files of one kind, made in one way, into one file."""
+    """Write the rows of several files of one kind, with equal settings, into one file."""
     unreadable = tuple(line for file in files for line in file.header.unreadable)
     header = files[0].header.model_copy(update={"unreadable": unreadable})
     with files[0].writer(out, header) as writer:

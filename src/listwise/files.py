@@ -1,4 +1,4 @@
-"""Files that are always whole, and text that people write."""
+"""Write files atomically, and read text files."""
 
 import json
 import os
@@ -10,10 +10,14 @@ from listwise.errors import InputError
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Put a finished file in its place: readers see the old one or the new one, never a part.
+    """Move a finished file to its final place, atomically.
 
-    A kill or a loss of power at any moment leaves one of the two. The file gets the permissions
-    that an ordinary new file has.
+    Readers see the old file or the new one, and so does the next run after a kill or a power
+    failure. The file gets the permissions of an ordinary new file.
+
+    Args:
+        partial: the finished file, on the same file system.
+        final: the path to move it to; an existing file is replaced.
     """
     with partial.open("rb") as file:
         os.fsync(file.fileno())
@@ -24,7 +28,7 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file that is at every moment the old one or the new one."""
+    """Write a text file atomically, in UTF-8."""
     partial = path.with_name(f"{path.name}.tmp")
     partial.write_text(text, encoding="utf-8")
     publish(partial, path)
@@ -33,15 +37,15 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file that is at every moment the old one or the new one.
+    """Write a safetensors file atomically.
 
     Args:
-        path: of the file; its folder is made if there is none.
-        tensors: all of PyTorch, on any device, or all of NumPy.
-        metadata: texts to go with them.
+        path: path of the file; its folder is created if it does not exist.
+        tensors: PyTorch tensors on any device, or NumPy arrays, by name.
+        metadata: texts to store with them, by name.
 
     Raises:
-        OSError: it cannot be written; the message says what and why.
+        OSError: the file cannot be written; the message names it and the reason.
     """
     import numpy as np
     from safetensors import SafetensorError
@@ -56,7 +60,7 @@ def write_tensors(
             import torch
             from safetensors import torch as of_torch
 
-            # A copy each: safetensors takes neither shared memory nor gaps between the values.
+            # safetensors accepts neither shared memory nor strided tensors, so copy each.
             plain = {
                 key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for key, value in tensors.items()
@@ -64,14 +68,14 @@ def write_tensors(
             of_torch.save_file(plain, partial, metadata)
         publish(partial, path)
     except SafetensorError as error:
-        # It has no error of its own for a full disk, and leaves the system's as text.
+        # safetensors reports a full disk as text, not as an OSError.
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
 
 
 def read_json(path: Path, otherwise: str) -> dict[str, Any]:
-    """A JSON object; where the file holds none, an error that ends with the words `otherwise`."""
+    """Read a JSON object; for other content raise an `InputError`: the path, then `otherwise`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -82,7 +86,7 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, with or without a byte order mark."""
+    """Read a UTF-8 text file, with or without a byte order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What this machine has to compute with: cores, GPUs, precision; and how to share its cores."""
+"""Detect the cores and GPUs of this machine, and share its cores with other processes."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from listwise.errors import InputError
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to compute with; `cores` are this process's share of them."""
+    """A device to compute on, the number of cores for this process, and bfloat16 support."""
 
     device: str
     cores: int
@@ -21,7 +21,7 @@ class Machine:
 
     @staticmethod
     def detect(device: str = "auto") -> "Machine":
-        """The machine this runs on."""
+        """Detect this machine; `device` is "auto", "cpu", "cuda" or "cuda:1"."""
         import torch
 
         gpus = torch.cuda.device_count()
@@ -39,19 +39,19 @@ class Machine:
         return Machine(device, core_count(), gpu and torch.cuda.is_bf16_supported())
 
     def workers(self) -> int:
-        """Processes to decode photos with.
+        """Return the number of processes to decode photos with.
 
-        Without a GPU the network itself needs the cores, and crops are cheap beside it.
+        Without a GPU, the network itself needs the cores, and decoding is cheap in comparison.
         """
         gpu = self.device.startswith("cuda")
         return max(1, self.cores - 1) if gpu else min(2, self.cores)
 
 
 def core_count() -> int:
-    """Cores that this process may use.
+    """Return the number of cores that this process may use.
 
-    They are limited by its affinity and by the CPU quota of its container, and shared with the
-    other processes that torchrun started on this machine.
+    The number is limited by the affinity of the process and by the CPU quota of its container, and
+    divided among the processes that torchrun started on this machine.
     """
     cores = _affinity()
     quota = cpu_quota()
@@ -67,9 +67,9 @@ def _affinity() -> int:
 
 
 def cpu_quota(root: str | Path = "/") -> float | None:
-    """The CPU quota of this process's control group in cores (`docker run --cpus`), if it has one.
+    """Return the CPU quota of this process's control group in cores (`docker run --cpus`), or None.
 
-    `root` is the folder in which `proc` and `sys` are.
+    `root` is the folder that contains `proc` and `sys`.
     """
     root = Path(root)
     try:
@@ -81,10 +81,10 @@ def cpu_quota(root: str | Path = "/") -> float | None:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Version 2 has one tree for all controllers, version 1 a tree for each.
+        # Version 2 has one tree for all controllers, version 1 has one for each.
         top = root / "sys/fs/cgroup" / (controllers and "cpu")
         folder = top / path.lstrip("/")
-        # A group's own limit and those of the groups above it; in a container it may see only top.
+        # The limits of a group and of all groups above it; a container may see only the top.
         for group in {top, folder, *(each for each in folder.parents if top in each.parents)}:
             quotas += _group_quota(group)
     return min(quotas, default=None)
@@ -103,12 +103,12 @@ def _group_quota(group: Path) -> list[float]:
 
 
 def set_thread_environment() -> None:
-    """Let the OpenMP threads of this process and its children sleep while they wait.
+    """Let waiting OpenMP threads of this process and its children sleep instead of spin.
 
-    By default they spin. On a machine with other work to do, threads that spin take the cores from
-    those they wait for, and a network may take ten times as long. This must be called before
-    PyTorch is imported, and changes the whole process: it is for programs, not for libraries, which
-    use `shared_cores`. What the user has set stays.
+    On a busy machine, spinning threads take cores from the threads they wait for, and a network may
+    take ten times as long. This must be called before PyTorch is imported, and it affects the whole
+    process: programs call it, while libraries use `shared_cores`. Variables that the user has set
+    are kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if core_count() < _affinity():
@@ -117,11 +117,11 @@ def set_thread_environment() -> None:
 
 @contextmanager
 def shared_cores() -> Iterator[None]:
-    """Compute on the CPU with PyTorch so that other work on this machine does not stop it.
+    """Compute on the CPU with PyTorch without slowing down on a busy machine.
 
-    No more threads than cores are used, and waiting threads sleep soon. It works on PyTorch with
-    GNU OpenMP, which lets threads spin only as long as a process has no more of them than there
-    are cores: a thread that sleeps and has its own team of threads makes them more.
+    PyTorch uses at most one thread per core, and waiting threads soon sleep. This works for PyTorch
+    with GNU OpenMP, which lets threads spin only if a process has no more threads than cores. A
+    sleeping thread with its own team of threads exceeds that number.
     """
     import torch
 
@@ -146,11 +146,11 @@ def shared_cores() -> Iterator[None]:
 
 
 def _hold_team(threads: int, started: threading.Event, done: threading.Event) -> None:
-    """Start a team of OpenMP threads, and keep it until `done`."""
+    """Start a team of OpenMP threads, and keep it until `done` is set."""
     import torch
 
     try:
-        # Large enough that every thread has a part.
+        # Large enough to give every thread some work.
         torch.zeros(threads << 16, dtype=torch.uint8).add_(1)
     finally:
         started.set()

@@ -87,7 +87,7 @@ def test_a_folder_in_place_is_recognised(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("products")
 def test_another_set_in_the_folder_is_refused(tmp_path: Path) -> None:
     run("SOP", "--to", str(tmp_path / "sop"))
-    with pytest.raises(InputError, match="holds SOP, not CUB-200"):
+    with pytest.raises(InputError, match="contains SOP, not CUB-200"):
         run("CUB-200", "--to", str(tmp_path / "sop"))
 
 

@@ -83,8 +83,8 @@ def test_supervised_uses_the_labels(listwise, photos, tmp_path):
         (("nothing", "photos"), "no model folder"),
         (("model", "nowhere"), "no such file or folder"),
         (("model", "other.parquet"), "made by another model"),
-        (("model", "white.parquet"), "whitened already"),
-        (("model", "other.parquet", "--supervised"), "has no labels"),
+        (("model", "white.parquet"), "contains whitened descriptors"),
+        (("model", "other.parquet", "--supervised"), "without labels and photos"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(listwise, photos, tmp_path, arguments, message):

@@ -325,7 +325,7 @@ def test_labelled_benchmarks(tmp_path: Path) -> None:
     [
         ("revisitop1m", "benchmark", "distractors"),
         ("google-landmarks-v2", "benchmark", "no test part"),
-        ("roxford5k", "labelled", "no classes"),
+        ("roxford5k", "labelled", "without classes"),
     ],
 )
 def test_what_a_set_has_not(name: str, call: str, reason: str, place: Path) -> None:
@@ -343,11 +343,11 @@ def test_distractors(place: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "content", "reason"),
     [
-        ("SOP", "Ebay_train.txt", "head\n1 2 3\n", r"line 2: 3 words where there should be 4"),
+        ("SOP", "Ebay_train.txt", "head\n1 2 3\n", r"line 2: expected 4 words, found 3"),
         ("SOP", "Ebay_test.txt", None, "cannot be read"),
         ("CUB-200", "CUB_200_2011/image_class_labels.txt", "1 1\n", "image 2 has no class"),
         ("Cars-196", "cars_annos.mat", "no MATLAB", "not the annotations of Stanford Cars"),
-        ("In-shop", "Eval/list_eval_partition.txt", "1\nhead\na b\n", "2 words"),
+        ("In-shop", "Eval/list_eval_partition.txt", "1\nhead\na b\n", "found 2"),
         ("landmarks-clean", "annotation_clean_val.txt", "alone\n", "not an address and a class"),
         ("retrieval-SfM-120k", "retrieval-SfM-120k.pkl", "x", "pickle"),
         ("google-landmarks-v2", "train_clean.csv", "a,b\n1,2\n", "columns should be"),
@@ -381,7 +381,7 @@ def test_what_is_not_there_is_said_with_the_way_to_it(tmp_path: Path, monkeypatc
         find_dataset("Cars-196")
     with pytest.raises(InputError, match=r"did you mean roxford5k\?"):
         find_dataset("roxford")
-    with pytest.raises(InputError, match="not a data set that is known here"):
+    with pytest.raises(InputError, match="is not a known data set"):
         find_dataset(tmp_path)
     assert find_entry("cub_200") is ENTRIES["CUB-200"]
     make_revisited(_made(tmp_path / "data" / "roxford5k"))

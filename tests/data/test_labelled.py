@@ -87,7 +87,7 @@ def test_folder_mistakes_are_explained(tmp_path):
     assert "loose.jpg" in message
     assert f"{tmp_path}/CLASS/IMAGE" in message
     (tmp_path / "loose.jpg").unlink()
-    with pytest.raises(InputError, match="no split column"):
+    with pytest.raises(InputError, match="the images have no splits"):
         read_labelled(tmp_path, split="train")
 
 

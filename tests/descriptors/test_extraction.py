@@ -173,7 +173,7 @@ def test_parts_of_another_run_are_not_used(model, images, tmp_path, monkeypatch)
         notes = []
         changed = extract(*arguments, out, workers=0, on_note=notes.append, **change)
         assert len(notes) == 1
-        assert notes[0].endswith("starting over")
+        assert notes[0].endswith("discarding it")
         assert np.abs(changed.read() - before).max() > 1e-3
 
 
@@ -263,7 +263,7 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         ((images, picture), {}, "is not a descriptor file: give another name"),
         ((images, tmp_path), {}, "is not a descriptor file"),
         ((images, picture / "below"), {}, "cannot write"),
-        ((images, tmp_path / "b.parquet"), {}, "in the way"),
+        ((images, tmp_path / "b.parquet"), {}, "contains files of yours"),
         ((empty, out), {}, "no photos"),
         ((nothing, out), {}, r"none of the 2 photos can be read; the first: no\.jpg"),
         ((images, out), {"scales": ()}, "`scales` .*one or more"),

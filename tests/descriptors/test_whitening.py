@@ -118,7 +118,7 @@ def test_fewer_descriptors_than_dimensions():
     [
         ([], {}, "no descriptors"),
         ([np.ones((1, 4))], {}, "two or more"),
-        ([np.ones((5, 4))], {}, "all the same"),
+        ([np.ones((5, 4))], {}, "all equal"),
         ([np.ones((2, 4)), np.ones((2, 5))], {}, r"batch 1 must be \[n, 4\], not \[2, 5\]"),
         ([np.ones(4)], {}, r"must be \[n, C\]"),
         ([np.full((3, 4), np.nan)], {}, "not finite"),
@@ -175,7 +175,7 @@ def test_too_few_pairs_are_made_up_for():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (np.empty((0, 2), int), "P at least 1"),
+        (np.empty((0, 2), int), "P >= 1"),
         (np.array([[0, 1, 2]]), r"not \[1, 3\]"),
         (np.array([[0, 9]]), "outside the 4"),
         (np.array([[1, 1]]), "same descriptor"),

@@ -136,7 +136,7 @@ def test_memory_does_not_grow_with_the_database() -> None:
         (np.ones((1, 3)), np.ones((4, 3)), [[4]], "position 4, but the database has only 4"),
         (np.ones((1, 3)), np.ones((4, 3)), [[-1]], "start at 0"),
         (np.ones((1, 3)), np.ones((4, 3)), [[0.5]], "positions in the database"),
-        (np.ones((1, 3)), np.full((4, 3), np.nan), [[0]], "position 0 hold NaN"),
+        (np.ones((1, 3)), np.full((4, 3), np.nan), [[0]], "position 0 contain NaN"),
         (np.ones((1, 3)), iter([np.ones((4, 3))]), [[0]], "not a generator"),
     ],
 )

@@ -198,7 +198,7 @@ def test_an_interrupted_run_goes_on(
     third = Counting()
     third.name = "another"
     extract_features(good, out, third, workers=0, on_note=notes.append)
-    assert "starting over" in notes[-1]
+    assert "discarding it" in notes[-1]
     assert len(third.seen) == 4
 
 

@@ -1,4 +1,4 @@
-"""Images and labels: reading, checking and cropping them."""
+"""Photos and their labels: read, check, decode and crop them."""
 
 from listwise.data.checks import ImageReport, check_images
 from listwise.data.crops import CropBatch, CropDataset, UnreadableClassError, collate, random_crop

@@ -1,4 +1,4 @@
-"""Which images of a set can be used."""
+"""Check which photos can be used."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +16,12 @@ from listwise.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class ImageReport:
-    """What `check_images` found.
+    """The result of `check_images`.
 
-    `sizes` are the widths and heights of the usable images (of the box where there is one):
-    int64 [N, 2]. `broken` has an error for each other image; `single` names the classes with
-    one usable image.
+    Attributes:
+        sizes: widths and heights of the N usable images or their boxes, int64 [N, 2].
+        broken: an error for each unusable image.
+        single: names of the classes with only one usable image.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -28,7 +29,7 @@ class ImageReport:
     single: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """What is wrong, a sentence each; empty if all is well."""
+        """Return the problems, one sentence each; empty if there are none."""
         lines = []
         if count := len(self.broken):
             what = "1 image is" if count == 1 else f"{count} images are"
@@ -37,7 +38,7 @@ class ImageReport:
         if count := len(self.single):
             what = "1 class has" if count == 1 else f"{count} classes have"
             named = first_names(self.single, ", ")
-            lines.append(f"{what} only one image, with nothing to be found: {named}")
+            lines.append(f"{what} only one image, so a search cannot find another: {named}")
         return lines
 
 
@@ -47,13 +48,20 @@ ImagesT = TypeVar("ImagesT", bound=Images)
 def check_images(
     images: ImagesT, strict: bool = False, workers: int | None = None
 ) -> tuple[ImagesT, ImageReport]:
-    """Open every file's header and give the images that can be used, and a report.
+    """Read the header of every file, and return the usable images and a report.
 
-    Damage behind the header is found only when an image is decoded. `workers` is the number of
-    threads, chosen from the machine if None.
+    Damage after the header is found only when an image is decoded.
+
+    Args:
+        images: N images, labelled or not.
+        strict: raise the error of the first unusable image.
+        workers: number of threads; chosen from the number of cores by default.
+
+    Returns:
+        The usable images, and an `ImageReport`.
 
     Raises:
-        ImageError: with `strict`, the first unusable image.
+        ImageError: with `strict`, an image is unusable.
         InputError: no image is usable.
     """
     usable: list[int] = []
@@ -87,6 +95,6 @@ def _size_or_error(file: PhotoFile) -> tuple[int, int] | ImageError:
 
 
 def first_names(names: Sequence[str], separator: str) -> str:
-    """The first five of some names, and how many more there are."""
+    """Join the first five names, and count the rest."""
     shown = separator.join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

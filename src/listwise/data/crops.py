@@ -1,4 +1,4 @@
-"""Training crops: random scale, shape, rotation, place and colour, repeatable from numbers."""
+"""Random training crops of photos, repeatable from a seed."""
 
 import math
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from listwise.optional import requires
 from listwise.settings import CropSettings
 
 GREY = np.array([0.299, 0.587, 0.114])
-"""Weights of red, green and blue in grey (ITU-R 601)."""
-# Grey, and the two axes of colour around it.
+"""Weights of red, green and blue in gray (ITU-R 601)."""
+# Luma, and two axes of chroma.
 _TO_YIQ = np.array([GREY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 
@@ -31,7 +31,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Colours(NamedTuple):
-    """How colours change: three factors, and a turn of the hues in full turns."""
+    """A change of colours: three factors, and a rotation of hues in full turns."""
 
     brightness: float
     contrast: float
@@ -41,10 +41,10 @@ class Colours(NamedTuple):
 
 @dataclass(frozen=True)
 class CropPlan:
-    """Where in a photo a crop lies, in its pixels, and what else is done to it.
+    """The place of a crop in a photo, in pixels, and the changes applied to it.
 
-    The crop is the rectangle in the middle of `bounds` (left, top, right and bottom) with the
-    edges `across` and `down`.
+    The crop is a rotated rectangle with the edges `across` and `down`, in the middle of `bounds`
+    (left, top, right and bottom).
     """
 
     bounds: tuple[float, float, float, float]
@@ -57,10 +57,10 @@ class CropPlan:
 def draw_crop(
     width: int, height: int, settings: CropSettings, generator: np.random.Generator
 ) -> CropPlan:
-    """Draw a crop of a photo of that size.
+    """Draw a random crop of a photo of this size.
 
-    The generator always gives the same number of draws, so that one setting can change without
-    changing what the others do.
+    The number of random draws is always the same, so changing one setting does not affect the
+    others.
     """
     draws: list[float] = generator.random(10).tolist()
     spread = [2.0 * draw - 1.0 for draw in draws]
@@ -68,14 +68,14 @@ def draw_crop(
     ratio = settings.max_ratio ** spread[1]
     area = settings.min_area + (settings.max_area - settings.min_area) * draws[2]
 
-    # A rectangle of width √ratio and height 1/√ratio, turned, spans this much; then as large as
-    # the photo allows, then reduced to the drawn area.
+    # A rotated rectangle of width √ratio and height 1/√ratio has this extent. It is enlarged as far
+    # as the photo allows, and then reduced to the drawn area.
     cos, sin = math.cos(angle), math.sin(angle)
     wide, tall = math.sqrt(ratio), 1.0 / math.sqrt(ratio)
     span_x = wide * abs(cos) + tall * abs(sin)
     span_y = wide * abs(sin) + tall * abs(cos)
     scale = min(width / span_x, height / span_y) * math.sqrt(area)
-    span_x = min(span_x * scale, width)  # rounding must not put it outside
+    span_x = min(span_x * scale, width)  # rounding must not move it outside
     span_y = min(span_y * scale, height)
     left, top = draws[3] * (width - span_x), draws[4] * (height - span_y)
     return CropPlan(
@@ -95,7 +95,7 @@ def draw_crop(
 def random_crop(
     image: Image.Image, settings: CropSettings, generator: np.random.Generator
 ) -> Tensor:
-    """Draw a crop of an RGB photo, and make it: uint8 [3, S, S]."""
+    """Return a random crop of an RGB photo: uint8 [3, S, S]."""
     plan = draw_crop(image.width, image.height, settings, generator)
     across, down = np.array(plan.across), np.array(plan.down)
     crop = _resample(image, plan.bounds, across, down, settings.size)
@@ -105,7 +105,7 @@ def random_crop(
 
 
 class Crop(NamedTuple):
-    """One crop uint8 [3, S, S], its label, and the errors of files that it stands in for."""
+    """A crop uint8 [3, S, S], its label, and the errors of files that it replaces."""
 
     image: Tensor
     label: int
@@ -113,7 +113,7 @@ class Crop(NamedTuple):
 
 
 class CropBatch(NamedTuple):
-    """Crops uint8 [B, 3, S, S], labels int64 [B], and the errors met on the way."""
+    """Crops uint8 [B, 3, S, S], labels int64 [B], and the errors of files that were replaced."""
 
     images: Tensor
     labels: Tensor
@@ -124,8 +124,8 @@ class UnreadableClassError(InputError):
     """No image of a class can be decoded."""
 
     def __init__(self, message: str) -> None:
-        # A data loader raises a worker's error again with its traceback for a message; the
-        # sentence of the error itself stands at its end.
+        # A data loader raises the error of a worker again with its traceback as the message, which
+        # ends with the message of the error itself.
         name = f"{type(self).__name__}: "
         super().__init__(message.rpartition(name)[2].strip())
 
@@ -133,12 +133,12 @@ class UnreadableClassError(InputError):
 class CropDataset(Dataset[Crop]):
     """Random crops of labelled images; a key is a pair (iteration, index of the image).
 
-    A crop depends on the seed and its key alone, not on the order of calls or the process.
-    Use it with a batch sampler of such pairs:
+    A crop depends only on the seed and its key, not on the order of calls or the process. Use it
+    with a batch sampler of such pairs:
     `DataLoader(dataset, batch_sampler=..., collate_fn=collate)`.
 
-    In place of an image that cannot be decoded comes the next of the same class, with the error
-    in `Crop.errors`, so that batches keep their size.
+    An image that cannot be decoded is replaced by the next of the same class, so that batches keep
+    their size. `Crop.errors` has the error.
     """
 
     def __init__(self, images: LabelledImages, settings: CropSettings, seed: int) -> None:
@@ -169,20 +169,20 @@ class CropDataset(Dataset[Crop]):
         )
 
     def generator(self, key: tuple[int, int]) -> np.random.Generator:
-        """What the crop of a key is drawn with."""
+        """Return the random generator for the crop of a key."""
         return np.random.default_rng([self.seed, *key])
 
     def _same_class_from(self, index: int, label: int) -> list[int]:
-        """The images of a class in their order, from `index` on and round to before it."""
+        """Return the images of a class in order, beginning with `index`."""
         start = self._class_end[label - 1] if label > 0 else 0
         members = self._by_class[start : self._class_end[label]]
         return [int(i) for i in np.roll(members, -int(np.searchsorted(members, index)))]
 
 
 def collate(crops: Sequence[Crop]) -> CropBatch:
-    """Put crops together into a batch."""
+    """Combine crops into a batch: images uint8 [B, 3, S, S], labels int64 [B]."""
     return CropBatch(
-        default_collate([crop.image for crop in crops]),  # in a worker into shared memory at once
+        default_collate([crop.image for crop in crops]),  # in a worker directly into shared memory
         torch.tensor([crop.label for crop in crops], dtype=torch.int64),
         tuple(error for crop in crops for error in crop.errors),
     )
@@ -195,12 +195,12 @@ def _resample(
     down: npt.NDArray[np.float64],
     size: int,
 ) -> Pixels:
-    """The rectangle in the middle of `bounds` with edges `across` and `down`, size × size."""
+    """Resample the rectangle in the middle of `bounds` to size × size pixels."""
     left, top, right, bottom = bounds
     if across[1] == 0.0 and across[0] > 0.0:
         made = image.resize((size, size), Image.Resampling.BICUBIC, bounds, reducing_gap=3.0)
         return np.asarray(made)
-    # An affine transform does not average over the pixels it skips: reduce before, not after.
+    # An affine transform does not average over skipped pixels, so reduce the photo first.
     reduction = math.sqrt(float(np.linalg.norm(across) * np.linalg.norm(down))) / size
     if reduction > 1.0:
         extent = np.array([right - left, bottom - top])
@@ -209,12 +209,12 @@ def _resample(
         shrink = np.array([width, height]) / extent
         across, down = across * shrink, down * shrink
         left, top, right, bottom = 0.0, 0.0, float(width), float(height)
-    # With the neighbours of the outermost samples; OpenCV takes no photo of 32768 pixels or more.
+    # With the neighbours of the outermost samples; OpenCV accepts sides below 32768 pixels.
     x, y = max(0, math.floor(left) - 2), max(0, math.floor(top) - 2)
     ends = min(image.width, math.ceil(right) + 2), min(image.height, math.ceil(bottom) + 2)
     edges = np.column_stack([across, down])
     middle = np.array([(left + right) / 2 - x, (top + bottom) / 2 - y])
-    # OpenCV counts from the middle of the first pixel, the rectangle from its corner.
+    # OpenCV's origin is the middle of the first pixel, ours is its corner.
     start = middle - edges.sum(axis=1) * (0.5 - 0.5 / size) - 0.5
     return _warp(np.asarray(image.crop((x, y, *ends))), edges / size, start, size)
 
@@ -222,10 +222,10 @@ def _resample(
 def _warp(
     pixels: Pixels, steps: npt.NDArray[np.float64], start: npt.NDArray[np.float64], size: int
 ) -> Pixels:
-    """Cubic samples at `start + steps @ (column, row)`: size × size.
+    """Sample pixels bicubically at `start + steps @ (column, row)`: uint8 [size, size, 3].
 
-    OpenCV is quicker on floats than on whole numbers, if they are few enough for memory to be
-    used again instead of being asked for: hence the strips.
+    OpenCV is faster on floats than on integers if the arrays are small enough to reuse memory, so
+    the crop is sampled in strips.
     """
     with requires("train", "a random crop"):
         import cv2
@@ -244,7 +244,7 @@ def _warp(
             flags=cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP,
             borderMode=cv2.BORDER_REPLICATE,
         )
-        # Rounds, and cuts off at 0 and 255.
+        # Rounds, and clips to 0 to 255.
         cv2.add(strip, np.zeros(4), turned[row : row + height], dtype=cv2.CV_8U)
     return turned
 
@@ -252,7 +252,7 @@ def _warp(
 def _jitter(
     crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Pixels:
-    """Change the colours, all at once: each change is affine, so their chain is one matrix."""
+    """Change the colours in one step: each change is affine, so their chain is one matrix."""
     colours = Colours(brightness, contrast, saturation, hue)
     if colours == (1.0, 1.0, 1.0, 0.0):
         return crop
@@ -265,10 +265,10 @@ def _jitter(
 
 
 def colour_change(colours: Colours) -> tuple[npt.NDArray[np.float64], float]:
-    """The matrix [3, 3] that colours are multiplied with, and the share of the mean grey added."""
+    """Return the color matrix [3, 3], and the share of the mean gray to add."""
     brightness, contrast, saturation, hue = colours
     turn = 2.0 * math.pi * hue
     cos, sin = math.cos(turn) * saturation, math.sin(turn) * saturation
     matrix = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
-    # Contrast spreads values around the mean grey, which turning and fading colours keep.
+    # Contrast scales values around the mean gray, which hue and saturation do not change.
     return matrix * (contrast * brightness), (1.0 - contrast) * brightness

@@ -1,4 +1,4 @@
-"""Photos as people give them to a call: files, Pillow images, arrays, or lists of these."""
+"""Photos as arguments of a call: files, Pillow images, arrays, or lists of these."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,25 +20,25 @@ Photos = Photo | Images | Sequence[Photo]
 
 
 def open_photo(photo: Photo) -> Image.Image:
-    """One photo as upright RGB."""
+    """Return one photo as an upright RGB image."""
     if isinstance(photo, str | Path):
         return load_image(photo)
     if isinstance(photo, np.ndarray):
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
             raise InputError(
-                f"a photo as an array is uint8 [height, width, 3], not {photo.dtype} "
+                f"a photo as an array must be uint8 [height, width, 3], not {photo.dtype} "
                 f"{list(photo.shape)}"
             )
         return Image.fromarray(photo)
     if isinstance(photo, Image.Image):
         return upright_rgb(photo)
     raise InputError(
-        f"a photo is a file, a Pillow image or a uint8 array, not {type(photo).__name__}"
+        f"a photo must be a file, a Pillow image or a uint8 array, not {type(photo).__name__}"
     )
 
 
 def is_one_photo(photos: Photos) -> bool:
-    """Whether this is a single photo: an image file, a Pillow image or an array of pixels."""
+    """Return whether this is one photo: an image file, a Pillow image or an array of pixels."""
     if isinstance(photos, str | Path):
         path = Path(photos).expanduser()
         return path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()
@@ -46,9 +46,9 @@ def is_one_photo(photos: Photos) -> bool:
 
 
 def list_photos(photos: Photos) -> Images | list[Photo]:
-    """Photos one by one: a list as it is; the photos of a folder, table, list or data set.
+    """Return photos one by one: those of a list, a folder, a table, a text list or a data set.
 
-    Single files given in a list come as `Images` if there is nothing else in the list.
+    A list that contains only files becomes `Images`; any other list stays a list.
     """
     if isinstance(photos, Images):
         return photos
@@ -63,6 +63,6 @@ def list_photos(photos: Photos) -> Images | list[Photo]:
 
 
 def image_files(files: Sequence[str | Path]) -> Images:
-    """Single image files, their ids as they are written."""
+    """Return image files as `Images`; their ids are the paths as given."""
     paths = tuple(str(Path(file).expanduser().absolute()) for file in files)
     return Images(paths, tuple(map(str, files)), None)

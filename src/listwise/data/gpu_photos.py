@@ -1,4 +1,4 @@
-"""Photos decoded by a GPU: JPEG files as cameras write them there, all others by the CPU."""
+"""Decode photos on a GPU: usual JPEG files on the GPU, all other files on the CPU."""
 
 import io
 from collections import deque
@@ -26,11 +26,11 @@ from listwise.optional import has_triton
 
 GROUP = 8  # files that a thread reads at a time
 GROUPS_AHEAD = 16
-# Photos decoded at a time: enough for all of a GPU's decoders, few enough for its memory.
+# Photos decoded at a time: enough to use all decoders of a GPU, few enough for its memory.
 CHUNK = 128
 CHUNK_PIXELS = 2**26
 
-# Sampling of the three components of the files that decoders for JPEG all know.
+# Chroma subsamplings that every JPEG decoder supports.
 _SAMPLINGS = {((h, v), (1, 1), (1, 1)) for h, v in ((1, 1), (2, 1), (1, 2), (2, 2))}
 _UPRIGHT: dict[int, Callable[[Tensor], Tensor]] = {
     1: lambda photo: photo,
@@ -45,7 +45,7 @@ _UPRIGHT: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 class _ReadFile(NamedTuple):
-    """A file that was read, and its size in pixels; `usual` if the GPU may decode it."""
+    """A file that was read, and its number of pixels; `usual` if the GPU can decode it."""
 
     file: PhotoFile
     pixels: int
@@ -59,14 +59,14 @@ Result = DecodedPhoto | ImageError
 
 @cache
 def gpu_decodes(device: torch.device) -> bool:
-    """Whether photos can be decoded and resampled on a device: tried out once."""
+    """Return whether a device can decode and resample photos; tests it once."""
     if device.type != "cuda" or not has_triton():
         return False
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
     try:
         _decode_jpegs([_to_tensor(file.getvalue())], device)
-    except Exception:  # one of many parts is missing, and each says so in its own way
+    except Exception:  # one of several parts may be missing, each with its own error
         return False
     return True
 
@@ -74,19 +74,19 @@ def gpu_decodes(device: torch.device) -> bool:
 def decode_on_gpu(
     files: Iterable[PhotoFile], how: Decoding, device: torch.device, threads: int
 ) -> Generator[list[Result], None, None]:
-    """Photos on a device, some at a time, in their order, or why one cannot be decoded.
+    """Decode photos onto a device, a chunk at a time, in order; errors take a photo's place.
 
-    They are ready on the stream that is the current one when they are asked for; memory that this
-    stream does not use any more is written to. Files are read ahead.
+    A chunk is ready on the CUDA stream that is current when the chunk is requested. Its memory may
+    have been freed on that stream before. Files are read ahead.
 
-    The device decodes the JPEG files whose colours and layout are the usual ones; threads read
-    files, and decode all others, for which alone `how.min_side` is.
+    The device decodes JPEG files with the usual colours and layout. Threads read the files, and
+    decode all others; only these use `how.min_side`.
     """
     pool = ThreadPoolExecutor(threads, "photos")
     try:
         started: list[tuple[_ReadFile, Future[Result] | None]] | None = None
         for chunk in _chunks(_read_ahead(pool, iter(files))):
-            # What the CPU decodes is one chunk ahead.
+            # The CPU decodes its photos of a chunk while the GPU decodes the previous chunk.
             upcoming = [
                 (each, None if each.usual else pool.submit(_decode_on_cpu, each.file, how))
                 for each in chunk
@@ -124,24 +124,24 @@ def _chunks(files: Iterator[_ReadFile]) -> Iterator[list[_ReadFile]]:
 
 
 def _read_file(file: PhotoFile) -> _ReadFile:
-    """A file's content, `usual` if a GPU's decoder surely makes of it what the CPU's would."""
+    """Read a file, and decide whether the GPU decodes it as the CPU would (`usual`)."""
     try:
         file = file.read()
         content = file.content or b""
         with opened(io.BytesIO(content)) as image:
             width, height = image.size
             found = _ReadFile(file, width * height, (width, height))
-            # A GPU's decoder says nothing of what is missing at the end of a file.
+            # The decoder of a GPU does not report a truncated file.
             whole = content.endswith(b"\xff\xd9")
             if found.pixels > CHUNK_PIXELS or not _is_usual(image) or not whole:
                 return found
             return found._replace(orientation=exif_orientation(image), usual=True)
     except ImageError:
-        return _ReadFile(file, 0)  # decoding will say what is wrong
+        return _ReadFile(file, 0)  # decoding reports the error
 
 
 def _is_usual(image: Image.Image) -> bool:
-    """Whether an image is a baseline JPEG in grey or YCbCr, of a common layout."""
+    """Return whether an image is a baseline JPEG in gray or YCbCr with a common subsampling."""
     if image.format != "JPEG" or image.mode not in ("L", "RGB") or "progressive" in image.info:
         return False
     layers = getattr(image, "layer", [])
@@ -165,7 +165,7 @@ def _finish(
     how: Decoding,
     device: torch.device,
 ) -> list[Result]:
-    """Photos of a chunk, of which the CPU decodes some already."""
+    """Return the photos of a chunk; the CPU is already decoding some of them."""
     decoded = iter(_decode([each for each, decoding in started if decoding is None], device))
     photos: list[Result | Future[Result]] = []
     for each, decoding in started:
@@ -179,7 +179,7 @@ def _finish(
 
 
 def _decode(files: list[_ReadFile], device: torch.device) -> list[Result | None]:
-    """Upright photos, their boxes cut out; None where the decoder failed."""
+    """Decode upright photos and cut out their boxes; None where the decoder failed."""
     if not files:
         return []
     contents = [_to_tensor(each.file.content or b"") for each in files]
@@ -189,7 +189,7 @@ def _decode(files: list[_ReadFile], device: torch.device) -> list[Result | None]
     except RuntimeError:
         if len(files) == 1:
             return [None]
-        # One bad file fails all that are decoded with it.
+        # One bad file makes the whole call fail, so decode the files one by one.
         return [photo for file in files for photo in _decode([file], device)]
     return [_cut(file, photo) for file, photo in zip(files, decoded, strict=True)]
 
@@ -213,7 +213,7 @@ def _cut(read: _ReadFile, photo: Tensor | None) -> Result | None:
 def _reduce(
     photos: list[DecodedPhoto], how: Decoding, pool: ThreadPoolExecutor
 ) -> list[DecodedPhoto]:
-    """Photos reduced on their GPU, with their thumbnails."""
+    """Reduce photos on their GPU, and add thumbnails."""
     if how.thumbnail:
         small = _resized([photo.pixels for photo in photos], THUMBNAIL_SIDE)
         photos = [
@@ -227,7 +227,7 @@ def _reduce(
 
 
 def _resized(photos: list[Tensor], max_side: int) -> list[Tensor]:
-    """Photos with their long sides reduced to `max_side`; those of one target size together."""
+    """Reduce the long sides of photos to `max_side`; equal target sizes together."""
     found = list(photos)
     sizes: dict[tuple[int, int], list[int]] = {}
     for position, photo in enumerate(photos):
@@ -249,14 +249,14 @@ def _jpeg(photo: Tensor) -> bytes:
 
 
 def _decode_jpegs(contents: list[Tensor], device: torch.device) -> list[Tensor]:
-    """RGB photos uint8 [3, H, W] of the bytes of JPEG files."""
+    """Decode the bytes of JPEG files to RGB photos uint8 [3, H, W]."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     if device.type == "cuda":
-        # The decoder has a stream of its own and does not wait for this one: it would write into
-        # memory that is free for this stream, but which its last kernels are still to read.
+        # The decoder uses its own stream and does not wait for this one. Without synchronization it
+        # could write into memory that kernels of this stream have yet to read.
         torch.cuda.current_stream(device).synchronize()
-        # There is one decoder, which is made anew whenever the device has another name.
+        # torchvision creates a new decoder whenever the device name changes.
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
     photos: list[Tensor] = decode_jpeg(contents, mode=ImageReadMode.RGB, device=device)
@@ -275,6 +275,6 @@ def _moved(photo: Result, device: torch.device) -> Result:
     except torch.OutOfMemoryError as error:
         _, height, width = photo.pixels.shape
         raise InputError(
-            f"the GPU's memory has no room for a photo of {width} × {height}: "
+            f"a photo of {width} × {height} does not fit into the memory of the GPU: "
             "use a smaller `micro_batch`, or smaller photos"
         ) from error

@@ -17,20 +17,20 @@ from torch import Tensor
 
 from listwise.data.crops import GREY, CropPlan, colour_change
 
-ROWS, COLUMNS = 8, 32  # pixels of a tile, which one program makes
+ROWS, COLUMNS = 8, 32  # pixels of a tile, which one program computes
 BLOCK = 1024  # pixels whose colours one program changes
 
 Place = tuple[float, float, float, float, float, float]
-"""x and y in a photo of a picture's first pixel, and the steps to its next column and next row."""
+"""Position in the photo of the output's first pixel, and the steps per column and per row."""
 
 
 def crop_photos(photos: Sequence[Tensor], plans: Sequence[CropPlan], size: int) -> Tensor:
-    """Crops uint8 [n, 3, S, S] of n photos uint8 [3, H, W] on one device, drawn by `draw_crop`."""
+    """Crop n photos uint8 [3, H, W] on one device as `draw_crop` planned: uint8 [n, 3, S, S]."""
     crops = _resample(photos, [_place(plan, size) for plan in plans], size, size)
     changes = [colour_change(plan.colours) for plan in plans]
     matrices = np.stack([matrix for matrix, _ in changes])
     shares = np.array([share for _, share in changes])
-    # Whole numbers: their sum does not depend on its order.
+    # Integers, because their sum does not depend on the order.
     sums = crops.view(len(photos), 3, -1).sum(2, dtype=torch.int64)
     means = sums.double() @ _table(GREY / size**2, torch.float64, crops.device)
     offsets = means * _table(shares, torch.float64, crops.device)
@@ -48,7 +48,7 @@ def crop_photos(photos: Sequence[Tensor], plans: Sequence[CropPlan], size: int) 
 
 
 def resize_photos(photos: Sequence[Tensor], width: int, height: int) -> Tensor:
-    """Whole photos uint8 [3, H, W] of any sizes at another size: uint8 [n, 3, height, width]."""
+    """Resize n photos uint8 [3, H, W] of any size: uint8 [n, 3, height, width]."""
     places: list[Place] = []
     for photo in photos:
         x, y = photo.shape[2] / width, photo.shape[1] / height
@@ -60,7 +60,7 @@ def _place(plan: CropPlan, size: int) -> Place:
     left, top, right, bottom = plan.bounds
     (across_x, across_y), (down_x, down_y) = plan.across, plan.down
     middle = 0.5 - 0.5 / size
-    # Photos count from the middle of their first pixel, bounds from its corner.
+    # The origin of a photo is the middle of its first pixel, that of bounds is its corner.
     x = (left + right) / 2 - (across_x + down_x) * middle - 0.5
     y = (top + bottom) / 2 - (across_y + down_y) * middle - 0.5
     across_x, across_y, down_x, down_y = (e / size for e in (across_x, across_y, down_x, down_y))
@@ -71,7 +71,7 @@ def _place(plan: CropPlan, size: int) -> Place:
 
 
 def _resample(photos: Sequence[Tensor], places: Sequence[Place], width: int, height: int) -> Tensor:
-    """Pictures uint8 [n, 3, height, width], one of each photo."""
+    """Resample each photo into an output image: uint8 [n, 3, height, width]."""
     device = photos[0].device
     made = torch.empty(len(photos), 3, height, width, dtype=torch.uint8, device=device)
     numbers, sizes = [], []
@@ -106,13 +106,13 @@ def _table(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _device_of(tensor: Tensor) -> Any:
-    """Makes the tensor's GPU the one that kernels start on."""
+    """Launch kernels on the GPU of this tensor."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @triton.jit
 def _cubic(distance):  # type: ignore[no-untyped-def]
-    """Weight of a pixel at a distance in pixels, if the filter is not widened."""
+    """Return the cubic weight of a pixel at a distance in pixels."""
     t = tl.abs(distance)
     near = (1.5 * t - 2.5) * t * t + 1.0
     far = ((2.5 - 0.5 * t) * t - 4.0) * t + 2.0
@@ -126,11 +126,11 @@ def _rounded(value):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _seen_at(numbers, row, column):  # type: ignore[no-untyped-def]
-    """One coordinate in the photo of the picture's pixels: an origin and two steps."""
+    """Return one coordinate in the photo of output pixels, from an origin and two steps."""
     return tl.load(numbers) + column * tl.load(numbers + 2) + row * tl.load(numbers + 4)
 
 
-# Specialised to divisible numbers, a kernel would be compiled again for many a photo's shape.
+# Specialization on divisible numbers would compile the kernel again for many photo shapes.
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=["width", "height", "tiles_across", "tiles"]
 )
@@ -145,7 +145,7 @@ def _resample_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of one picture; `sizes` [n, 7] and `numbers` [n, 8] tell of each photo."""
+    """Compute one tile of one output; `sizes` [n, 7] and `numbers` [n, 8] describe the photos."""
     program = tl.program_id(0)
     picture = program // tiles
     tile = program % tiles
@@ -197,7 +197,7 @@ def _resample_kernel(  # type: ignore[no-untyped-def]
 def _colour_kernel(  # type: ignore[no-untyped-def]
     crops, matrices, offsets, area, blocks, BLOCK: tl.constexpr
 ):
-    """Some pixels of one crop, in place: `matrices` [n, 3, 3] times the colour, plus `offsets`."""
+    """Change some pixels of one crop in place: `matrices` [n, 3, 3] · colour + `offsets`."""
     program = tl.program_id(0)
     crop = program // blocks
     pixel = (program % blocks) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""Image files of every kind become upright 8-bit RGB."""
+"""Read image files as upright 8-bit RGB."""
 
 import math
 import os
@@ -16,13 +16,13 @@ Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge in pixels of the upright image."""
 
 Source = str | Path | BinaryIO
-"""An image file: where it lies, or its content, whose `name` then stands in messages."""
+"""An image file: its path, or its content as a stream, whose `name` is used in messages."""
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".gif"})
-"""Names that end so are taken for images when a folder is listed, upper case too."""
+"""Endings of image files in a folder, in lower or upper case."""
 
 MAX_PIXELS = 256_000_000
-"""A file that declares more pixels is refused before it is decoded."""
+"""Files that declare more pixels are refused before they are decoded."""
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF")
 _ORIENTATION_TAG = 0x0112
@@ -38,7 +38,7 @@ _TURNS = {
 
 
 class ImageError(InputError):
-    """One image file cannot be used: `path` says which, `reason` why."""
+    """An image file cannot be used; `path` and `reason` describe the failure."""
 
     def __init__(self, path: Source, reason: str) -> None:
         name = path if isinstance(path, str | Path) else getattr(path, "name", "image")
@@ -63,14 +63,13 @@ def load_image(path: Source, box: Box | None = None, min_side: int | None = None
     """Decode an image file to upright RGB, on white where it is transparent.
 
     Args:
-        path: a JPEG, PNG, WebP, TIFF or GIF file, or its content; of an animation the first frame
-            is taken.
+        path: a JPEG, PNG, WebP, TIFF or GIF file, or its content; the first frame of an animation.
         box: the part to keep, clipped to the image.
-        min_side: allows a JPEG to be decoded at a half, quarter or eighth of its size, which is
-            much quicker, as long as its short side keeps this length. Without effect with `box`.
+        min_side: allows a JPEG file to be decoded at a half, quarter or eighth of its size, which
+            is much faster, if its short side stays at least this long. Ignored with `box`.
 
     Raises:
-        ImageError: the file is missing, broken, no image, or has more than `MAX_PIXELS` pixels.
+        ImageError: the file is missing, broken, not an image, or larger than `MAX_PIXELS`.
     """
     with opened(path) as image:
         return decode_opened(image, path, box, min_side)
@@ -79,7 +78,7 @@ def load_image(path: Source, box: Box | None = None, min_side: int | None = None
 def decode_opened(
     image: ImageFile.ImageFile, path: Source, box: Box | None = None, min_side: int | None = None
 ) -> Image.Image:
-    """What `load_image` gives, of an image that `opened` gave."""
+    """Decode an image that `opened` has opened, as `load_image` does."""
     if min_side is not None and box is None:
         image.draft(None, (min_side, min_side))
     upright = upright_rgb(image)
@@ -87,7 +86,7 @@ def decode_opened(
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as upright RGB, on white where it is transparent."""
+    """Convert an image of any mode to upright RGB, on white where it is transparent."""
     image.load()
     upright = _to_rgb(image)
     # Pillow turns TIFF files while it loads them.
@@ -96,9 +95,9 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
-    """The part of an upright photo that a box says, clipped to the photo."""
+    """Cut a box out of an upright photo, clipped to the photo."""
     left, top, right, bottom = clip_box(path, box, photo.size)
-    # `crop` would warn of large boxes, which MAX_PIXELS has already allowed.
+    # `crop` warns of large boxes, which MAX_PIXELS allows.
     return photo.transform(
         (right - left, bottom - top),
         Image.Transform.EXTENT,
@@ -108,10 +107,10 @@ def cut_out(photo: Image.Image, box: Box, path: Source) -> Image.Image:
 
 
 def image_size(path: Source, box: Box | None = None) -> tuple[int, int]:
-    """Width and height that `load_image(path, box)` would have, from the file's header alone.
+    """Return width and height of `load_image(path, box)`, reading only the file's header.
 
     Raises:
-        ImageError: as `load_image`, except for damage behind the header.
+        ImageError: as `load_image`, except for damage after the header.
     """
     with opened(path) as image:
         size = upright_size(image)
@@ -122,18 +121,18 @@ def image_size(path: Source, box: Box | None = None) -> tuple[int, int]:
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Width and height of an image that `opened` gave, when it is upright."""
+    """Return width and height, when upright, of an image that `opened` has opened."""
     width, height = image.size
-    # Asked for the EXIF data of a PNG that has none in its header, Pillow decodes it all.
+    # For a PNG file without EXIF data in its header, reading EXIF would decode all of it.
     known = image.format != "PNG" or "exif" in image.info
     orientation = exif_orientation(image) if known else 1
-    if image.format == "TIFF":  # versions of Pillow differ in whether `size` is turned yet
+    if image.format == "TIFF":  # versions of Pillow differ in whether `size` is upright
         width, height = _tiff_tag(image, 256, width), _tiff_tag(image, 257, height)
     return (height, width) if orientation >= 5 else (width, height)
 
 
 def list_images(folder: str | Path) -> list[Path]:
-    """All image files below a folder by their suffix, sorted, hidden files and folders left out."""
+    """List all image files below a folder by their suffix, sorted, without hidden ones."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -141,7 +140,7 @@ def list_images(folder: str | Path) -> list[Path]:
 
 
 def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    """Image files below `folder`; links are followed unless they lead back to a folder above."""
+    """List image files below `folder`; follow links unless they lead to a folder above."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -160,7 +159,7 @@ def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
 
 @contextmanager
 def opened(path: Source) -> Iterator[ImageFile.ImageFile]:
-    """The image with its header read and its size checked; every failure is an `ImageError`."""
+    """Open an image, read its header and check its size; failures become `ImageError`."""
     with (
         reading_errors(path),
         open(path, "rb") if isinstance(path, str | Path) else nullcontext(path) as file,
@@ -170,7 +169,7 @@ def opened(path: Source) -> Iterator[ImageFile.ImageFile]:
 
 @contextmanager
 def reading_errors(path: Source) -> Iterator[None]:
-    """Make an `ImageError` of whatever fails while an image file is read or decoded."""
+    """Turn every failure while an image file is read or decoded into an `ImageError`."""
     if isinstance(path, str | Path) and printable(path) != str(path):
         # Descriptor files, indexes and JSON store text, which cannot hold such a path.
         raise ImageError(path, "the path is not UTF-8: rename the file or its folder")
@@ -184,16 +183,15 @@ def reading_errors(path: Source) -> Iterator[None]:
         raise ImageError(path, "is a folder, not an image file") from None
     except PermissionError:
         raise ImageError(path, "may not be read (permission denied)") from None
-    except Exception as error:  # a damaged file makes decoders raise nearly anything
+    except Exception as error:  # decoders raise many kinds of errors for damaged files
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise ImageError(path, f"broken or truncated ({said})") from error
 
 
 def _identify(path: Source, file: BinaryIO) -> ImageFile.ImageFile:
-    """Open by content, with no plugin but ours.
+    """Open an image by its content, with the allowed Pillow plugins only.
 
-    `Image.open` is not used because its limit on pixels is a global of the process, and because
-    it warns of sizes that are allowed here.
+    `Image.open` has a global limit on pixels, and warns of sizes that are allowed here.
     """
     file.seek(0)
     factory = _plugin(path, file.read(16))
@@ -211,7 +209,7 @@ def _identify(path: Source, file: BinaryIO) -> ImageFile.ImageFile:
 
 
 def _plugin(path: Source, prefix: bytes) -> Callable[..., ImageFile.ImageFile]:
-    """Pillow's reader for a file that begins with these bytes."""
+    """Return the Pillow reader for a file that begins with these bytes."""
     if not prefix:
         raise ImageError(path, "empty file (0 bytes)")
     Image.init()
@@ -223,7 +221,7 @@ def _plugin(path: Source, prefix: bytes) -> Callable[..., ImageFile.ImageFile]:
 
 
 def read_image_file(path: str | Path) -> bytes:
-    """The whole content of an image file; of any other file only the beginning is read."""
+    """Read an image file; of any other file, read only the beginning and raise an error."""
     with reading_errors(path), open(path, "rb") as file:
         prefix = file.read(16)
         _plugin(path, prefix)
@@ -231,7 +229,7 @@ def read_image_file(path: str | Path) -> bytes:
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; unreadable EXIF data do not make a photo unusable."""
+    """Return the EXIF orientation, 1 to 8; 1 if the EXIF data cannot be read."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:
@@ -249,20 +247,20 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _grey_to_8_bits(image: Image.Image) -> np.ndarray:
-    """Deep grey, integer or float, scaled so that its white is 255: uint8 [H, W]."""
+    """Scale 16-bit, 32-bit or float gray values so that white is 255: uint8 [H, W]."""
     values = np.asarray(image).astype(np.float32)
     values[~np.isfinite(values)] = 0.0
     black, white = 0.0, 65535.0
     if image.mode.startswith("I;16"):
         white = 2.0 ** _tiff_tag(image, 258, 16) - 1.0
     elif image.format != "PNG":
-        # 32-bit files do not say what white is: the smallest usual range that holds the values.
+        # 32-bit files do not define white: use the smallest usual range that fits the values.
         low, high = float(values.min()), float(values.max())
         usual = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
         fitting = [limit for limit in usual if low >= 0.0 and high <= limit]
         black, white = (0.0, fitting[0]) if fitting else (low, max(high, low + 1.0))
     scaled = (values - black) * (255.0 / (white - black))
-    if _tiff_tag(image, 262, 1) == 0:  # "white is zero", which Pillow leaves as it is
+    if _tiff_tag(image, 262, 1) == 0:  # "white is zero", which Pillow does not convert
         scaled = 255.0 - scaled
     return np.asarray(np.clip(scaled + 0.5, 0.0, 255.0).astype(np.uint8))
 
@@ -273,7 +271,7 @@ def _tiff_tag(image: Image.Image, tag: int, default: int) -> int:
 
 
 def clip_box(path: Source, box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The box in whole pixels of an image of that size, never empty."""
+    """Round a box to whole pixels and clip it to an image; raise an error if it is empty."""
     width, height = size
     if all(math.isfinite(edge) for edge in box):
         left, top = max(0, round(box[0])), max(0, round(box[1]))

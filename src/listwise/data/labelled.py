@@ -1,4 +1,4 @@
-"""Sets of images, with and without labels."""
+"""`Images` and `LabelledImages`: lists of image files, without and with labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +16,11 @@ from listwise.errors import InputError
 class Images:
     """N image files.
 
-    `paths` are absolute, `ids` are the paths as the source writes them (relative to the folder
-    in case of a folder), `boxes` are the parts of the images to use, None for all of one.
-    `attributes` are the other columns of a source for each image, as text.
+    Attributes:
+        paths: N absolute paths.
+        ids: N paths as written in the source; relative to the folder if the source is a folder.
+        boxes: the part of each image to use, None for the whole image; None if no image has one.
+        attributes: the other columns of the source for each image, as text.
     """
 
     paths: tuple[str, ...]
@@ -30,19 +32,19 @@ class Images:
         return len(self.paths)
 
     def box(self, index: int) -> Box | None:
-        """The part of image `index` that is meant, None for all of it."""
+        """Return the box of image `index`, None for the whole image."""
         return None if self.boxes is None else self.boxes[index]
 
     def file(self, index: int) -> PhotoFile:
-        """The file of image `index`, with its box."""
+        """Return the file of image `index`, with its box."""
         return PhotoFile(self.paths[index], self.box(index))
 
     def files(self) -> list[PhotoFile]:
-        """The files of all images, with their boxes."""
+        """Return the files of all images, with their boxes."""
         return [self.file(index) for index in range(len(self))]
 
     def subset(self, indices: npt.ArrayLike) -> Self:
-        """The images at these positions, in this order."""
+        """Return the images at these positions, in this order."""
         chosen = np.asarray(indices, dtype=np.int64).tolist()
         return replace(
             self,
@@ -57,9 +59,10 @@ class Images:
 class LabelledImages(Images):
     """N image files of K classes.
 
-    `labels` is int64 [N] with values 0 to K-1, `class_names` names them and is sorted; every
-    class has an image. `splits` names the part each image belongs to (train, val ...), None
-    where the source does not say.
+    Attributes:
+        labels: the class of each image, int64 [N] with values 0 to K-1.
+        class_names: K names, sorted; every class has at least one image.
+        splits: the split of each image ("train", "val" ...), None if the source has no splits.
     """
 
     labels: npt.NDArray[np.int64]
@@ -70,7 +73,7 @@ class LabelledImages(Images):
     def from_names(
         cls, images: Images, labels: Sequence[str], splits: Sequence[str] | None
     ) -> "LabelledImages":
-        """Images with the name of each one's class, and its split if there are any."""
+        """Combine N images with the names of their classes, and their splits if given."""
         names, numbers = np.unique(np.array(labels, dtype=str), return_inverse=True)
         return cls(
             images.paths,
@@ -82,11 +85,11 @@ class LabelledImages(Images):
         )
 
     def class_sizes(self) -> npt.NDArray[np.int64]:
-        """Number of images of each class: int64 [K]."""
+        """Return the number of images of each class: int64 [K]."""
         return np.bincount(self.labels, minlength=len(self.class_names)).astype(np.int64)
 
     def subset(self, indices: npt.ArrayLike) -> Self:
-        """The images at these positions, in this order, the classes left renumbered from 0."""
+        """Return the images at these positions; the remaining classes are renumbered from 0."""
         chosen = np.asarray(indices, dtype=np.int64)
         kept, labels = np.unique(self.labels[chosen], return_inverse=True)
         return replace(
@@ -97,11 +100,11 @@ class LabelledImages(Images):
         )
 
     def of_split(self, name: str) -> Self:
-        """The images of one split."""
+        """Return the images of one split."""
         if self.splits is None:
             raise InputError(
-                f"the images have no split column, so no split {name!r}; "
-                "add one to the table or leave the split out"
+                f"the images have no splits, so none is {name!r}: add a split column to the table, "
+                "or leave `split` out"
             )
         chosen = [i for i, split in enumerate(self.splits) if split == name]
         if not chosen:
@@ -113,18 +116,26 @@ class LabelledImages(Images):
 def hold_out_classes(
     images: LabelledImages, fraction: float, seed: int
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Divide into training and validation images by whole classes, drawn by seed.
+    """Divide images into training and validation images by whole classes, at random.
 
-    About `fraction` of the classes are held out, never one with a single image, which has
-    nothing to be found. Each side keeps at least two classes of two or more images.
+    Classes with a single image are not held out, because a search cannot find another image of
+    them. Each side has at least two classes of two or more images.
+
+    Args:
+        images: the labelled images.
+        fraction: share of the classes to hold out, between 0 and 1.
+        seed: seed of the random choice.
+
+    Returns:
+        Training images, validation images.
     """
     if not 0.0 < fraction < 1.0:
-        raise InputError(f"the fraction of classes to hold out must lie in (0, 1), not {fraction}")
+        raise InputError(f"`fraction` must be between 0 and 1, not {fraction}")
     several = np.flatnonzero(images.class_sizes() >= 2)
     if len(several) < 4:
         raise InputError(
-            "to hold out classes for validation, at least 4 classes of two or more images are "
-            f"needed; there are {len(several)}"
+            "holding out classes for validation needs at least 4 classes of two or more images, "
+            f"and {len(several)} have as many"
         )
     count = min(max(round(fraction * len(images.class_names)), 2), len(several) - 2)
     held_out = np.random.default_rng(seed).choice(several, size=count, replace=False)

@@ -1,4 +1,4 @@
-"""A photo's file: opened once, decoded once, and all that is wanted of it comes from that."""
+"""Read and decode the file of a photo once: pixels, size, digest and thumbnail."""
 
 import hashlib
 import io
@@ -20,15 +20,17 @@ from listwise.data.images import (
 )
 
 THUMBNAIL_SIDE = 320
-THUMBNAIL_BYTES = 45_000  # every search engine can store this much
+THUMBNAIL_BYTES = 45_000  # both stores of an index accept this much
 
 
 class Decoding(NamedTuple):
     """How photos are decoded.
 
-    `max_side` is the long side that larger photos are reduced to. `min_side` allows a JPEG file
-    to be decoded at a half, quarter or eighth of its size if its short side keeps this length.
-    `thumbnail` makes a small JPEG file of each photo.
+    Attributes:
+        max_side: long side that larger photos are reduced to.
+        min_side: allows a JPEG file to be decoded at a half, quarter or eighth of its size if its
+            short side stays at least this long.
+        thumbnail: also create a small JPEG file of each photo.
     """
 
     max_side: int | None = None
@@ -37,11 +39,14 @@ class Decoding(NamedTuple):
 
 
 class DecodedPhoto(NamedTuple):
-    """An upright photo or its box: `pixels` uint8 [3, H, W], reduced.
+    """A decoded upright photo, or its box.
 
-    `size` is the width and height of the photo, or of its box, before it was reduced. The box
-    begins at `corner` of the whole photo, whose width and height are `whole`. `thumbnail` is the
-    content of a JPEG file, empty if none was wanted.
+    Attributes:
+        pixels: uint8 [3, H, W], reduced.
+        size: width and height of the photo, or of its box, before it was reduced.
+        whole: width and height of the whole photo.
+        corner: left and top edge of the box in the whole photo.
+        thumbnail: content of a small JPEG file, empty if not requested.
     """
 
     pixels: Tensor
@@ -52,10 +57,10 @@ class DecodedPhoto(NamedTuple):
 
 
 class PhotoFile(NamedTuple):
-    """A photo's file and the box that is meant; `content` is there once the file was read.
+    """The file of a photo, its box, and its content once it was read.
 
-    The methods read the file when its content is not there. All raise `ImageError` for a file
-    that cannot be used.
+    The methods read the file if `content` is None. They raise `ImageError` for a file that cannot
+    be used.
     """
 
     path: str
@@ -63,25 +68,25 @@ class PhotoFile(NamedTuple):
     content: bytes | None = None
 
     def read(self) -> "PhotoFile":
-        """The same with its content."""
+        """Return the same file with its content."""
         return self if self.content is not None else self._replace(content=self._bytes())
 
     def size(self) -> tuple[int, int]:
-        """Width and height of the upright whole photo, from the file's header."""
+        """Return width and height of the whole upright photo, from the header of the file."""
         return image_size(self._stream())
 
     def digest(self) -> str:
-        """Names a photo by the content of its file, and by its box."""
+        """Return a hash of the content of the file and of its box."""
         return photo_digest(self._bytes(), self.box)
 
     def image(self, min_side: int | None = None) -> Image.Image:
-        """The upright photo or its box in RGB; `min_side` as in `Decoding`."""
+        """Return the upright photo or its box in RGB; `min_side` as in `Decoding`."""
         stream = self._stream()
         with opened(stream) as image:
             return decode_opened(image, stream, self.box, min_side)
 
     def decode(self, how: Decoding = Decoding()) -> DecodedPhoto:  # noqa: B008
-        """The photo's pixels and what else is wanted of it."""
+        """Decode the photo as `how` describes."""
         stream = self._stream()
         with opened(stream) as image:
             whole = upright_size(image)
@@ -104,7 +109,7 @@ class PhotoFile(NamedTuple):
 
 
 def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
-    """A whole RGB image, reduced if its long side exceeds `max_side`: uint8 [3, H, W]."""
+    """Convert an RGB image, reduced if its long side exceeds `max_side`, to uint8 [3, H, W]."""
     size = reduced_size(*image.size, max_side)
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
@@ -115,7 +120,7 @@ def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
 
 
 def reduced_size(width: int, height: int, max_side: int | None) -> tuple[int, int]:
-    """Width and height of a photo when its long side is reduced to `max_side`."""
+    """Return width and height of a photo whose long side is reduced to `max_side`."""
     if max_side is None or max(width, height) <= max_side:
         return width, height
     scale = max_side / max(width, height)
@@ -123,7 +128,7 @@ def reduced_size(width: int, height: int, max_side: int | None) -> tuple[int, in
 
 
 def thumbnail(photo: Image.Image) -> bytes:
-    """A small JPEG file of an RGB photo, its long side reduced to `THUMBNAIL_SIDE`."""
+    """Create a small JPEG file of an RGB photo; its long side is at most `THUMBNAIL_SIDE`."""
     size = reduced_size(*photo.size, THUMBNAIL_SIDE)
     if size != photo.size:
         photo = photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
@@ -136,7 +141,7 @@ def thumbnail(photo: Image.Image) -> bytes:
 
 
 def photo_digest(content: bytes, box: Box | None = None) -> str:
-    """Names a photo by the content of its file, and by the part of it that is meant."""
+    """Return a hash of the content of a photo's file, and of its box if it has one."""
     digest = hashlib.blake2b(content, digest_size=16)
     if box is not None:
         digest.update(repr(tuple(map(float, box))).encode())

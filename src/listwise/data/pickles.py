@@ -1,4 +1,4 @@
-"""Pickles from elsewhere, read without running any code."""
+"""Read pickles from other people without running code."""
 
 import pickle
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from listwise.errors import InputError
 
 
 def read_pickle_restricted(path: str | Path) -> Any:
-    """Read a pickle that holds only containers, text, bytes, numbers and numpy arrays.
+    """Read a pickle of containers, text, bytes, numbers and NumPy arrays.
 
-    Anything else in the file is refused before it is built, so a file from elsewhere cannot run
-    code. Numpy objects are never rebuilt by numpy's own unpickling: plain stand-ins collect their
-    parts, which are checked as the arrays are made.
+    Everything else in the file is refused before it is created, so the file cannot run code. The
+    unpickling of NumPy is not used: placeholders collect the parts of arrays, which are checked
+    before the arrays are created.
     """
     path = Path(path)
     try:
@@ -25,8 +25,10 @@ def read_pickle_restricted(path: str | Path) -> Any:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ForbiddenError as error:
-        raise InputError(f"{path}: refused, it would load {error}; only plain data may") from None
-    except Exception as error:  # a malformed pickle may raise nearly anything
+        raise InputError(
+            f"{path}: refused, because it would load {error}; only plain data is allowed"
+        ) from None
+    except Exception as error:  # a malformed pickle raises many kinds of errors
         reason = str(error).split("\n")[0] or type(error).__name__
         raise InputError(f"{path}: not a readable pickle of plain data ({reason})") from None
 
@@ -36,10 +38,10 @@ class ForbiddenError(Exception):
 
 
 class Reader(pickle.Unpickler):
-    """An unpickler that finds only what is on the allow-list."""
+    """An unpickler that loads only names on the allow-list."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a global."""
+        """Return the placeholder for a global name."""
         module = {"__builtin__": "builtins"}.get(module, module)
         module = module.replace("numpy.core.", "numpy._core.")
         try:
@@ -49,7 +51,7 @@ class Reader(pickle.Unpickler):
 
 
 class Maker:
-    """A function that a pickle may call but, unlike a plain function, cannot set attributes on."""
+    """A function that a pickle may call, but whose attributes it cannot set."""
 
     __slots__ = ("make",)
 
@@ -65,7 +67,7 @@ class Maker:
 
 
 class _DType:
-    """A dtype as the pickle describes it."""
+    """A placeholder for a dtype."""
 
     __slots__ = ("real",)
 
@@ -79,7 +81,7 @@ class _DType:
 
 
 class Array:
-    """An array as the pickle describes it; its parts come after it is made."""
+    """A placeholder for an array, whose parts follow in the pickle."""
 
     __slots__ = ("parts",)
 
@@ -89,7 +91,7 @@ class Array:
         self.parts = (data, dtype, tuple(int(size) for size in shape), order)
 
     def real(self, memo: dict[int, Any]) -> NDArray[Any]:
-        """The array itself."""
+        """Create the array."""
         data, dtype, shape, order = self.parts
         if dtype.real.kind != "O":
             return _from_buffer(data, dtype, shape, order)
@@ -123,7 +125,7 @@ def _to_bytes(text: str, encoding: str) -> bytes:
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
-    ("builtins", "bytes"): Maker(lambda: b""),  # how protocol 2 writes no bytes at all
+    ("builtins", "bytes"): Maker(lambda: b""),  # protocol 2 writes empty bytes this way
     ("_codecs", "encode"): Maker(_to_bytes),
     ("numpy", "dtype"): Maker(lambda code, *_: _DType(code)),
     ("numpy", "ndarray"): Maker(lambda *_: Array()),
@@ -136,7 +138,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 def real_value(value: Any, memo: dict[int, Any]) -> Any:
-    """`value` with every stand-in replaced by what it stands for; shared parts are done once."""
+    """Replace every placeholder in `value` by the real object; shared parts only once."""
     if id(value) in memo:
         return memo[id(value)]
     real: Any = value

@@ -1,4 +1,4 @@
-"""The one way of photos from their files to batches: read, decoded, those of one shape together."""
+"""The photo pipeline: read files, decode them, and batch photos of equal shape."""
 
 import math
 import os
@@ -19,17 +19,17 @@ from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile
 from listwise.data.workers import start_worker
 
 CPU = torch.device("cpu")
-# Photos a worker decodes at a time: as many as this, or as have this many bytes in their files, so
+# Photos that a worker decodes at a time: at most CHUNK, and no more after CHUNK_BYTES of files, so
 # that large photos need little shared memory.
 CHUNK = 4
 CHUNK_BYTES = 2**20
 # Starting a worker takes about as long as decoding JPEG files of this many bytes.
 START_BYTES = 2**20
-# Photos whose files are looked at to find how many workers are worth starting.
+# Photos whose file sizes are read to decide how many workers to start.
 SAMPLE = 64
-# Chunks that a GPU decodes before the earlier ones are used.
+# Chunks that a GPU decodes ahead of those in use.
 CHUNKS_AHEAD = 2
-# Pixels of photos that wait for others of their shape.
+# Maximum number of pixels of photos that wait for others of their shape.
 WAITING_PIXELS = {"cpu": 2**25, "cuda": 2**27}
 
 
@@ -39,15 +39,18 @@ def decode_photos(
     workers: int = 0,
     device: torch.device = CPU,
 ) -> Generator[DecodedPhoto | ImageError, None, None]:
-    """Photos in their order, or why one cannot be decoded.
+    """Decode photos in order; a photo that cannot be decoded is an `ImageError` in its place.
 
     Args:
-        files: the photos; they are taken from it a little ahead, in this process.
-        how: what is wanted of them.
-        workers: processes that read and decode, at most; fewer for few or small files. 0 decodes
-            here, when a photo is asked for. Where a GPU decodes, threads that read.
-        device: a GPU that can decodes the photos, and they stay there; they then differ a little,
-            as the decoders do. Photos that the CPU decodes stay in its memory.
+        files: the photos; this process reads a little ahead of what is used.
+        how: what to decode: size limits and thumbnails.
+        workers: maximum number of processes that read and decode; few or small files use fewer.
+            0 decodes in this process, on demand. If a GPU decodes, the number of reading threads.
+        device: a GPU that can decode JPEG files decodes the photos into its own memory, with small
+            differences between decoders. Photos that the CPU decodes stay in CPU memory.
+
+    Yields:
+        `DecodedPhoto` with pixels uint8 [3, H, W], or `ImageError`.
     """
     if gpu_decodes(device):
         chunks = decode_on_gpu(files, how, device, max(1, workers))
@@ -78,16 +81,16 @@ def _decode_by_workers(
 
 
 def stop_workers(batches: Iterator[object]) -> None:
-    """End the workers of a data loader's iterator.
+    """Stop the workers of a data loader's iterator.
 
-    Left to the garbage collector, they are waited for in vain, five seconds for each.
+    The garbage collector would wait five seconds for each of them.
     """
     if hasattr(batches, "_shutdown_workers"):
         batches._shutdown_workers()
 
 
 def _worthwhile_workers(sample: list[PhotoFile], expected: int) -> int:
-    """As many as make starting them and decoding by them the quickest in sum."""
+    """Return the number of workers that minimises the time to start them and to decode."""
     if not sample:
         return 0
     known = sum(_file_bytes(file) for file in sample)
@@ -106,7 +109,7 @@ def _file_bytes(file: PhotoFile) -> int:
 
 
 def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
-    """A batch sampler: the files themselves, some at a time."""
+    """Sample batches for a data loader: the files themselves, a few at a time."""
     chunk: list[PhotoFile] = []
     size = 0
     for file in files:
@@ -120,7 +123,7 @@ def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
 
 
 class _Decoder(Dataset[DecodedPhoto | ImageError]):
-    """What workers have: the photo of a file."""
+    """The data set of a worker: maps a file to its photo."""
 
     def __init__(self, how: Decoding) -> None:
         self.how = how
@@ -133,7 +136,7 @@ class _Decoder(Dataset[DecodedPhoto | ImageError]):
 
 
 _Packed = tuple[Tensor, list[tuple[torch.Size, tuple[Any, ...]] | ImageError]]
-"""Photos on their way from a worker: all pixels in one piece of shared memory."""
+"""Photos sent by a worker: all pixels in one block of shared memory."""
 
 
 def _pack(photos: list[DecodedPhoto | ImageError]) -> _Packed:
@@ -153,8 +156,8 @@ def _unpack(packed: _Packed) -> Iterator[DecodedPhoto | ImageError]:
             continue
         shape, rest = each
         stop = start + shape.numel()
-        # A copy, so that shared memory, of which there may be little, is free again soon. NumPy
-        # copies in one thread: those of PyTorch would wait for cores that the workers have.
+        # Copied, so that scarce shared memory is freed soon. NumPy copies in one thread, while
+        # threads of PyTorch would wait for cores that the workers use.
         copied = pixels[start:stop].numpy().copy()
         yield DecodedPhoto(torch.from_numpy(copied).view(shape), *rest)
         start = stop
@@ -171,7 +174,7 @@ def _flat(
 def _on_own_stream(
     chunks: Generator[list[DecodedPhoto | ImageError], None, None], device: torch.device
 ) -> Generator[DecodedPhoto | ImageError, None, None]:
-    """Decode on a stream beside the current one, which waits for each chunk."""
+    """Decode on a separate CUDA stream; the current stream waits for each chunk."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     in_use: deque[torch.cuda.Event] = deque()
     with closing(chunks):
@@ -189,16 +192,20 @@ def _on_own_stream(
             del chunk
             while photos:
                 yield photos.popleft()
-            # The user may have queued work far ahead of what the GPU has done.
+            # The caller may have queued far more work than the GPU has done.
             in_use.append(torch.cuda.current_stream(device).record_event())
             if len(in_use) > CHUNKS_AHEAD:
                 in_use.popleft().synchronize()
 
 
 class PhotoBatch(NamedTuple):
-    """Photos of one shape: `pixels` uint8 [B, 3, H, W], and positions and photos beside them.
+    """B photos of one shape, or one photo that cannot be read.
 
-    The photos are without pixels of their own. A batch of no photos has an error by its position.
+    Attributes:
+        pixels: uint8 [B, 3, H, W].
+        positions: positions of the B photos.
+        photos: the B photos, without their own pixels.
+        errors: the message of an unreadable photo by its position; such a batch has no photos.
     """
 
     pixels: Tensor
@@ -210,12 +217,14 @@ class PhotoBatch(NamedTuple):
 def batch_by_shape(
     photos: Iterable[DecodedPhoto | ImageError], batch_size: Callable[[int, int], int]
 ) -> Iterator[PhotoBatch]:
-    """Put photos of one shape together; positions count from 0 in the order of the photos.
+    """Batch photos of equal shape; positions count from 0 in the order of the photos.
 
-    Which photos are together depends on these photos alone. When too many wait for others of
-    their shape, those of the shape with the most pixels go first.
+    The batches depend only on the photos. If too many photos wait for others of their shape, the
+    shape with the most waiting pixels is batched first.
 
-    `batch_size` is the number of photos in a batch, from width and height.
+    Args:
+        photos: decoded photos and errors.
+        batch_size: returns the number of photos in a batch for a width and height.
     """
     groups: dict[torch.Size, list[tuple[int, DecodedPhoto]]] = {}
     waiting = 0

@@ -1,4 +1,4 @@
-"""Ranked lists as one picture: photos in rows, each in a frame of a colour for what it is."""
+"""Draw ranked lists as one picture: rows of photos in coloured frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FRAME, GAP = 5, 6
 
 @dataclass(frozen=True)
 class Tile:
-    """A photo (or its box) and what it is to the query."""
+    """A photo or its box, and whether it is the query, right, wrong or junk."""
 
     path: str
     mark: Mark
@@ -31,7 +31,7 @@ class Tile:
 def ranked_sheet(
     rows: Sequence[Sequence[Tile]], captions: Sequence[str] | None = None, side: int = 96
 ) -> Image.Image:
-    """A row of photos for each list; a query is set apart from what was found for it."""
+    """Draw a row of photos for each list, with a gap between a query and its results."""
     tile = side + 2 * FRAME + GAP
     left = 0
     font = ImageFont.load_default(size=15)
@@ -65,7 +65,7 @@ def contact_sheet(
     columns: int = 6,
     side: int = 176,
 ) -> Image.Image:
-    """The photos found, best first, each above two lines; the query stands above them."""
+    """Draw the photos found, best first, with two lines of text each, below the query."""
     font = ImageFont.load_default(size=13)
     line, gap = 18, 2 * GAP
     asked = [(photo, "query", "") for photo in queries]
@@ -99,7 +99,7 @@ def contact_sheet(
 
 
 def _shortened(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
-    """A text that fits, its middle left out if need be: both ends of a path tell something."""
+    """Shorten a text to a width by leaving out its middle: both ends of a path matter."""
     keep = len(text)
     shown = text
     while font.getlength(shown) > width and keep > 8:

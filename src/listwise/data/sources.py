@@ -1,22 +1,22 @@
-"""Sets of images as people write them down.
+"""Read lists of photos and labels from folders, tables and text files.
 
-Three layouts are understood, by `read_labelled` (with labels) and `read_images` (without):
+`read_labelled` (with labels) and `read_images` (without) read three layouts:
 
 * **A folder of class folders.** The class of an image is the first folder below the root;
   deeper folders do not matter: `photos/eiffel_tower/2019/a.jpg` is of class `eiffel_tower`.
-* **A table**, `.csv` (UTF-8, comma-separated, a header line) or `.parquet`, one image a row:
+* **A table**, `.csv` (UTF-8, comma-separated, a header line) or `.parquet`, one image per row:
 
   ======================  ==================================================================
-  `path`                  the image file: absolute, or relative to the table's own folder
+  `path`                  the image file: absolute, or relative to the folder of the table
   `label`                 its class: any text or number
-  `split`                 optional: which part it belongs to, such as `train` or `val`
+  `split`                 optional: `train` or `val`, or another name
   `box`                   optional: `"x0,y0,x1,y1"` or `"x0 y0 x1 y1"`, the part of the image
-                          to use, in pixels of the upright image; empty means all of it
+                          to use, in pixels of the upright image; empty for all of it
   `x0`, `y0`, `x1`, `y1`  the same as four columns in place of `box`
   ======================  ==================================================================
 
-* **An image list**, `.txt`: one image a line, then a tab and its label. Without a tab the last
-  word of the line is the label. Paths are absolute or relative to the list's own folder.
+* **An image list**, `.txt`, one image per line: the path, a tab, and the label. Without a tab, the
+  last word of the line is the label. Paths are absolute, or relative to the folder of the list.
 """
 
 import csv
@@ -51,10 +51,17 @@ _LABELLED_PHOTOS = (
 def read_labelled(
     source: str | Path, split: str | None = None, split_column: str = "split"
 ) -> LabelledImages:
-    """Read images and their labels from a folder, a table or a list (see the module's layouts).
+    """Read images and their labels from a folder, a table or a list (see this module's layouts).
 
-    Files are not opened: `check_images` does that. A table's split column ends up in `.splits`;
-    `split` keeps the images of one.
+    The image files are not opened; `check_images` checks them.
+
+    Args:
+        source: path of the folder, table or list.
+        split: return only the images of this split; all by default.
+        split_column: the column of a table that names the split.
+
+    Returns:
+        N images with labels int64 [N], and with `.splits` if the table has them.
     """
     source = Path(source).expanduser()
     if source.is_dir():
@@ -67,9 +74,9 @@ def read_labelled(
 
 
 def read_images(source: str | Path) -> Images:
-    """Read images without labels: any folder, a table with a path column, a list, or one image.
+    """Read N images without labels: a folder, a table with a path column, a list, or one image.
 
-    Boxes are kept; labels, splits and all other columns become attributes.
+    Boxes are kept. Labels, splits and all other columns become attributes.
     """
     source = Path(source).expanduser()
     if source.is_dir():
@@ -83,7 +90,7 @@ def read_images(source: str | Path) -> Images:
 
 @dataclass(frozen=True)
 class _ListedImage:
-    """One image as a source writes it; label and split are None where there is none."""
+    """One image of a source; label and split are None if the source has none."""
 
     path: str
     id: str
@@ -143,7 +150,7 @@ def _class_folders(folder: Path) -> list[_ListedImage]:
 
 
 def _is_table(source: Path, layouts: str) -> bool:
-    """Whether a file is a table and not a list; anything else is an error that names `layouts`."""
+    """Return whether a file is a table rather than a list; an error names the `layouts`."""
     if not source.exists():
         raise InputError(f"{source}: no such file or folder; give {layouts}")
     suffix = source.suffix.lower()
@@ -174,12 +181,12 @@ def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Path and label of a line, the label empty if there is none."""
+    """Return the path and the label of a line, with an empty label if it has none."""
     if "\t" in line:
         written, label = line.rsplit("\t", 1)
         return written.strip(), label.strip()
     line = line.strip()
-    # A line that ends like an image file is a path with spaces in it, not a path and a label.
+    # A line that ends like an image file is a path with spaces, without a label.
     if Path(line).suffix.lower() in IMAGE_SUFFIXES or len(line.split()) < 2:
         return line, ""
     written, label = line.rsplit(maxsplit=1)
@@ -287,7 +294,7 @@ def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping
 def _box_reader(
     source: Path, columns: Sequence[str]
 ) -> Callable[[str, Mapping[str, Any]], Box | None]:
-    """A function (place, row) -> box for a table with these columns."""
+    """Return a function (place, row) -> box for a table with these columns."""
     four = [name for name in _BOX_COLUMNS if name in columns]
     if "box" in columns and four:
         raise InputError(f"{source}: has a column box and {', '.join(four)}; keep one of the two")

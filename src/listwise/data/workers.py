@@ -1,4 +1,4 @@
-"""Processes that decode photos: how they start, and what it means when one is lost."""
+"""Worker processes that decode photos: how they start, and an error when one dies."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from listwise.errors import InputError
 
 
 def start_worker(worker: int = 0) -> None:
-    """Set up a worker process: it has one core, and leaves Ctrl-C to the main process."""
+    """Set up a worker process: it uses one core, and ignores Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
@@ -18,15 +18,15 @@ def start_worker(worker: int = 0) -> None:
 
 @contextmanager
 def explain_lost_workers() -> Iterator[None]:
-    """Raise an `InputError` that explains it when a worker process is gone."""
+    """Raise an `InputError` with the usual causes when a worker process has died."""
     try:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:
-        # It may go while a batch is fetched from it, and the connection with it.
+        # If it dies while a batch is read from it, the connection breaks too.
         lost = isinstance(error, BrokenProcessPool) or "DataLoader worker" in str(error)
         if isinstance(error, RuntimeError) and not lost:
             raise
         raise InputError(
-            "a worker process was ended by the system, mostly for lack of memory or of "
-            "shared memory (docker run --shm-size): use fewer `workers`"
+            "the system ended a worker process, usually because memory or shared memory "
+            "(docker run --shm-size) ran out: use fewer `workers`"
         ) from error

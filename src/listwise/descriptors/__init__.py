@@ -1,4 +1,4 @@
-"""Descriptors: extraction at full resolution, whitening, storage."""
+"""Descriptors of photos: models, extraction into files, whitening."""
 
 from listwise.descriptors.extract import Shard, extract
 from listwise.descriptors.learning import learn_whitening, remove_whitening

@@ -1,4 +1,4 @@
-"""Photos to a descriptor file, in parts that survive an interruption, by several processes."""
+"""Extract the descriptors of photos into a file, with resume, by one or several processes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from listwise.descriptors.settings import Precision
 from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.errors import InputError
 
-# Photos in a part, which is what a kill can cost: some seconds on a GPU, a minute without.
+# Photos per part. An interruption loses at most one part: seconds on a GPU, a minute on a CPU.
 PART = {"cpu": 64, "cuda": 2048}
 
 
@@ -33,15 +33,27 @@ def extract(
     on_progress: Callable[[int], object] = lambda count: None,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> DescriptorFile:
-    """Put the descriptors of photos into a file; an interrupted run continues where it stopped.
+    """Write the descriptors of N photos into a file: float32 [N, dim], with ids and sizes.
 
-    What is done is kept in `OUT.partial/` until the end, and is used by the next run of the same
-    model, settings and photos. The values are those of an unbroken run. Photos that cannot be read
-    are left out and named in the file's `header.unreadable`.
+    Finished parts are kept in `OUT.partial/` until the end. The same call resumes after an
+    interruption, and the resulting values equal those of an uninterrupted run. Photos that cannot
+    be read are left out and listed in the file's `header.unreadable`.
 
-    The settings are those of `Model.encode`. Each photo's box is cut out first, if it has one. With
-    `strict` the first photo that cannot be read stops it. `on_progress` is called with the number
-    of photos just done, `on_note` with a sentence when earlier work is used, or discarded.
+    Args:
+        model: the model that describes the photos.
+        images: the photos; only the box of a photo is used if it has one.
+        out: path of the descriptor file.
+        max_side: long side that larger photos are reduced to; their original size by default.
+        scales: sizes at which each photo is described, as factors.
+        power: power of the mean over the scales (see `power_mean`).
+        precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it.
+        strict: stop at the first photo that cannot be read.
+        workers: processes that decode photos; chosen from the number of cores by default.
+        on_progress: called with the number of photos just finished.
+        on_note: called with a sentence when earlier parts are used or discarded.
+
+    Raises:
+        InputError: no photo can be read, `out` cannot be written, or another process writes it.
     """
     settings = model.settings(max_side, scales, power, precision)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
@@ -74,9 +86,9 @@ def extract(
 
 @dataclass(frozen=True)
 class Shard:
-    """Share number `index`, from 0, of `count` equal ones; the only one by default.
+    """One of `count` equal shares of some photos, number `index` from 0; all photos by default.
 
-    In a script that `torchrun` started:
+    Example, in a script that `torchrun` starts:
 
         shard = Shard.from_torchrun()
         model = load_model("runs/a/model", shard.device())
@@ -88,25 +100,25 @@ class Shard:
 
     @classmethod
     def from_torchrun(cls) -> "Shard":
-        """The share of this process: its rank among those that `torchrun` started."""
+        """Return the share of this process, by its rank among the processes of `torchrun`."""
         return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     def images(self, images: Images) -> Images:
-        """The photos of this share: consecutive ones."""
+        """Return the photos of this share, which are consecutive."""
         if self.count == 1:
             return images
         first, past = (len(images) * i // self.count for i in (self.index, self.index + 1))
         return images.subset(range(first, past))
 
     def file(self, out: str | Path) -> Path:
-        """The file of this share: `out`, or out-00001-of-00008 and so on."""
+        """Return the file of this share: `out`, or out-00001-of-00008 and so on."""
         out = Path(out)
         if self.count == 1:
             return out
         return out.with_name(f"{out.stem}-{self.index + 1:05d}-of-{self.count:05d}{out.suffix}")
 
     def device(self, device: str = "auto") -> str:
-        """The device to use: `auto` gives each process on a machine a GPU of its own."""
+        """Return the device to use; with `auto` each process on a machine gets a different GPU."""
         gpus = torch.cuda.device_count()
         if device != "auto" or self.count == 1 or not gpus:
             return device

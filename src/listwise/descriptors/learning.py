@@ -18,7 +18,7 @@ from listwise.errors import InputError
 
 
 def whitening_source(source: str | Path, supervised: bool = False) -> Images | DescriptorFile:
-    """Open what a whitening is learned from: a descriptor file, or photos, labelled ones if so."""
+    """Open the source of a whitening: a descriptor file, or photos (labelled if supervised)."""
     if Path(source).is_file() and is_descriptor_file(source):
         return DescriptorFile.open(source)
     return labelled_of(source) if supervised else photos_of(source)
@@ -37,19 +37,22 @@ def learn_whitening(
     on_note: Callable[[str], object] = lambda note: None,
     on_unreadable: Callable[[Sequence[str]], object] = lambda errors: None,
 ) -> Whitening:
-    """Learn a whitening for the network of a model folder, and make it part of the model.
+    """Learn a whitening for the network of a model folder, and save it in the folder.
 
     Args:
-        folder: the model folder, or the folder of a run; a whitening that it has is replaced.
-        source: photos, or descriptors of this network that are not whitened.
-        dim: dimensions to keep; all that vary by default.
-        power: of the variances that the PCA divides by; 0.25 by default.
-        supervised: learn from pairs of the same label.
-        max_side: long side that larger photos are reduced to.
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+        folder: the model folder, or the folder of a run; an existing whitening is replaced.
+        source: photos, or a file of descriptors of this network that are not whitened.
+        dim: number of output dimensions; by default all dimensions that vary.
+        power: exponent of the variances that the PCA divides by; 0.25 by default.
+        supervised: learn from pairs of photos with the same label.
+        max_side: long side that larger photos are reduced to; their original size by default.
+        device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         on_progress: called with the number of photos just described.
-        on_note: called with a sentence when earlier work is used, or discarded.
+        on_note: called with a sentence when earlier parts are used or discarded.
         on_unreadable: called with the errors of the photos that were left out.
+
+    Returns:
+        The whitening: [n, C] -> [n, dim].
     """
     if supervised and power is not None:
         raise InputError("`power` is for PCA: leave it out with `supervised`")
@@ -64,7 +67,7 @@ def learn_whitening(
     elif supervised and not isinstance(source, LabelledImages):
         raise InputError("`supervised` needs labels: give the photos as LabelledImages")
     else:
-        # A source may name one photo several times, with other boxes: positions are unique.
+        # A source may list a photo several times with different boxes, so ids are positions.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
         kept = folder / "whitening.parquet"
         file = extract(
@@ -95,19 +98,19 @@ def _check_descriptors(
 ) -> None:
     if supervised or max_side:
         raise InputError(
-            f"{file.path} is a descriptor file, which has no labels and is already extracted: "
-            "with `supervised` or `max_side` give the photos"
+            f"{file.path} is a descriptor file, without labels and photos: with `supervised` or "
+            "`max_side`, give the photos instead"
         )
     if file.header.whitened:
         raise InputError(
-            f"{file.path} is whitened already, and a whitening is learned from descriptors that "
-            "are not: give the photos"
+            f"{file.path} contains whitened descriptors, and a whitening is learned from "
+            "descriptors that are not: give the photos instead"
         )
     file.require(network)
 
 
 def _learn_supervised(file: DescriptorFile, images: LabelledImages, dim: int | None) -> Whitening:
     labels = images.labels[np.array([int(position) for position in file.ids])]
-    # The differences of pairs must fill all dimensions, several times over.
+    # The differences of pairs must span all dimensions, with several pairs per dimension.
     enough = math.ceil(8 * file.dim / len(images.class_names))
     return Whitening.learn_supervised(file.read(), matching_pairs(labels, enough, seed=0), dim)

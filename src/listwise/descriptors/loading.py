@@ -1,4 +1,4 @@
-"""Models to work with: a folder, a timm backbone off the shelf, or what others have released."""
+"""Load models: from a model folder, by the name of a timm backbone, or from a released file."""
 
 from pathlib import Path
 
@@ -23,15 +23,24 @@ def load_model(
     backbone: nn.Module | None = None,
     pooling: nn.Module | None = None,
 ) -> Model:
-    """Open a model: the network in evaluation mode, and the whitening if it has one.
+    """Load a model: its network in evaluation mode, and its whitening if it has one.
+
+    A model folder contains a fingerprint, and is refused if its files have changed since they were
+    saved.
 
     Args:
         source: a model folder, a run folder of `listwise train`, or the name of a timm backbone,
-            which is taken off the shelf: with released weights and GeM pooling.
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
-        weights: of a backbone off the shelf: a file, or what `RetrievalNet` takes.
-        backbone: the module, if the network of a folder was made with one of your own.
-        pooling: likewise.
+            which is loaded with its released weights and GeM pooling.
+        device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
+        weights: weights for a timm backbone: a file, or one of the names that `RetrievalNet` takes.
+        backbone: your own backbone module, if the network in the folder was built with one.
+        pooling: your own pooling module, if the network in the folder was built with one.
+
+    Returns:
+        The model; `model.encode(photos)` returns float32 [n, model.dim] with unit rows.
+
+    Raises:
+        InputError: the folder does not exist, is incomplete, damaged, or of a newer version.
 
     Examples:
         >>> model = listwise.load("resnet50")               # doctest: +SKIP
@@ -49,7 +58,7 @@ def load_model(
 
 
 def find_model_folder(folder: str | Path) -> Path:
-    """The folder itself, or the model folder inside it if it is the folder of a run."""
+    """Return the model folder: `folder` itself, or the one inside it if it is a run folder."""
     folder = Path(folder).expanduser()
     run = not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists()
     return folder / "model" if run else folder
@@ -65,7 +74,7 @@ def _off_the_shelf(name: str, weights: str | Path, device: str) -> Model:
         net = RetrievalNet(name, weights=weights).eval()
     except InputError as error:
         raise InputError(f"{error}; or give a model folder instead of {name}") from error
-    # By its name alone it is found again with the usual weights only.
+    # The name alone identifies the model only with the default weights.
     return Model(_on_device(net, machine), name=name if weights == "auto" else "")
 
 
@@ -76,7 +85,7 @@ def load_network(
     backbone: nn.Module | None = None,
     pooling: nn.Module | None = None,
 ) -> RetrievalNet:
-    """Open the network of a model folder without its whitening, laid out for its device."""
+    """Load the network of a model folder without its whitening, onto a device."""
     net = RetrievalNet.load(folder, backbone=backbone, pooling=pooling)
     return _on_device(net, Machine.detect(device))
 
@@ -94,16 +103,20 @@ def import_to_folder(
     whitening: str | None = None,
     whiten_power: float = WHITEN_POWER,
 ) -> ImportedModel:
-    """Make a model folder of a released checkpoint; nothing in the file is run.
+    """Convert a released checkpoint into a model folder; no code in the file is run.
 
-    The folder must be new or empty; the other arguments are those of `import_model`.
+    Args:
+        file: the checkpoint.
+        folder: the model folder to write, which must be new or empty.
+        whitening: see `import_model`.
+        whiten_power: see `import_model`.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists already: give a new folder")
     model = import_model(file, whitening, whiten_power)
     folder.mkdir(parents=True, exist_ok=True)
-    # The network's config is written last: a folder that has it is complete.
+    # The network's config is written last: its presence marks a complete folder.
     if model.whitening_mean is not None and model.whitening_projection is not None:
         info = WhiteningInfo(method="imported", power=model.whitening_power)
         learned = Whitening(model.whitening_mean, model.whitening_projection, info)

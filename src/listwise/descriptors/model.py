@@ -1,4 +1,4 @@
-"""A model: a network and its whitening, which always go together."""
+"""`Model`: a network and its whitening, which turn photos into descriptors."""
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -25,14 +25,18 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import embed_decoded, embed_parts, inference_network
 from listwise.progress import FEW, counting
 
-IN_MEMORY = 64  # photos in memory that are described together
+IN_MEMORY = 64  # photos given as images or arrays that are described together
 
 
 class Described(NamedTuple):
-    """Descriptors float32 [n, D] of the photos at positions `kept`, and the errors of the others.
+    """Descriptors of the photos that could be read, and the errors of the others.
 
-    `sizes` are widths and heights, int32 [n, 2], of the photo or of its box; `thumbnails` are
-    small JPEG files, empty if none were wanted.
+    Attributes:
+        descriptors: float32 [n, D], unit rows.
+        kept: positions of the n photos.
+        errors: a message for each photo that could not be read.
+        sizes: widths and heights of the photos or their boxes, int32 [n, 2].
+        thumbnails: a small JPEG file of each photo, empty if not requested.
     """
 
     descriptors: npt.NDArray[np.float32]
@@ -44,10 +48,13 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network with the whitening that its descriptors get, if any; `load_model` opens one.
+    """A network and the whitening of its descriptors; `load_model` loads one.
 
-    `folder` is where it was opened from or saved to; `name` is the timm backbone of a network that
-    was taken off the shelf.
+    Attributes:
+        net: the network, images [B, 3, H, W] -> [B, C].
+        whitening: applied to the network's descriptors, [n, C] -> [n, dim]; None for none.
+        folder: the folder that the model was loaded from or saved to.
+        name: the timm backbone, if the model was loaded by its name.
 
     Examples:
         >>> model = load_model("resnet50")                  # doctest: +SKIP
@@ -75,21 +82,22 @@ class Model:
         workers: int | None = None,
         progress: bool | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Descriptors of photos, unit rows: [n, dim]; of a single photo [dim].
-
-        Photos that cannot be read raise an `ImageError` that names them.
+        """Return the descriptors of photos: float32 [n, dim], unit rows; [dim] for a single photo.
 
         Args:
             photos: one photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
                 a list of them, or a folder, table, text list or data set of photos.
-            max_side: long side that larger photos are reduced to; their own size by default.
+            max_side: long side that larger photos are reduced to; their original size by default.
             scales: sizes at which each photo is described, as factors.
-            power: of the mean over the scales (see `power_mean`).
-            precision: bfloat16 on a GPU that has it, else float32, by default. The two give
-                descriptors with a cosine of 0.999 or more between them (ResNet-50, photos).
-            workers: processes that decode, or threads that read files where the GPU decodes; from
-                the cores by default.
+            power: power of the mean over the scales (see `power_mean`).
+            precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it. The
+                cosine between the two descriptors of a photo is 0.999 or more (ResNet-50, photos).
+            workers: processes that decode photos, or threads that read files if the GPU decodes
+                them; chosen from the number of cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
+
+        Raises:
+            ImageError: photos cannot be read; the message names them.
         """
         given = list_photos(photos)
         settings = self.settings(max_side, scales, power, precision)
@@ -119,7 +127,7 @@ class Model:
     ) -> npt.NDArray[np.float32]:
         if not len(images):
             return np.empty((0, self.dim), np.float32)
-        # Processes take longer to start than a few photos to decode.
+        # Starting processes takes longer than decoding a few photos.
         workers = 0 if workers is None and len(images) <= FEW else workers
         found = self.describe(images, **dict(settings), workers=workers, on_progress=advance)
         missing = sorted(set(range(len(images))) - set(found.kept))
@@ -134,7 +142,7 @@ class Model:
         return found.descriptors
 
     def save(self, folder: str | Path) -> None:
-        """Write the network and its whitening into a folder, from which `load_model` opens it."""
+        """Write the network and its whitening into a folder that `load_model` can load."""
         self.net.save(folder)
         if self.whitening is not None:
             self.whitening.save(folder, self.net.fingerprint())
@@ -144,17 +152,17 @@ class Model:
 
     @property
     def dim(self) -> int:
-        """Dimensions of a descriptor."""
+        """Number of dimensions of a descriptor."""
         return self.net.dim if self.whitening is None else self.whitening.dim
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return next(self.net.parameters()).device
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of network and whitening: equal if the descriptors must be. The net's own without one."""
+        """SHA-256 of network and whitening: models with the same one give the same descriptors."""
         network = self.net.fingerprint()
         if self.whitening is None:
             return network
@@ -167,7 +175,7 @@ class Model:
         power: float,
         precision: Precision | None,
     ) -> ExtractSettings:
-        """Checked settings, the precision chosen if it is None."""
+        """Check the settings, and choose the precision if it is None."""
         half = self._machine.bfloat16
         chosen = precision or ("bfloat16" if half else "float32")
         return make_settings(max_side, tuple(scales), power, chosen)
@@ -187,10 +195,11 @@ class Model:
         workers: int | None = None,
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> Described:
-        """Whitened descriptors of photos, in memory; `extract` puts them into a file.
+        """Describe N photos in memory, and report those that cannot be read.
 
-        The settings are those of `encode`. Each photo's box is cut out first, if it has one.
-        `on_progress` is called with the number of photos just done, unreadable ones too.
+        Unlike `encode`, this returns errors instead of raising them. The arguments are those of
+        `encode`. Only the box of a photo is used if it has one. `on_progress` is called with the
+        number of photos just finished, unreadable ones included.
         """
         settings = self.settings(max_side, scales, power, precision)
         (found,) = self.describe_parts(
@@ -208,9 +217,10 @@ class Model:
         workers: int | None = None,
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> Generator[Described, None, None]:
-        """`describe` part by part; a part's descriptors depend on its own photos alone.
+        """Describe photos part by part; the result of a part depends only on its own photos.
 
-        `sizes` are the numbers of photos in the parts; `Described.kept` has positions in the part.
+        `sizes` are the numbers of photos in the parts. `Described.kept` has positions within the
+        part.
         """
         with (
             explain_lost_workers(),
@@ -235,11 +245,11 @@ class Model:
     def describe_photos(
         self, photos: Sequence[Image.Image], settings: ExtractSettings
     ) -> npt.NDArray[np.float32]:
-        """Whitened descriptors of upright RGB photos that are in memory: [n, D].
+        """Describe upright RGB photos that are in memory: float32 [n, dim], unit rows.
 
-        They are those that `describe` gives of the photos' files, but for the little by which
-        decoders differ where the GPU decodes these. The network must be in evaluation mode, as
-        `load_model` leaves it.
+        The descriptors equal those of the photos' files, except for the small differences between
+        decoders if a GPU decodes the files. The network must be in evaluation mode, in which
+        `load_model` returns it.
         """
         found = embed_decoded(
             (
@@ -254,7 +264,7 @@ class Model:
         return self._whitened(found.descriptors)
 
     def _describing(self, settings: ExtractSettings) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What makes descriptors [B, C] of photos uint8 [B, 3, H, W]."""
+        """Return a function that maps photos uint8 [B, 3, H, W] to descriptors [B, C]."""
         net = self.net if settings.precision == "float32" else self._half_network
         return partial(describe_scales, net, scales=settings.scales, power=settings.power)
 

@@ -1,4 +1,4 @@
-"""An extraction in parts, which lie in a folder beside its file until they are joined."""
+"""An extraction in parts, which are kept in a folder beside its file until they are joined."""
 
 import fcntl
 import hashlib
@@ -27,23 +27,23 @@ F = TypeVar("F", bound=TableFile[Any])
 
 @dataclass(frozen=True)
 class Part:
-    """Positions of some photos, and the file for what is extracted from them."""
+    """Positions of some photos, and the file of their descriptors or features."""
 
     photos: range
     path: Path
 
 
 class Parts(Generic[F]):
-    """The parts of one extraction, in `OUT.partial/`: what is done survives an interruption.
+    """The parts of one extraction, in `OUT.partial/`, which survive an interruption.
 
-    A part is in its place only when it is whole. The next run with the same photos and settings
-    uses the parts that are done; a run with other settings restarts.
+    The file of a part exists only when it is complete. The next run with the same photos and
+    settings uses the finished parts; a run with other settings discards them.
     """
 
     def __init__(self, table: type[F], out: Path, images: Images, size: int, how: str) -> None:
-        """Prepare parts of `size` photos; `how` names the model or extractor, with its settings."""
+        """Prepare parts of `size` photos; `how` identifies the extractor and its settings."""
         if not len(images):
-            raise InputError(f"there are no photos to extract {table.kind.contents} from")
+            raise InputError(f"no photos to extract {table.kind.contents} from: give at least one")
         if re.match(r"\w{2,}:/", str(out)):  # as pathlib writes a URL; one letter is a drive
             raise InputError(
                 f"{out} is not a file: `out` must be the name of a {table.kind.name}, such as "
@@ -105,7 +105,7 @@ class Parts(Generic[F]):
     def start(
         self, strict: bool, on_progress: Callable[[int], object], on_note: Callable[[str], object]
     ) -> list[Part]:
-        """The parts still to be made; with `strict` also those in which photos are missing."""
+        """Return the parts to extract; with `strict` also those that lack unreadable photos."""
         self._make_folder(on_note)
         missing = [part for part in self._parts if not self._is_done(part, strict)]
         done = len(self.images) - sum(len(part.photos) for part in missing)
@@ -119,14 +119,14 @@ class Parts(Generic[F]):
         return done and not (strict and self._table.open(part.path).header.unreadable)
 
     def join(self) -> F:
-        """Write the file from all parts, and remove them."""
+        """Join all parts into the file, and remove them."""
         files = [self._table.open(part.path) for part in self._parts]
         if not any(len(file) for file in files):
             errors = [error for file in files for error in file.header.unreadable]
             raise InputError(
                 f"none of the {len(errors)} photos can be read; the first: {errors[0]}"
             )
-        # Among the parts, so that what a kill leaves of it is removed with them.
+        # In the folder of the parts, so that the next run removes it after a kill.
         joined = self.folder / f"joined{self._suffix}"
         join_tables(files, joined)
         publish(joined, self.out)
@@ -134,17 +134,20 @@ class Parts(Generic[F]):
         return self._table.open(self.out)
 
     def _make_folder(self, on_note: Callable[[str], object]) -> None:
-        """Make the folder, and empty it if it is another run's."""
+        """Mark the folder with the key of this run, and empty it if it belongs to another run."""
         name = self.folder / KEY_FILE
         try:
             if name.exists() and name.read_text(encoding="utf-8") != self._key:
                 on_note(
-                    f"{self.folder} is of another model, other settings or photos: starting over"
+                    f"{self.folder} is from another model, other settings or other photos: "
+                    "discarding it"
                 )
                 self._remove_parts()
             if not name.exists():
                 if any(self.folder.glob(f"*{self._suffix}")):
-                    raise InputError(f"{self.folder} is in the way: move it, or give another name")
+                    raise InputError(
+                        f"{self.folder} contains files of yours: move them, or give another name"
+                    )
                 write_text(name, self._key)
         except OSError as error:
             raise InputError(f"cannot write {self.folder}: {error.strerror or error}") from error
@@ -157,14 +160,14 @@ class Parts(Generic[F]):
             self.folder.rmdir()
 
     def _remove_parts(self) -> None:
-        """Remove the parts, the key last: it marks what is left as ours."""
+        """Remove the parts, and the key last: it marks files that remain after a kill as ours."""
         files = [*self.folder.glob(f"*{self._suffix}*"), *self.folder.glob(f"{KEY_FILE}*")]
         for file in files:
             file.unlink(missing_ok=True)
 
 
 def _key(how: str, images: Images) -> str:
-    """Names a run by how it extracts and from what: the same key means the same parts."""
+    """Return a hash of the photos and of how they are extracted; equal for equal parts."""
     digest = hashlib.sha256(how.encode())
     for index in range(len(images)):
         entry = (images.ids[index], images.paths[index], images.box(index))

@@ -1,4 +1,4 @@
-"""Several scales of a photo, one descriptor."""
+"""Combine the descriptors of a photo at several scales into one."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from listwise.models import RetrievalNet
 
 
 def power_mean(descriptors: Tensor, power: float) -> Tensor:
-    """Combine S descriptors of each photo by a signed power mean, and normalise.
+    """Combine S descriptors of each photo by a signed power mean, and normalise the result.
 
     With f(x) = sign(x)·|x|^p, each dimension becomes f⁻¹(mean of f over the scales). For values of
     at least 0, as GeM gives them, this is the power mean; p = 1 is the plain mean for all values.
 
     Shapes: [S, B, C] -> [B, C], unit rows.
     """
-    # The mean of powers of tiny values must not vanish; a row's scale does not matter.
+    # Scaled first, so that powers of tiny values do not vanish; the result is normalised anyway.
     scale = descriptors.abs().amax(dim=(0, 2), keepdim=True).clamp(min=1e-30)
     mean = _signed_power(descriptors / scale, power).mean(dim=0)
     return F.normalize(_signed_power(mean, 1 / power), dim=1)
@@ -26,7 +26,7 @@ def power_mean(descriptors: Tensor, power: float) -> Tensor:
 def describe_scales(
     net: RetrievalNet, photos: Tensor, scales: Sequence[float], power: float
 ) -> Tensor:
-    """Descriptors of photos seen at several scales, combined by `power_mean`.
+    """Describe photos at several scales, combined by `power_mean`.
 
     Shapes: photos uint8 [B, 3, H, W] -> [B, C], unit rows.
     """

@@ -1,4 +1,4 @@
-"""How descriptors are made from photos, beside the model: what a descriptor file remembers."""
+"""The settings of an extraction, which a descriptor file records."""
 
 import math
 from typing import Literal
@@ -11,9 +11,10 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class ExtractSettings(BaseModel):
-    """What a photo's descriptor depends on beside the model; the defaults are the paper's.
+    """Everything that the descriptor of a photo depends on besides the model.
 
-    `model.describe(images, **dict(settings))` does it the same way again.
+    The defaults are those of the paper. `model.describe(images, **dict(settings))` repeats an
+    extraction. The fields are the arguments of `Model.encode`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -34,7 +35,7 @@ class ExtractSettings(BaseModel):
 def make_settings(
     max_side: int | None, scales: tuple[float, ...], power: float, precision: Precision
 ) -> ExtractSettings:
-    """Checked settings; what is wrong with them is said in one line."""
+    """Check the settings; raise an `InputError` of one line if one is wrong."""
     try:
         return ExtractSettings(max_side=max_side, scales=scales, power=power, precision=precision)
     except ValidationError as error:

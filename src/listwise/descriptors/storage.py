@@ -1,4 +1,4 @@
-"""Descriptors on disk: one Parquet file, read in pieces, that says which model made it."""
+"""Descriptor files: Parquet files of descriptors, with the model and settings that made them."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,14 @@ Rows = npt.NDArray[np.float32]
 
 
 class DescriptorHeader(TableHeader):
-    """What a descriptor file says about itself: `model` is the fingerprint of what made it."""
+    """The header of a descriptor file.
+
+    Attributes:
+        model: fingerprint of the model that made the descriptors.
+        whitened: whether the descriptors are whitened.
+        settings: the settings of the extraction.
+        unreadable: a message for each photo that could not be read.
+    """
 
     model: str
     whitened: bool = False
@@ -48,9 +55,9 @@ KIND: Final = TableKind(
 
 
 class DescriptorWriter(TableWriter):
-    """Writes a descriptor file, which is in its place, whole, once the `with` block has ended.
+    """Write a descriptor file, which appears complete at the end of the `with` block.
 
-    If the block ends with an error, nothing is left behind. Rows are buffered up to one row group.
+    If the block ends with an error, no file is written. Rows are buffered up to one row group.
 
     Examples:
         >>> header = DescriptorHeader(model="demo")
@@ -61,7 +68,7 @@ class DescriptorWriter(TableWriter):
     def __init__(self, path: str | Path, dim: int, header: DescriptorHeader) -> None:
         pa = KIND.import_pyarrow()
         self.dim = dim
-        # Neither the list nor its values may be null: reading is twice as fast without the marks.
+        # Reading is twice as fast if neither the list nor its values may be null.
         values = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
         types = {"id": pa.string(), "width": pa.int32(), "height": pa.int32(), "descriptor": values}
         fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
@@ -78,7 +85,7 @@ class DescriptorWriter(TableWriter):
     def write(
         self, ids: Sequence[str], sizes: npt.ArrayLike, descriptors: npt.NDArray[np.floating]
     ) -> None:
-        """Add rows: n ids, widths and heights [n, 2], descriptors [n, dim]."""
+        """Add n rows: n ids, widths and heights [n, 2], descriptors [n, dim]."""
         import pyarrow as pa
 
         rows = np.ascontiguousarray(descriptors, dtype=np.float32)
@@ -89,8 +96,8 @@ class DescriptorWriter(TableWriter):
         broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(broken):
             raise InputError(
-                f"the descriptor of {ids[broken[0]]} is not finite: the network's weights are "
-                "broken, or float32 is needed in place of bfloat16"
+                f"the descriptor of {ids[broken[0]]} is not finite: check the weights of the "
+                "network, or use float32 instead of bfloat16"
             )
         width_height = np.asarray(sizes, dtype=np.int32).reshape(len(ids), 2)
         self._checksums.add(ids, width_height)
@@ -116,7 +123,7 @@ class DescriptorWriter(TableWriter):
             self._write_rows(count)
 
     def _write_rows(self, count: int) -> None:
-        """Write the first of the buffered rows."""
+        """Write the first `count` buffered rows."""
         import pyarrow as pa
 
         table = pa.concat_tables(self._waiting)
@@ -129,9 +136,9 @@ class DescriptorWriter(TableWriter):
 
 @dataclass(frozen=True, eq=False)
 class DescriptorFile(TableFile[DescriptorHeader]):
-    """N descriptors of dimension `dim` on disk, with ids and sizes; `open` makes one.
+    """A descriptor file of N rows: ids, sizes [N, 2] and descriptors [N, dim].
 
-    The size of a photo with a box is that of the box.
+    `DescriptorFile.open(path)` opens one. The size of a photo with a box is the size of the box.
     """
 
     kind = KIND
@@ -141,7 +148,7 @@ class DescriptorFile(TableFile[DescriptorHeader]):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Read a file's header and nothing more; refuse what is not a descriptor file."""
+        """Open a file and read its header; raise an `InputError` for any other file."""
         path = Path(path)
         with _parquet(path) as file:
             return cls(path, *_read_head(path, file))
@@ -156,20 +163,20 @@ class DescriptorFile(TableFile[DescriptorHeader]):
 
     @property
     def settings(self) -> ExtractSettings:
-        """How the descriptors were made of the photos."""
+        """The settings of the extraction."""
         return self.header.settings
 
     def writer(self, path: Path, header: DescriptorHeader) -> DescriptorWriter:
-        """A writer of files with the same columns."""
+        """Return a writer of files with the same columns."""
         return DescriptorWriter(path, self.dim, header)
 
     def columns(self, *names: str) -> Any:
-        """Some columns, as an Arrow table."""
+        """Return some columns as an Arrow table."""
         with self._opened() as file:
             return file.read(columns=list(names))
 
     def batches(self, rows: int = ROW_GROUP) -> Iterator[Rows]:
-        """The descriptors in order, float32 [n, dim], read-only, at most `rows` at a time."""
+        """Iterate over the descriptors: float32 [n, dim], read-only, at most `rows` at a time."""
         with self._opened() as file:
             # Group by group, because pyarrow keeps all groups of one call in memory.
             for group in range(file.num_row_groups):
@@ -183,7 +190,7 @@ class DescriptorFile(TableFile[DescriptorHeader]):
                         yield values[start : start + rows]
 
     def read(self) -> Rows:
-        """All descriptors at once: float32 [N, dim]."""
+        """Return all descriptors: float32 [N, dim]."""
         everything = np.empty((self.rows, self.dim), np.float32)
         start = 0
         for batch in self.batches():
@@ -202,7 +209,7 @@ class DescriptorFile(TableFile[DescriptorHeader]):
             yield file
 
     def require(self, fingerprint: str) -> None:
-        """Refuse the file unless the model of this fingerprint made it."""
+        """Raise an `InputError` unless the model with this fingerprint made the file."""
         if self.model != fingerprint:
             raise InputError(
                 f"{self.path} was made by another model or whitening ({self.model[:12]}, not "
@@ -211,13 +218,13 @@ class DescriptorFile(TableFile[DescriptorHeader]):
 
 
 def is_descriptor_file(path: str | Path) -> bool:
-    """Whether a file is a descriptor file, and not some other table."""
+    """Return whether a file is a descriptor file."""
     return KIND.matches(path)
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """An open file; whatever is wrong with it is one line."""
+    """Open a Parquet file; any failure becomes an `InputError` of one line."""
     with KIND.reading(path):
         from pyarrow.parquet import ParquetFile
 
@@ -226,7 +233,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _read_head(path: Path, file: Any) -> tuple[DescriptorHeader, Checksums | None, int, int]:
-    """Header, checksums, dimensions and number of rows."""
+    """Return header, checksums, dimensions and number of rows."""
     schema = file.schema_arrow
     checksums = KIND.read_checksums(path, schema)
     header = KIND.read_header(path, schema)
@@ -235,13 +242,13 @@ def _read_head(path: Path, file: Any) -> tuple[DescriptorHeader, Checksums | Non
 
 
 def _values(chunk: Any) -> Rows:
-    """The values of an Arrow array of descriptors, one after the other: float32 [n · dim]."""
+    """Return the values of an Arrow array of n descriptors: float32 [n · dim]."""
     values: Rows = chunk.flatten().to_numpy(zero_copy_only=True)
     return values
 
 
 def _checksum(column: Any) -> int:
-    """The checksum of an Arrow column of descriptors."""
+    """Return the CRC-32 of an Arrow column of descriptors."""
     checksum = 0
     for chunk in column.chunks:
         checksum = zlib.crc32(_values(chunk).data, checksum)

@@ -1,4 +1,4 @@
-"""Whitening: a mean and a projection, learned once, applied to every descriptor of a model."""
+"""`Whitening`: a learned mean and projection, applied to every descriptor of a model."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ from listwise.files import write_tensors
 
 FORMAT_VERSION: Final = 1
 WHITENING_FILE: Final = "whitening.safetensors"
-# Variance, as a share of the largest, under which a direction is rounding noise.
+# Directions whose variance is a smaller share of the largest are rounding noise.
 NEGLIGIBLE: Final = 1e-10
-# Rows that are widened to float64 at a time.
+# Rows that are converted to float64 at a time.
 BLOCK: Final = 4096
 
 Float32 = npt.NDArray[np.float32]
@@ -29,7 +29,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class WhiteningInfo(BaseModel):
-    """Where a whitening comes from: `learned_from` descriptors, divided by λ^`power`."""
+    """How a whitening was learned: `method`, the PCA's `power`, and the number of descriptors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +41,15 @@ class WhiteningInfo(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """L2(projection · (x − mean)): float32 `mean` [C], `projection` [D, C]."""
+    """Map descriptors x [n, C] to L2(projection · (x − mean)) [n, D].
+
+    `Whitening.learn` learns one from descriptors.
+
+    Attributes:
+        mean: float32 [C].
+        projection: float32 [D, C].
+        info: how it was learned.
+    """
 
     mean: Float32
     projection: Float32
@@ -53,15 +61,15 @@ class Whitening:
             object.__setattr__(self, name, value)
         if self.projection.ndim != 2 or self.mean.shape != self.projection.shape[1:]:
             raise InputError(
-                "a whitening is a mean [C] and a projection [D, C], not "
+                "a whitening needs a mean [C] and a projection [D, C], not "
                 f"{list(self.mean.shape)} and {list(self.projection.shape)}"
             )
         if not (np.isfinite(self.mean).all() and np.isfinite(self.projection).all()):
-            raise InputError("the whitening has values that are not finite: learn it again")
+            raise InputError("the whitening contains values that are not finite: learn it again")
 
     @property
     def dim(self) -> int:
-        """Dimensions D of what comes out."""
+        """Number D of output dimensions."""
         return len(self.projection)
 
     @overload
@@ -69,7 +77,7 @@ class Whitening:
     @overload
     def apply(self, descriptors: Tensor) -> Tensor: ...
     def apply(self, descriptors: npt.NDArray[np.floating] | Tensor) -> Float32 | Tensor:
-        """Whiten [n, C] -> [n, D], unit rows in float32, an array or a tensor as was given."""
+        """Whiten descriptors: [n, C] -> float32 [n, D], unit rows; arrays or tensors."""
         if descriptors.ndim != 2 or descriptors.shape[1] != len(self.mean):
             raise InputError(
                 f"descriptors must be [n, {len(self.mean)}], not {list(descriptors.shape)}"
@@ -83,14 +91,14 @@ class Whitening:
         return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the mean and the projection: equal if what comes out must be."""
+        """Return the SHA-256 of the mean and the projection."""
         digest = hashlib.sha256(repr(self.projection.shape).encode())
         digest.update(self.mean.tobytes())
         digest.update(self.projection.tobytes())
         return digest.hexdigest()
 
     def _checksum(self, network: str) -> str:
-        """SHA-256 of everything in the file of a whitening."""
+        """Return the SHA-256 of everything in the file of a whitening."""
         content = f"{self.info.model_dump_json()} {network} {self.fingerprint()}"
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -101,11 +109,16 @@ class Whitening:
         dim: int | None = None,
         power: float = 0.25,
     ) -> "Whitening":
-        """Learn a PCA that divides by λ^`power`, λ the variance, in one pass over the batches.
+        """Learn a PCA that divides by λ^`power`, where λ is the variance of a direction.
 
-        The power 0.25 is the paper's square-rooted PCA (section 4.2), 0.5 is full whitening and 0
-        only turns. Memory does not depend on the number of descriptors [n, C] in the batches. The
-        `dim` dimensions of most variance are kept; all that vary by default.
+        The batches are read once, and memory does not depend on their number.
+
+        Args:
+            batches: descriptors, each batch [n, C].
+            dim: number of directions to keep, those with the most variance first; by default all
+                that vary.
+            power: 0.25 is the paper's square-rooted PCA (section 4.2), 0.5 is full whitening, and
+                0 is a rotation.
         """
         if not 0 <= power <= 1:
             raise InputError(f"`power` must be between 0 and 1, not {power}")
@@ -124,20 +137,26 @@ class Whitening:
         pairs: npt.NDArray[np.integer],
         dim: int | None = None,
     ) -> "Whitening":
-        """Learn from matching pairs: differences within pairs become white, then PCA.
+        """Learn from matching pairs: whiten the differences within pairs, then apply a PCA.
 
         After Radenović et al. (2018): m is the mean of the pairs' first photos, S the covariance of
-        their differences, L its Cholesky factor, and D the directions of L⁻¹ (x − m), those of most
-        variance first; the projection is Dᵀ L⁻¹. `dim` of them are kept; by default all that vary.
+        their differences, L its Cholesky factor, and D the principal directions of L⁻¹ (x − m). The
+        projection is Dᵀ L⁻¹.
 
-        Shapes: descriptors [N, C], of all photos, in pairs or not; positions of pairs [P, 2].
+        Args:
+            descriptors: those of all photos, in pairs or not: [N, C].
+            pairs: positions of matching photos: [P, 2].
+            dim: number of directions to keep, those with the most variance first; by default all
+                that vary.
         """
         count = len(descriptors)
         pairs = np.asarray(pairs)
         if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-            raise InputError(f"pairs are positions [P, 2], P at least 1, not {list(pairs.shape)}")
+            raise InputError(
+                f"`pairs` must be positions [P, 2] with P >= 1, not {list(pairs.shape)}"
+            )
         if pairs.min() < 0 or pairs.max() >= count:
-            raise InputError(f"pairs have positions outside the {count} descriptors")
+            raise InputError(f"`pairs` contains positions outside the {count} descriptors")
         anchors, partners = pairs.T
         mean = _moments(descriptors[rows] for rows in _sliced(anchors)).mean
         within = _moments(
@@ -153,12 +172,12 @@ class Whitening:
 
     @classmethod
     def _scaled(cls, mean: Float64, projection: Float64, info: WhiteningInfo) -> "Whitening":
-        # After L2 one factor for all dimensions has no effect: it keeps the values near 1.
+        # A common factor has no effect after L2, and keeps the values near 1.
         scaled = projection / np.abs(projection).max()
         return cls(mean.astype(np.float32), scaled.astype(np.float32), info)
 
     def save(self, folder: str | Path, network: str) -> None:
-        """Write `whitening.safetensors` into the folder of the model of this fingerprint."""
+        """Write `whitening.safetensors` into a model folder; `network` is its fingerprint."""
         path = Path(folder) / WHITENING_FILE
         info = self.info.model_dump_json()
         metadata = {"whitening": info, "network": network, "checksum": self._checksum(network)}
@@ -166,7 +185,11 @@ class Whitening:
 
     @classmethod
     def load(cls, folder: str | Path, network: str) -> "Whitening | None":
-        """The whitening in a model's folder, None without one; refuse that of another network."""
+        """Read the whitening of a model folder, None if it has none.
+
+        Raises:
+            InputError: it is damaged, or was learned for another network than `network`.
+        """
         path = Path(folder) / WHITENING_FILE
         if not path.exists():
             return None
@@ -182,7 +205,7 @@ class Whitening:
                 raise ValueError("its checksum does not match")
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InputError(
-                f"{path} is damaged, or of a newer Listwise: run listwise whiten again"
+                f"{path} is damaged, or from a newer Listwise: run listwise whiten again"
             ) from error
         if belongs_to != network:
             raise InputError(
@@ -195,7 +218,10 @@ class Whitening:
 def matching_pairs(
     labels: npt.NDArray[np.integer], per_class: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """Positions of pairs of equal labels, at most `per_class` of each, drawn by seed: [P, 2]."""
+    """Draw pairs of photos with equal labels, at most `per_class` for each class.
+
+    Shapes: labels [N] -> positions [P, 2].
+    """
     generator = np.random.default_rng(seed)
     labels = np.asarray(labels)
     order = np.argsort(labels, kind="stable")
@@ -210,13 +236,15 @@ def matching_pairs(
         pairs.append(generator.permuted(members[np.stack([later, earlier], axis=1)], axis=1))
     found = np.concatenate(pairs).astype(np.int64) if pairs else np.empty((0, 2), np.int64)
     if not len(found):
-        raise InputError("no two photos have the same label, so there are no matching pairs")
+        raise InputError(
+            "no two photos have the same label: matching pairs need classes of two photos or more"
+        )
     return found
 
 
 @dataclass
 class _Moments:
-    """Sums over rows x of (x − shift) and of its outer product, in float64."""
+    """Sums over rows x of (x − shift) and of its outer products, in float64."""
 
     count: int
     shift: Float64
@@ -246,7 +274,7 @@ def _moments(batches: Iterable[npt.NDArray[np.floating]]) -> _Moments:
         for part in _sliced(batch):
             rows = part.astype(np.float64)
             if moments is None:
-                # Sums around a point amid the data lose no digits to a mean far from zero.
+                # A shift near the mean keeps digits that a mean far from zero would cost.
                 shift = rows.mean(axis=0)
                 dim = len(shift)
                 moments = _Moments(0, shift, np.zeros(dim), np.zeros((dim, dim)))
@@ -255,9 +283,11 @@ def _moments(batches: Iterable[npt.NDArray[np.floating]]) -> _Moments:
             moments.total += rows.sum(axis=0)
             moments.products += rows.T @ rows
             if not np.isfinite(moments.total).all():
-                raise InputError(f"batch {number} of the descriptors has values not finite")
+                raise InputError(
+                    f"batch {number} of the descriptors contains values that are not finite"
+                )
     if moments is None:
-        raise InputError("there are no descriptors to learn from")
+        raise InputError("no descriptors to learn a whitening from: give at least two")
     return moments
 
 
@@ -269,7 +299,7 @@ def _sliced(rows: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 def _principal(matrix: Float64) -> tuple[Float64, Float64]:
     """Eigenvalues [C] of a symmetric matrix, largest first, and directions [C, C] in columns."""
     values, directions = np.linalg.eigh((matrix + matrix.T) / 2)
-    # An eigenvector's sign is free: fixed, equal data give equal descriptors.
+    # The sign of an eigenvector is arbitrary; fixing it makes results repeatable.
     largest = directions[np.abs(directions).argmax(axis=0), np.arange(len(values))]
     return values[::-1], (directions * np.where(largest < 0, -1.0, 1.0))[:, ::-1]
 
@@ -281,7 +311,7 @@ def _keep(
     if dim is not None and dim < 1:
         raise InputError(f"`dim` must be 1 or more, not {dim}")
     if not varying:
-        raise InputError(f"the {count} descriptors are all the same: nothing to learn from")
+        raise InputError(f"the {count} descriptors are all equal: learn from photos that differ")
     if dim is not None and dim > varying:
         raise InputError(
             f"`dim` is {dim}, but the {count} descriptors vary in {varying} dimensions only: "
@@ -291,10 +321,12 @@ def _keep(
 
 
 def _cholesky(matrix: Float64) -> Float64:
-    """Cholesky factor, with as little added to the diagonal as makes the matrix positive."""
+    """Return the Cholesky factor, adding to the diagonal until the matrix is positive definite."""
     level = float(np.trace(matrix)) / len(matrix)
     if level == 0:
-        raise InputError("the two photos of every pair have the same descriptor: nothing to learn")
+        raise InputError(
+            "the two photos of every pair have the same descriptor: learn from photos that differ"
+        )
     added = 0.0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The public data sets by name: what is known of them, and reading them where they are in place."""
+"""Public data sets by name: where to download them, and how to read them."""
 
 from listwise.data.catalog.benchmark import Benchmark
 from listwise.data.catalog.dataset import (

@@ -1,4 +1,4 @@
-"""Unpacking of archives from elsewhere: only files and folders, and only inside the folder."""
+"""Unpack downloaded archives safely: only files and folders, and only inside the folder."""
 
 import shutil
 import stat
@@ -13,11 +13,11 @@ from listwise.errors import InputError
 
 CHUNK: Final = 2**20
 Progress = Callable[[str, int, int | None], object]
-"""Called with what is being done, the bytes done, and the bytes in all if they are known."""
+"""Called with the current step, the bytes done, and the total bytes if known."""
 
 
 def is_disk_error(error: OSError) -> bool:
-    """Whether the disk refused: its error names a file, or there is no space or quota left."""
+    """Return whether an error comes from the disk: it names a file, or space or quota ran out."""
     return error.filename is not None or error.errno in (28, 122)
 
 
@@ -28,10 +28,10 @@ def unpack(
     flat: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> None:
-    """Unpack a tar or zip archive into `folder`: files and folders inside it, and nothing else.
+    """Unpack the files and folders of a tar or zip archive into `folder`.
 
     Raises:
-        InputError: the archive is damaged, or a member would land outside, or is a link or device.
+        InputError: the archive is damaged, or a member is a link, a device or outside the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -57,7 +57,7 @@ def _unpack_tar(archive: Path, folder: Path, flat: bool, progress: Progress) -> 
                 raise InputError(f"{archive}: refused, {member.name} is a link or a device")
             _write(content, _place(archive, folder, member.name, flat))
             progress(f"unpacking {archive.name}", min(file.tell(), total), total)
-        # The compressed stream's own checksum is at its very end, behind the last member.
+        # The checksum of the compressed stream follows the last member.
         while members.fileobj is not None and members.fileobj.read(CHUNK):
             pass
 
@@ -81,7 +81,7 @@ def _unpack_zip(archive: Path, folder: Path, flat: bool, progress: Progress) -> 
 def _place(archive: Path, folder: Path, name: str, flat: bool) -> Path:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive:
-        raise InputError(f"{archive}: refused, {name!r} would land outside of {folder}")
+        raise InputError(f"{archive}: refused, {name!r} would be written outside of {folder}")
     return folder / path.name if flat else folder / path
 
 

@@ -1,4 +1,4 @@
-"""A benchmark: photos to search in, photos to search for, and what is right."""
+"""`Benchmark`: a database, queries, and the ground truth."""
 
 from dataclasses import dataclass, replace
 
@@ -11,11 +11,17 @@ from listwise.evaluation import JudgedQueries
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """Queries to be searched for in a database, and what is right for each.
+    """A database of N photos, Q queries, and the positives of each query.
 
-    `labelled` benchmarks have photos with labels, and every photo of a query's label is right;
-    the queries of the others are judged photo by photo. Where `queries is database`, each photo is
-    searched among the others.
+    If `queries is database`, each photo is searched among the others.
+
+    Attributes:
+        name: name of the benchmark.
+        database: the N photos to search in.
+        queries: the Q photos to search with, which may have boxes.
+        judged: the ground truth of the Q queries.
+        labelled: whether the positives are the photos with the query's label; otherwise they are
+            listed for each query.
     """
 
     name: str
@@ -28,26 +34,26 @@ class Benchmark:
     def of_labels(
         cls, name: str, database: LabelledImages, queries: LabelledImages | None = None
     ) -> "Benchmark":
-        """Labelled photos searched among themselves, or other ones searched for in them."""
-        asking = database if queries is None else queries
-        # Names of classes: numbers of two parts of a set need not agree.
-        labels, others = (np.array(part.class_names)[part.labels] for part in (asking, database))
+        """Create a benchmark from labels: photos searched among themselves, or separate queries."""
+        searched = database if queries is None else queries
+        # By class names, because the class numbers of two parts may differ.
+        labels, others = (np.array(part.class_names)[part.labels] for part in (searched, database))
         judged = JudgedQueries.labelled(
             labels,
             None if queries is None else others,
             names=database.ids,
-            queries=asking.ids,
-            boxes=asking.boxes,
+            queries=searched.ids,
+            boxes=searched.boxes,
         )
-        return cls(name, database, asking, judged, labelled=True)
+        return cls(name, database, searched, judged, labelled=True)
 
     @property
     def photo_count(self) -> int:
-        """Number of photos that a model describes to be evaluated on this benchmark."""
+        """Number of photos that a model has to describe for this benchmark."""
         return len(self.database) + (0 if self.queries is self.database else len(self.queries))
 
     def subset(self, queries: ArrayLike, database: ArrayLike) -> "Benchmark":
-        """Some queries among some photos of the database, both given by their positions."""
+        """Return the queries and database photos at these positions."""
         kept = self.database.subset(database)
         return replace(
             self,

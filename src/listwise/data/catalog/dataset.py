@@ -1,4 +1,4 @@
-"""A data set on disk: found by name or by its folder's layout, checked, and read."""
+"""Find data sets on disk by name or by the layout of their folder, check and read them."""
 
 import difflib
 import os
@@ -17,7 +17,7 @@ from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
 
 DATA_FOLDER = Path("data")
-"""Where named data sets are looked for and downloaded to, each in a folder of its name."""
+"""The default folder of downloaded data sets, with a folder for each."""
 
 _JUDGEMENTS = "gnd_*.pkl"
 _QUERIES = ("*_query.txt", "*/*_query.txt")
@@ -25,7 +25,7 @@ _QUERIES = ("*_query.txt", "*/*_query.txt")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in a folder; `entry` is its entry in the catalogue, None if it has none."""
+    """A data set in a folder; `entry` is its catalogue entry, None for a benchmark of your own."""
 
     name: str
     folder: Path
@@ -33,7 +33,7 @@ class Dataset:
     entry: DataSetEntry | None = None
 
     def check(self) -> list[str]:
-        """What is missing, a line each; empty if all is well. Photos are not opened."""
+        """Return the problems, one line each; empty if there are none. Photos are not opened."""
         try:
             parts = self._parts()
         except InputError as error:
@@ -54,33 +54,38 @@ class Dataset:
         return problems
 
     def benchmark(self) -> Benchmark:
-        """The benchmark of this set: database, queries and ground truth.
+        """Return the benchmark of this data set: database, queries and ground truth.
 
-        For a labelled set it is its test part, searched with itself (In-shop: gallery and query).
+        For a data set with classes, this is its test part, searched among itself (for In-shop, the
+        gallery searched with the queries).
         """
         if self.layout == "revisited":
             return self._revisited()
         if self.layout == "oxford":
             return self._oxford()
         if self.layout not in LABELLED:
-            raise InputError(f"{self.name} has no queries: it is a set of distractors")
+            raise InputError(
+                f"{self.name} is a set of distractors without queries: evaluate on a benchmark"
+            )
         images = self.labelled()
         if self.layout == "inshop":
             database, queries = images.of_split("gallery"), images.of_split("query")
             return Benchmark.of_labels(self.name, database, queries)
         if "test" not in (images.splits or ()):
-            raise InputError(f"{self.name} has no test part: it is a set to train on")
+            raise InputError(
+                f"{self.name} is for training and has no test part: evaluate on a benchmark"
+            )
         return Benchmark.of_labels(self.name, images.of_split("test"))
 
     def labelled(self, split: str | None = None) -> LabelledImages:
-        """Images and classes of one split, or of all."""
+        """Return the images and classes of one split, or of all."""
         if self.layout not in LABELLED:
-            raise InputError(f"{self.name} has no classes: it is a benchmark or distractors")
+            raise InputError(f"{self.name} is a benchmark or a set of distractors, without classes")
         images = read_layout(self.layout, self.folder)
         return images if split is None else images.of_split(split)
 
     def images(self) -> Images:
-        """All photos to be searched in, without labels."""
+        """Return all photos of the database, without labels."""
         if self.layout == "distractors":
             return read_distractors(self.folder)
         if self.layout in LABELLED:
@@ -120,14 +125,17 @@ class Dataset:
 
 
 def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Dataset:
-    """A data set already in place, by its folder or by its name.
+    """Find a data set on disk by its folder or by its name.
 
-    A folder is recognised by its layout: one of the catalogue's, or any `gnd_*.pkl` (or
-    `*_query.txt` files) beside `jpg/`. A name is looked for in `root`, which is `data` unless
-    given: the folder of that name in it, or `root` itself.
+    A folder is recognised by its layout: one of the catalogue, or `gnd_*.pkl` (or `*_query.txt`
+    files) beside `jpg/`.
+
+    Args:
+        name_or_path: the folder, or a name of `listwise download --list`.
+        root: for a name, the folder that contains the data set; `data` by default.
 
     Raises:
-        InputError: there is no such data set; the message explains how to get it.
+        InputError: the data set is not there; the message explains how to get it.
     """
     folder = Path(name_or_path).expanduser()
     known = find_entry(str(name_or_path))
@@ -137,14 +145,14 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
             return found
         if known is None:
             raise InputError(
-                f"{folder}: not a data set that is known here; a benchmark has gnd_NAME.pkl and "
-                "jpg/ in it, and listwise download --list names the others"
+                f"{folder} is not a known data set: a benchmark contains gnd_NAME.pkl and jpg/; "
+                "listwise download --list shows the others"
             )
     if known is None:
         names = list(ENTRIES)
         near = difflib.get_close_matches(str(name_or_path), names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
-        raise InputError(f"{name_or_path}: no such folder, nor a data set of that name; {hint}")
+        raise InputError(f"{name_or_path}: no such folder, and no data set has this name; {hint}")
     root = Path(root) if root is not None else DATA_FOLDER
     for candidate in (root / known.name, root / str(name_or_path), root):
         found = recognise(candidate)
@@ -161,21 +169,21 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
 def labelled_of(
     source: str | Path, root: str | Path | None = None, split_column: str = "split"
 ) -> LabelledImages:
-    """Labelled photos of a data set by name or folder, or of any source of `read_labelled`."""
+    """Read labelled photos of a data set by name or folder, or of any `read_labelled` source."""
     if _is_known(source):
         return find_dataset(source, root).labelled()
     return read_labelled(source, split_column=split_column)
 
 
 def photos_of(source: str | Path, root: str | Path | None = None) -> Images:
-    """Photos of a data set by name or folder, or of any source of `read_images`."""
+    """Read photos of a data set by name or folder, or of any `read_images` source."""
     if _is_known(source):
         return find_dataset(source, root).images()
     return read_images(source)
 
 
 def _is_known(source: str | Path) -> bool:
-    """Whether this names a data set, or is a folder that holds one."""
+    """Return whether this is the name of a data set, or a folder that contains one."""
     path = Path(source).expanduser()
     if path.exists():
         return recognise(path) is not None
@@ -183,13 +191,13 @@ def _is_known(source: str | Path) -> bool:
 
 
 def find_entry(name: str) -> DataSetEntry | None:
-    """The catalogue's entry of that name, upper or lower case, with - or _."""
+    """Return the catalogue entry of a name, in upper or lower case, with - or _; or None."""
     plain = name.lower().replace("_", "-")
     return next((entry for key, entry in ENTRIES.items() if key.lower() == plain), None)
 
 
 def recognise(folder: Path) -> Dataset | None:
-    """The data set in a folder by its layout, None if it has none that is known."""
+    """Return the data set in a folder by its layout, None if the layout is unknown."""
     if not folder.is_dir():
         return None
     for entry in ENTRIES.values():

@@ -1,6 +1,6 @@
-"""Data sets from their public addresses: with resume, checksums and careful unpacking.
+"""Download public data sets, with resume, checksums and safe unpacking.
 
-Every finished file is noted in `downloads.json` beside the data, with its SHA-256: a second run
+Every finished file is listed in `downloads.json` beside the data, with its SHA-256. A second run
 resumes where the first one ended.
 """
 
@@ -25,12 +25,12 @@ from listwise.files import read_json, write_text
 
 LOCK_FILE: Final = "downloads.json"
 TIMEOUT: Final = 60.0
-# Answers after which a second try may do better.
+# HTTP status codes after which a second try may succeed.
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class Patience(NamedTuple):
-    """How often a download that makes no progress is tried again, after how many seconds."""
+    """Number of retries of a download without progress, and the seconds between them."""
 
     retries: int = 5
     pause: float = 1.0
@@ -70,7 +70,7 @@ def download(
 
 
 class DownloadResult(NamedTuple):
-    """A data set in its folder, what is wrong with it, and the files without a checksum."""
+    """A data set in its folder, its problems, and the files without a checksum."""
 
     dataset: Dataset
     problems: list[str]
@@ -80,10 +80,10 @@ class DownloadResult(NamedTuple):
 def get_dataset(
     entry: DataSetEntry, folder: str | Path, progress: Progress = lambda what, done, total: None
 ) -> DownloadResult:
-    """The data set in `folder`, downloaded if it is not there or not complete."""
+    """Return the data set in `folder`, and download it if it is missing or incomplete."""
     found = recognise(Path(folder))
     if found is not None and found.entry is not entry:
-        raise InputError(f"{folder} holds {found.name}, not {entry.name}: give another folder")
+        raise InputError(f"{folder} contains {found.name}, not {entry.name}: give another folder")
     problems = found.check() if found else []
     if found is not None and not problems:
         return DownloadResult(found, [], [])
@@ -100,7 +100,7 @@ def _one(file: RemoteFile, folder: Path, progress: Progress, patience: Patience)
     published = file.checksum
     if file.checksum_url is not None:
         published = f"md5:{_text(file.checksum_url, folder, patience)}"
-    # A plain file is fetched where it belongs; an archive lies in the folder until it is unpacked.
+    # A plain file is downloaded to its place; an archive stays in the folder until unpacked.
     here = folder / file.name
     target = here if file.unpack or here.exists() else folder / file.to
     if not target.exists():
@@ -151,7 +151,7 @@ def fetch(
                 break
             reason = "the connection broke off"
         except HTTPError as error:
-            if error.code == 416:  # nothing beyond what is here: it is complete, or not the same
+            if error.code == 416:  # no bytes beyond these: complete, or another file
                 if before and error.headers.get("Content-Range", "").endswith(f"/{before}"):
                     break
                 part.unlink(missing_ok=True)
@@ -179,7 +179,7 @@ def fetch(
 
 
 def _continue(address: str, part: Path, name: str, room: int, progress: Progress) -> bool:
-    """Receive what is missing from `part`; gives whether it is complete."""
+    """Receive the missing bytes of `part`; return whether it is complete."""
     request = Request(address, headers={"User-Agent": "listwise"})
     offset = part.stat().st_size if part.exists() else 0
     if offset:
@@ -209,12 +209,12 @@ def _continue(address: str, part: Path, name: str, room: int, progress: Progress
 
 
 def _tag(part: Path) -> Path:
-    """Where the server's name for this version of the file is kept until it is complete."""
+    """Return the file that stores the server's version tag until the download is complete."""
     return part.with_name(f"{part.name}.tag")
 
 
 def _text(address: str, folder: Path, patience: Patience) -> str:
-    """The first word of a small text file."""
+    """Return the first word of a small text file."""
     target = folder / f".{PurePosixPath(urlsplit(address).path).name}"
     fetch(address, target, patience=patience)
     words = target.read_text(encoding="utf-8", errors="replace").split()

@@ -29,7 +29,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """The name of the file."""
         return self.saved_as or urlsplit(self.url).path.rsplit("/", 1)[-1]
 
 
@@ -75,7 +75,7 @@ _PARIS_BROKEN = {
 
 
 def _unpacked(place: str, archives: tuple[str, ...], to: str) -> tuple[RemoteFile, ...]:
-    """Archives of VGG, unpacked without their own folders."""
+    """Archives of the VGG group, unpacked without their own folders."""
     return tuple(
         RemoteFile(f"{_VGG}/{place}buildings/{name}.tgz", to, unpack=True, flat=True)
         for name in archives
@@ -103,7 +103,7 @@ def _revisited(
 def _original(
     name: str, title: str, query: str, place: str, archives: tuple[str, ...], gigabytes: float
 ) -> DataSetEntry:
-    """`query` is a file that only this one has; the first archive holds the judgements."""
+    """`query` is a file that only this benchmark has; the first archive has the ground truth."""
     return DataSetEntry(
         name,
         title,
@@ -269,4 +269,4 @@ _ALL = (
 )
 
 ENTRIES: Final[Mapping[str, DataSetEntry]] = {entry.name: entry for entry in _ALL}
-"""The data sets known by name."""
+"""The catalogue: all data sets by name."""

@@ -19,7 +19,7 @@ from listwise.files import read_text
 Indices = NDArray[np.int64]
 
 _QUERY = "_query.txt"
-_PREFIX = "oxc1_"  # in Oxford's query files only
+_PREFIX = "oxc1_"  # of photo names in the query files of Oxford
 
 
 def read_ground_truth(path: str | Path) -> JudgedQueries:
@@ -69,7 +69,7 @@ def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> Judged
         missing = [name for name in good + ok if name not in positions]
         if missing:
             raise InputError(
-                f"{file}: {missing[0]} is to be found, but is not among the {len(names)} database "
+                f"{file}: the positive {missing[0]} is not among the {len(names)} database "
                 "images; add it or take its name out of the ground truth"
             )
         queries.append(query)

@@ -19,22 +19,24 @@ from listwise.errors import InputError
 from listwise.files import read_text
 
 LabelledPath = tuple[str, str, str]
-"""Path below the folder, class, and split of an image."""
+"""Path below the folder, class and split of an image."""
 
 
 def read_layout(layout: str, folder: Path) -> LabelledImages:
-    """The images of a labelled set that has one of the `LABELLED` layouts."""
+    """Read the images of a data set with one of the `LABELLED` layouts."""
     file, below = _ROOTS.get(layout, ("", ("",)))
     root = folder / next((name for name in below if (folder / name / file).exists()), below[0])
     table = list(LABELLED[layout](folder, root))
     if not table:
-        raise InputError(f"{root}: no image of the data set is there")
+        raise InputError(
+            f"{root} contains no image of the data set: give the folder with its photos"
+        )
     ids, labels, splits = (tuple(column) for column in zip(*table, strict=True))
     images = Images(tuple(_absolute(root, name) for name in ids), ids, None)
     return LabelledImages.from_names(images, labels, splits)
 
 
-# A file or folder that the images' root has, and where that root may be.
+# A file or folder in the root of the images, and where that root may be.
 _ROOTS = {
     "sop": ("Ebay_train.txt", ("", "Stanford_Online_Products")),
     "cub": ("images.txt", ("", "CUB_200_2011")),
@@ -74,7 +76,7 @@ def _cars(folder: Path, root: Path) -> Iterator[LabelledPath]:
         names = [str(np.ravel(name)[0]) for name in annotations["relative_im_path"]]
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except Exception as error:  # a damaged MATLAB file makes scipy raise nearly anything
+    except Exception as error:  # scipy raises many kinds of errors for a damaged MATLAB file
         raise InputError(f"{path}: not the annotations of Stanford Cars ({error!r})") from None
     for name, kind in zip(names, kinds, strict=True):
         yield name, f"{kind:03}", "train" if kind <= 98 else "test"
@@ -90,7 +92,7 @@ def _inshop(folder: Path, root: Path) -> Iterator[LabelledPath]:
 
 
 def _landmarks(folder: Path, root: Path) -> Iterator[LabelledPath]:
-    """Landmarks-clean: lists of address and class; photos that are not there are left out."""
+    """Landmarks-clean: lists of address and class; missing photos are left out."""
     for split in ("train", "val"):
         path = folder / f"annotation_clean_{split}.txt"
         for number, line in _lines(path):
@@ -135,17 +137,17 @@ LABELLED: Final[dict[str, Callable[[Path, Path], Iterator[LabelledPath]]]] = {
     "sfm": _sfm,
     "gldv2": _gldv2,
 }
-"""Readers of the labelled sets by layout: from a set's folder and its images' root."""
+"""Readers of the labelled data sets by layout: from the folder and the root of its images."""
 
 
 def read_distractors(folder: Path) -> Images:
-    """The photos that `revisitop1m.txt` lists below `jpg/`."""
+    """Read the photos that `revisitop1m.txt` lists below `jpg/`."""
     ids = [line.strip() for _, line in _lines(folder / "revisitop1m.txt")]
     return Images(tuple(_absolute(folder / "jpg", name) for name in ids), tuple(ids), None)
 
 
 def find_photos(folder: Path, names: Iterable[str]) -> list[str]:
-    """Paths of photos in `folder` by names without suffix; `NAME.jpg` where there is none."""
+    """Return the paths of photos in `folder` by names without suffix; `NAME.jpg` if missing."""
     there: dict[str, str] = {}
     if folder.is_dir():
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True):
@@ -160,7 +162,7 @@ def _absolute(folder: Path, name: str) -> str:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Numbers and text of the lines that are not empty."""
+    """Iterate over the numbers and texts of the lines that are not empty."""
     text = read_text(path)
     return [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
 
@@ -168,7 +170,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def _words(path: Path, number: int, line: str, count: int) -> list[str]:
     words = line.split()
     if len(words) != count:
-        raise InputError(f"{path}, line {number}: {len(words)} words where there should be {count}")
+        raise InputError(f"{path}, line {number}: expected {count} words, found {len(words)}")
     return words
 
 
