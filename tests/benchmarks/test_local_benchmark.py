@@ -57,5 +57,5 @@ def test_without_the_package_it_measures_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_few_photos_are_refused() -> None:
-    with pytest.raises(InputError, match="3 photos of one feature at least"):
+    with pytest.raises(InputError, match="at least 3 photos of one feature"):
         next(benchmark.run(2))

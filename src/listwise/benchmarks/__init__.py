@@ -1,1 +1,1 @@
-"""Measured comparisons: one file each, run by `listwise benchmark NAME`."""
+"""Benchmarks of speed and memory, one module each, run by `listwise benchmark NAME`."""

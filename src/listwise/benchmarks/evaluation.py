@@ -1,4 +1,4 @@
-"""Evaluation among many distractors: counted ranks against a score matrix and its sort."""
+"""Benchmark evaluation among distractors: counting ranks, and sorting a score matrix."""
 
 import tempfile
 import time
@@ -38,9 +38,8 @@ def _parts_text(parts: Figures) -> str:
 class EvaluationMeasurement:
     """A method at a database size, or why it was skipped.
 
-    `parts` are the seconds of the steps that the method can tell apart, and `figures` its mAPs;
-    `faster` is how many times as fast as the plain method it is, and `apart` the largest
-    difference of its mAPs from that one's.
+    `parts` are the seconds of the steps of the method, and `figures` its mAPs. `faster` is the speed
+    relative to the plain method, `apart` the largest difference between the mAPs of the two.
     """
 
     images: Annotated[int, "images", "{:,}"]
@@ -58,7 +57,7 @@ COLUMNS = columns_of(EvaluationMeasurement)
 
 
 def make_queries(dim: int) -> tuple[Vectors, JudgedQueries]:
-    """Queries, and which of the first images show the same landmark: easy, hard and junk."""
+    """Generate queries [Q, dim] and their ground truth: easy, hard and junk images."""
     rng = np.random.default_rng(0)
     queries = unit_rows(rng.standard_normal((QUERIES, dim), dtype=np.float32))
     parts = [np.split(rng.permutation(OWN)[:220].astype(np.int64), [50, 120]) for _ in queries]
@@ -92,21 +91,21 @@ def write_database(file: Path, images: int, dim: int) -> None:
 
 
 class Clock:
-    """Seconds of each named step."""
+    """A stopwatch for named steps."""
 
     def __init__(self) -> None:
         self.parts: Figures = defaultdict(float)
         self.last = time.perf_counter()
 
     def mark(self, part: str) -> None:
-        """Count the time since the last mark as this part's."""
+        """Add the time since the last mark to this part."""
         now = time.perf_counter()
         self.parts[part] += now - self.last
         self.last = now
 
 
 def listwise_method(file: Path, expand: bool, clock: Clock) -> Figures:
-    """Stream the file and count the ranks of the judged images."""
+    """Read the file in blocks and count the ranks of the judged images."""
     database = np.load(file, mmap_mode="r")
     queries, truth = make_queries(database.shape[1])
     if expand:
@@ -118,7 +117,7 @@ def listwise_method(file: Path, expand: bool, clock: Clock) -> Figures:
 
 
 def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
-    """Load everything, multiply, sort every column and walk down the lists, as is usual."""
+    """Load everything, multiply, sort every column and scan the lists: the usual method."""
     database = np.load(file)
     clock.mark("load")
     queries, truth = make_queries(database.shape[1])
@@ -142,7 +141,7 @@ def plain_method(file: Path, expand: bool, clock: Clock) -> Figures:
 
 
 def _sort(database: Vectors, queries: Vectors, clock: Clock) -> tuple[Vectors, NDArray[np.int64]]:
-    """Scores [N, Q], and the images of each column by descending score."""
+    """Return scores [N, Q], and the images of each column by descending score."""
     scores = np.dot(database, queries.T)
     clock.mark("scores")
     order = np.argsort(-scores, axis=0)
@@ -151,7 +150,7 @@ def _sort(database: Vectors, queries: Vectors, clock: Clock) -> tuple[Vectors, N
 
 
 def _walk(order: NDArray[np.int64], positives: NDArray[np.int64], junk: NDArray[np.int64]) -> float:
-    """The trapezoid AP of one ranked list, by looking for its positives and its junk."""
+    """Return the trapezoid AP of one ranked list, from its positives and junk."""
     ignored = np.flatnonzero(np.isin(order, junk))
     skipped, area = 0, 0.0
     for found, place in enumerate(np.flatnonzero(np.isin(order, positives))):
@@ -164,7 +163,7 @@ def _walk(order: NDArray[np.int64], positives: NDArray[np.int64], junk: NDArray[
 
 
 def scores_alone(file: Path, expand: bool, clock: Clock) -> Figures:
-    """Read the file and multiply, nothing else: what no method can do without."""
+    """Read the file and compute the scores, which every method has to do."""
     database = np.load(file, mmap_mode="r")
     queries, _ = make_queries(database.shape[1])
     each_block(queries, database, lambda start, scores: None, lambda nothing: None)
@@ -183,7 +182,7 @@ METHODS: dict[str, tuple[Method, bool]] = {
 
 
 def evaluation_call(method: str, file: Path) -> Callable[[], tuple[Figures, Figures]]:
-    """A call that evaluates the database in a file: its figures, and the seconds of its parts."""
+    """Return a call that evaluates the database in a file: metrics, and seconds of its parts."""
     function, expand = METHODS[method]
 
     def call() -> tuple[Figures, Figures]:
@@ -199,7 +198,7 @@ def run(
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[EvaluationMeasurement]:
-    """Evaluate a database of each size by each method, one process at a time."""
+    """Measure each method at each database size, one process at a time."""
     if any(size < OWN for size in sizes):
         raise InputError(f"`sizes` must be {OWN} or more: {OWN} images are the benchmark's own")
     for size in sorted(sizes):
@@ -218,7 +217,7 @@ def run(
 def measure_method(
     method: str, file: Path, size: int, plain: EvaluationMeasurement | None
 ) -> EvaluationMeasurement:
-    """Measure a method on the database in a file, beside the plain one if that was measured."""
+    """Measure a method on the database in a file, relative to the plain one if it was measured."""
     try:
         measured = measure(evaluation_call, method, file)
     except DoesNotFit as error:

@@ -1,4 +1,4 @@
-"""Extraction against the loop that one would first write: photos a second, from file to file."""
+"""Benchmark extraction against a simple loop: photos per second, from files to descriptors."""
 
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
-LOOP_PHOTOS = 96  # that the loop is timed on, at most
-WARM_UP = 8  # photos that each way sees before it is timed
+LOOP_PHOTOS = 96  # maximum number of photos for the loop
+WARM_UP = 8  # photos before the timing of each method
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def run(
     height: int = 768,
     workers: int | None = None,
 ) -> Iterator[ExtractionMeasurement]:
-    """Measure JPEG files to descriptors, one at a time in float32 and by `extract`."""
+    """Measure a loop in float32 and `extract`, from JPEG files to descriptors."""
     if photos < 1:
-        raise InputError("there must be a photo to describe: give 1 or more")
+        raise InputError("`photos` must be 1 or more")
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
         folder = Path(scratch)
         paths = tuple(make_photos(folder / "photos", photos, width, height))
@@ -80,7 +80,7 @@ def run(
 
 @torch.inference_mode()
 def one_at_a_time(net: RetrievalNet, images: Images) -> NDArray[np.float32]:
-    """Descriptors [n, C] by decoding a photo, computing it, and continuing with the next."""
+    """Decode and describe photos one at a time: [n, C]."""
     device = next(net.parameters()).device
     rows = [net(whole_image(load_image(path))[None].to(device)).cpu() for path in images.paths]
     return torch.cat(rows).numpy()

@@ -1,4 +1,4 @@
-"""Decoding and augmenting training crops: what a core does, and what all of them bring together."""
+"""Benchmark decoding and augmentation of training crops, on one core and on all."""
 
 import tempfile
 import time
@@ -20,13 +20,13 @@ from listwise.machine import Machine
 from listwise.settings import CropSettings
 from listwise.training.loading import load_batches
 
-DISTINCT = 16  # photos that are drawn; the others are copies, which are as hard to decode
-BATCHES = 4  # timed, after one that starts the workers
+DISTINCT = 16  # different photos; the others are copies, which take as long to decode
+BATCHES = 4  # timed batches, after one that starts the workers
 
 
 @dataclass(frozen=True)
 class InputMeasurement:
-    """One step of the input: photos a second, and milliseconds of a core for each if it has one."""
+    """One step of the input: photos per second, and milliseconds of a core per photo."""
 
     step: Annotated[str, "step"]
     workers: Annotated[int, "workers", lambda count: str(count or "")]
@@ -39,12 +39,12 @@ COLUMNS = columns_of(InputMeasurement)
 
 
 def make_photos(folder: Path, count: int, width: int, height: int) -> list[str]:
-    """Write JPEG photos with the detail of real ones: 300 kB at a megapixel, more or less."""
+    """Write JPEG photos with realistic detail: about 300 kB per megapixel."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = []
     for seed in range(min(count, DISTINCT)):
         generator = np.random.default_rng(seed)
-        # Detail at every scale, as photographs have it, and a sensor's noise.
+        # Detail at every scale, as in photographs, and sensor noise.
         pixels = generator.normal(0, 4.5, (height, width, 3))
         for cell in (2, 4, 8, 16, 32, 64, 128, 256):
             shape = max(2, height // cell), max(2, width // cell), 3
@@ -72,7 +72,7 @@ def run(
     GPU is measured too.
     """
     if photos < 1:
-        raise InputError("there must be a photo to decode: give 1 or more")
+        raise InputError("`photos` must be 1 or more")
     settings = CropSettings(size=size)
     every = Machine.detect("cpu").cores
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
@@ -89,7 +89,7 @@ def run(
 
 
 def _steps(images: Images, settings: CropSettings) -> Iterator[InputMeasurement]:
-    """What one core needs for each step of a crop."""
+    """Measure the steps of a crop on one core."""
     threads = cv2.getNumThreads()
     cv2.setNumThreads(0)
     try:
@@ -108,7 +108,7 @@ def _steps(images: Images, settings: CropSettings) -> Iterator[InputMeasurement]
 
 
 def _core_ms(step: Callable[[int], object], count: int) -> float:
-    """Milliseconds of a core that a step takes, the least of three rounds."""
+    """Return the milliseconds of a step on one core, the minimum of three rounds."""
     rounds = []
     for _ in range(3):
         start = time.thread_time()
@@ -121,7 +121,7 @@ def _core_ms(step: Callable[[int], object], count: int) -> float:
 def _loaded(
     images: Images, settings: CropSettings, workers: int, device: str = "cpu"
 ) -> InputMeasurement:
-    """Crops a second as the trainer gets them."""
+    """Measure crops per second through the data loading of the trainer."""
     labels = np.zeros(len(images), dtype=np.int64)
     labelled = LabelledImages(images.paths, images.ids, images.boxes, labels, ("all",), None)
     batch = max(16, 64 * workers)
@@ -144,7 +144,7 @@ def _loaded(
 def _gpu(
     images: Images, settings: CropSettings, device: str, cores: int
 ) -> Iterator[InputMeasurement]:
-    """Whole photos a second by the GPU's decoder, in batches, and crops of them."""
+    """Measure the decoder of the GPU on batches of photos, and crops of them."""
     step = "decode on the GPU (nvJPEG)"
     try:
         from torchvision.io import ImageReadMode, decode_jpeg
@@ -159,7 +159,7 @@ def _gpu(
                 decode_jpeg(contents, mode=ImageReadMode.RGB, device=device)
             torch.cuda.synchronize(device)
 
-        decode()  # the first time sets it up
+        decode()  # sets up the decoder
         seconds, _ = timed(decode)
     except (ImportError, RuntimeError, OSError) as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -1,4 +1,4 @@
-"""Local descriptors beside the package `asmk`: words, inverted file, queries, and their scores."""
+"""Benchmark ASMK against the package `asmk`: words, inverted file, queries and scores."""
 
 import tempfile
 import time
@@ -23,7 +23,7 @@ from listwise.local.asmk.postings import Postings, map_postings
 from listwise.local.features import hessian_affine
 
 DIM = 128
-SAMPLE = 20  # photos of the steps that take long in one of the two ways
+SAMPLE = 20  # photos for the steps that one of the two does slowly
 QUERIES = 10
 NOT_INSTALLED = "not installed (pip install asmk)"
 
@@ -33,9 +33,9 @@ Words = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class LocalMeasurement:
-    """One step's cost here and in the package: the smaller the better.
+    """The cost of one step in Listwise and in the package; less is better.
 
-    `figures` are the shares and differences found while measuring.
+    `figures` are shares and differences between the results of the two.
     """
 
     step: str
@@ -47,7 +47,7 @@ class LocalMeasurement:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as much the package costs."""
+        """The cost of the package divided by the cost of Listwise."""
         return None if self.asmk is None else self.asmk / self.listwise
 
 
@@ -66,7 +66,7 @@ COLUMNS = (
 
 
 class MadePhotos:
-    """Local descriptors made from numbers: they vary in fewer directions than they have."""
+    """Random local descriptors that vary in fewer directions than they have dimensions."""
 
     def __init__(self, words: int, features: int) -> None:
         self.features = features
@@ -75,38 +75,38 @@ class MadePhotos:
         self.codebook = Codebook(self.unknown(0, words), info)
 
     def unknown(self, number: int, count: int) -> Float32:
-        """Descriptors of a photo, anywhere between the words: [count, DIM]."""
+        """Return descriptors of a photo that are not near words: [count, DIM]."""
         generator = np.random.default_rng([1, number])
         rows = generator.standard_normal((count, 24), dtype=np.float32) @ self._turn
         rows += generator.standard_normal((count, DIM), dtype=np.float32)
         return unit_rows(rows)
 
     def known(self, number: int) -> tuple[Float32, Words]:
-        """Descriptors of a photo [n, DIM] and the words [n, 1] that they lie near."""
+        """Return descriptors of a photo [n, DIM] near words, and the words [n, 1]."""
         generator = np.random.default_rng([2, number])
         words = generator.integers(0, len(self.codebook), self.features, np.int32)
         noise = 0.03 * generator.standard_normal((len(words), DIM), dtype=np.float32)
         return unit_rows(self.codebook.centroids[words] + noise), words[:, None]
 
     def query(self, number: int) -> Float32:
-        """Descriptors of another photo of the same thing: [n, DIM]."""
+        """Return descriptors of another photo of the same object: [n, DIM]."""
         rows, _ = self.known(number)
         generator = np.random.default_rng([3, number])
         return unit_rows(rows + 0.03 * generator.standard_normal(rows.shape, dtype=np.float32))
 
 
 class KnownWords(Codebook):
-    """A codebook whose words are said beforehand: those of millions would take minutes to find."""
+    """A codebook with words given in advance, because assigning millions takes minutes."""
 
     words: Words
 
     def assign(self, descriptors: NDArray[np.floating], count: int = 1) -> Words:
-        """The words that were said."""
+        """Return the words given in advance."""
         return self.words
 
 
 def build(folder: Path, photos: int, made: MadePhotos) -> float:
-    """Index made photos, and say the seconds it took to aggregate and write them."""
+    """Index generated photos, and return the seconds to aggregate and write them."""
     codebook = KnownWords(made.codebook.centroids, made.codebook.info)
     making = 0.0
 
@@ -126,7 +126,7 @@ def build(folder: Path, photos: int, made: MadePhotos) -> float:
 
 
 class Package:
-    """The same words and photos in the package's objects."""
+    """The same words and photos as objects of the package."""
 
     def __init__(self, codebook: Codebook) -> None:
         import asmk
@@ -140,12 +140,12 @@ class Package:
         self.kernel = asmk.kernel.ASMKKernel(self.codebook, binary=True)
 
     def words(self, rows: Float32, count: int) -> Words:
-        """The nearest words by comparing with all: [n, DIM] -> [n, count]."""
+        """Return the nearest words by comparing with all: [n, DIM] -> [n, count]."""
         found: Words = self.exact.search(rows, count)[1].astype(np.int32)
         return found
 
     def build(self, photos: Sequence[tuple[Float32, Words]]) -> Any:
-        """An inverted file of photos whose words are known."""
+        """Build an inverted file of photos whose words are known."""
         file = self.asmk.inverted_file.IVF.initialize_empty(
             codebook_size=self.codebook.size, use_idf=False
         )
@@ -155,7 +155,7 @@ class Package:
         return file
 
     def take(self, postings: Sequence[Postings]) -> Any:
-        """An inverted file with what is in others; to build it as the package does takes long."""
+        """Fill an inverted file from our segments; building it with the package takes long."""
         vectors: list[Any] = [None] * self.codebook.size
         photos: list[Any] = [None] * self.codebook.size
         counts = np.zeros(self.codebook.size, np.int32)
@@ -176,9 +176,9 @@ class Package:
         )
 
     def search(self, file: Any, rows: Float32, assign: Callable[..., Words] | None = None) -> Any:
-        """The scores of all photos, by their numbers: [n, DIM] -> [N]."""
+        """Return the scores of all photos: [n, DIM] -> [N]."""
         self.codebook.search_index = self.exact
-        if assign is not None:  # words found elsewhere, as the package asks for them
+        if assign is not None:  # words computed elsewhere, as the package expects them
             self.codebook.search_index = SimpleNamespace(
                 search=lambda rows, count: (None, assign(rows, count))
             )
@@ -205,9 +205,9 @@ def run(
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[LocalMeasurement]:
-    """Measure each step in both ways, one after the other."""
+    """Measure each step in Listwise and in the package, one after the other."""
     if photos < SAMPLE or features < 1:
-        raise InputError(f"the benchmark needs {SAMPLE} photos of one feature at least")
+        raise InputError(f"the benchmark needs at least {SAMPLE} photos of one feature or more")
     on_start("extracting features")
     yield measure_extraction()
     on_start("making descriptors")
@@ -227,7 +227,7 @@ def run(
 
 
 def measure_extraction() -> LocalMeasurement:
-    """A photo's features, which the package does not make."""
+    """Measure the extraction of features, which the package does not have."""
     seconds, features = [], []
     for number in range(SAMPLE):
         generator = np.random.default_rng(number)
@@ -241,8 +241,8 @@ def measure_extraction() -> LocalMeasurement:
 
 
 def measure_words(made: MadePhotos, package: Package | None) -> LocalMeasurement:
-    """The words of a photo's descriptors, one each, as they are needed for indexing."""
-    made.codebook.assign(made.unknown(1, 1))  # prepares itself at first use
+    """Measure the assignment of one word per descriptor, as for indexing."""
+    made.codebook.assign(made.unknown(1, 1))  # the first call prepares the codebook
     ours, theirs, same = [], [], []
     for number in range(1, 1 + SAMPLE):
         rows = made.unknown(number, made.features)
@@ -257,7 +257,7 @@ def measure_words(made: MadePhotos, package: Package | None) -> LocalMeasurement
 
 
 def measure_indexing(seconds: float, made: MadePhotos, package: Package | None) -> LocalMeasurement:
-    """A photo's residuals summed, binarised and put into the inverted file."""
+    """Measure the aggregation of a photo's residuals into the inverted file."""
     theirs = []
     if package is not None:
         some = [made.known(number) for number in range(SAMPLE)]
@@ -268,7 +268,7 @@ def measure_indexing(seconds: float, made: MadePhotos, package: Package | None) 
 def measure_queries(
     index: AsmkIndex, made: MadePhotos, package: Package | None
 ) -> Iterator[LocalMeasurement]:
-    """A query with its words, from descriptors to scores, and the memory of what is searched."""
+    """Measure a query from descriptors to scores, and the memory of the index."""
     file, held = None, None
     if package is not None:
         file = package.take([map_postings(path) for path in sorted(index.folder.glob("segment-*"))])
@@ -301,7 +301,7 @@ def measure_queries(
 def _compared(
     step: str, unit: str, ours: Sequence[float], theirs: Sequence[float], figures: dict[str, float]
 ) -> LocalMeasurement:
-    """The milliseconds of a step in both ways, from seconds, or in one if `theirs` is empty."""
+    """Return the milliseconds of a step in both; only ours if `theirs` is empty."""
     typical = 1e3 * float(np.median(ours))
     other = 1e3 * float(np.median(theirs)) if theirs else None
     skipped = None if theirs else NOT_INSTALLED

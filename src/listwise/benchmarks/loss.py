@@ -1,4 +1,4 @@
-"""The AP loss against its dense transcription and its relatives: time and memory by batch size."""
+"""Benchmark the AP loss, a dense transcription and other losses: time and memory by batch size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
 
 CLASS_SIZE = 16
-PATIENCE = 180.0  # seconds; what would take longer is skipped
+PATIENCE = 180.0  # seconds; longer measurements are skipped
 REPEATS = 20  # on a GPU
 NOT_INSTALLED = "not installed (pip install 'listwise[compare]')"
 
@@ -36,7 +36,7 @@ COLUMNS = columns_of(LossMeasurement)
 
 
 def dense_loss(descriptors: Tensor, labels: Tensor, bins: int = 20) -> Tensor:
-    """The paper's equations as one would first write them: tensors of B × M × B scores."""
+    """Compute the loss by the paper's equations, transcribed directly: B × M × B tensors."""
     delta = 2 / (bins - 1)
     centers = 1 - torch.arange(bins, device=descriptors.device) * delta
     others = 1 - torch.eye(len(labels), device=descriptors.device)
@@ -60,7 +60,7 @@ def three_products(descriptors: Tensor, labels: Tensor) -> Tensor:
 
 
 def _metric_learning(name: str, **settings: Any) -> Loss:
-    """A loss of pytorch-metric-learning."""
+    """Return a loss of pytorch-metric-learning."""
     from pytorch_metric_learning import losses
 
     loss: Loss = getattr(losses, name)(**settings)
@@ -74,9 +74,9 @@ METHODS: dict[str, Callable[[], Loss]] = {
     "FastAP (pml)": lambda: _metric_learning("FastAPLoss", num_bins=20),
     "SmoothAP (pml)": lambda: _metric_learning("SmoothAPLoss"),
 }
-# How the work grows with the batch, to know what would take too long.
+# Exponent of the time over the batch size, to predict what takes too long.
 _GROWTH = {"SmoothAP (pml)": 3}
-# On a GPU: the loss, and the precision of descriptors (tf32 is how float32 is multiplied).
+# On a GPU: the loss, and the precision of descriptors (tf32: float32 with TF32 products).
 GPU_METHODS: dict[str, tuple[Loss, str]] = {
     "listwise": (QuantizedAPLoss(), "float32"),
     "listwise, bfloat16": (QuantizedAPLoss(), "bfloat16"),
@@ -88,12 +88,12 @@ GPU_METHODS: dict[str, tuple[Loss, str]] = {
 
 
 def methods_on(device: str) -> tuple[str, ...]:
-    """Names of what is measured on a device."""
+    """Return the names of the methods for a device."""
     return tuple(GPU_METHODS if device.startswith("cuda") else METHODS)
 
 
 def example(batch: int, dim: int, device: str) -> tuple[Tensor, Tensor]:
-    """Unit descriptors [B, C] of classes of CLASS_SIZE images in a random order, and labels [B]."""
+    """Generate unit descriptors [B, C] and labels [B], CLASS_SIZE per class, shuffled."""
     generator = torch.Generator(device).manual_seed(batch)
     labels = torch.randperm(batch, generator=generator, device=device) // CLASS_SIZE
     centers = torch.randn(batch // CLASS_SIZE, dim, generator=generator, device=device)
@@ -102,7 +102,7 @@ def example(batch: int, dim: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def forward_and_backward(method: str, batch: int, dim: int, threads: int) -> Callable[[], object]:
-    """A call that runs a method's loss and its gradient on a batch made from a seed."""
+    """Return a call that computes the loss and gradient of a method on a generated batch."""
     torch.set_num_threads(threads)
     descriptors, labels = example(batch, dim, "cpu")
     descriptors.requires_grad_()
@@ -112,7 +112,7 @@ def forward_and_backward(method: str, batch: int, dim: int, threads: int) -> Cal
         descriptors.grad = None
         torch.autograd.backward(loss(descriptors, labels))
 
-    # Libraries load on first use; that is not the loss's memory.
+    # Libraries load on first use, which must not count as memory of the loss.
     small, small_labels = example(2 * CLASS_SIZE, dim, "cpu")
     torch.autograd.backward(loss(small.requires_grad_(), small_labels))
     return call
@@ -160,7 +160,7 @@ def run(
 
 
 def _reason_to_skip(last: LossMeasurement | None, size: int) -> str | None:
-    """Why a size need not be tried, from the smaller one before it."""
+    """Return why a size is skipped, judging by the smaller size before it."""
     if last is None:
         return None
     if last.seconds is None:
@@ -170,7 +170,7 @@ def _reason_to_skip(last: LossMeasurement | None, size: int) -> str | None:
 
 
 def _measure_on_gpu(method: str, size: int, dim: int) -> Measurement:
-    """Median seconds of a step, and the most memory it added, in bytes."""
+    """Return the median seconds of a step, and the peak memory it added, in bytes."""
     loss, precision = GPU_METHODS[method]
     setting: Any = torch.backends.cuda.matmul
     before = setting.fp32_precision

@@ -1,4 +1,4 @@
-"""Time and peak memory of a call, each in a process of its own."""
+"""Measure the time and peak memory of calls, each in a separate process."""
 
 import gc
 import multiprocessing
@@ -25,7 +25,7 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of the fastest of a few calls, the memory a call added, and what it returned."""
+    """Seconds of the fastest of a few calls, the peak memory it added, and its result."""
 
     seconds: float
     extra_bytes: int
@@ -33,14 +33,14 @@ class Measurement:
 
 
 class DoesNotFit(Exception):
-    """The call needs more memory than there is."""
+    """The call needs more memory than is available."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"does not fit in {limit / 1e9:.0f} GB")
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """The seconds that a call takes, and what it returns."""
+    """Return the seconds that a call takes, and its result."""
     start = time.perf_counter()
     result = call()
     return time.perf_counter() - start, result
@@ -53,13 +53,13 @@ def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """The 50th and the 99th percentile, in milliseconds."""
+    """Return the 50th and the 99th percentile, in milliseconds."""
     p50, p99 = (float(1000 * np.percentile(seconds, p)) for p in (50, 99))
     return p50, p99
 
 
 def run_alone(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a fresh process; it is importable by name, its arguments picklable."""
+    """Call an importable function in a new process, with picklable arguments."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
@@ -68,18 +68,23 @@ def run_alone(function: Callable[..., T], *arguments: object) -> T:
 def measure(
     make_call: Callable[..., Call], *arguments: object, memory_limit: int | None = None
 ) -> Measurement:
-    """Run `make_call(*arguments)()` in a fresh process under a memory limit, and measure it.
+    """Run `make_call(*arguments)()` in a new process under a memory limit, and measure it.
 
-    `make_call` is importable by name and its arguments are picklable; `memory_limit` is in bytes,
-    most of what is free by default.
+    Args:
+        make_call: a function that can be imported by name.
+        *arguments: its arguments, which must be picklable.
+        memory_limit: in bytes; 90 % of the free memory by default.
 
     Raises:
-        DoesNotFit: if the call reached the limit; other errors are those of the call.
+        DoesNotFit: the call reached the limit. Errors of the call are raised as they are.
     """
     limit = int(available_memory() * 0.9) if memory_limit is None else memory_limit
     try:
         return run_alone(_measure_here, make_call, arguments, limit)
-    except (MemoryError, BrokenProcessPool) as error:  # the system kills what takes too much
+    except (
+        MemoryError,
+        BrokenProcessPool,
+    ) as error:  # the system kills processes that use too much memory
         raise DoesNotFit(limit) from error
 
 
@@ -90,16 +95,16 @@ def _measure_here(make_call: Callable[..., Call], arguments: Any, limit: int) ->
     gc.collect()
     before = _memory("VmRSS")
     if _STATUS.exists():
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     try:
         seconds, result = timed(call)
         extra = max(0, _memory("VmHWM") - before)
-        # A first run also pays for pages and thread pools: repeat what is quick.
+        # The first run includes page faults and thread pools, so repeat short calls.
         for _ in range(3 if seconds < 5 else 1 if seconds < 20 else 0):
             again, result = timed(call)
             seconds = min(seconds, again)
     except (MemoryError, RuntimeError) as error:
-        # PyTorch has no error of its own for this on the CPU.
+        # PyTorch has no separate error for this on the CPU.
         lacks_memory = "allocate memory" in str(error) or "out of memory" in str(error)
         if lacks_memory or isinstance(error, MemoryError):
             raise MemoryError from None
@@ -108,7 +113,7 @@ def _measure_here(make_call: Callable[..., Call], arguments: Any, limit: int) ->
 
 
 def _memory(field: str) -> int:
-    """Bytes of this process, now (VmRSS) or at most (VmHWM); elsewhere than on Linux the latter."""
+    """Return the bytes of this process: now (VmRSS), or the peak (VmHWM; always outside Linux)."""
     if _STATUS.exists():
         lines = _STATUS.read_text().splitlines()
         return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
@@ -117,17 +122,17 @@ def _memory(field: str) -> int:
 
 
 def available_memory() -> int:
-    """Bytes of memory this machine could give a process now."""
+    """Return the bytes of memory that are available to a process."""
     import torch
 
-    # Not above: the processes that are measured need nothing of training.
+    # Imported here, because the measured processes do not need training.
     from listwise.training.memory import free_bytes
 
     return free_bytes(torch.device("cpu"))
 
 
 def describe_machine(device: str = "cpu") -> str:
-    """This machine in a few words, with its GPU if that is the device or "auto" finds one."""
+    """Describe this machine in a few words, with its GPU if the device is one."""
     import torch
 
     processor = platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Search in an index beside other engines."""
+"""Benchmark search in an index against other engines."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from listwise.search.store import SearchIntent
 
 K = 10
 QUERIES = 256
-ALONE = 100  # of them asked one at a time
+ALONE = 100  # of them run one at a time
 ROWS = 8192
 EXACT_FROM = 200_000  # larger databases are compared with exact search alone
 
@@ -30,10 +30,10 @@ Ask = Callable[[Vectors], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class SearchMeasurement:
-    """A way to search among so many descriptors: recall@10, queries a second, milliseconds.
+    """A method at a database size: recall@10, queries per second, and latency.
 
-    `per_second` is of all queries at once, the percentiles of one at a time. `ready` are the
-    seconds from the descriptors on disk to the first search.
+    `per_second` is measured with all queries in one call, and the percentiles with one query at a
+    time. `ready` is the time in seconds from the descriptors on disk to the first search.
     """
 
     entries: Annotated[int, "entries", "{:,}"]
@@ -50,10 +50,10 @@ COLUMNS = columns_of(SearchMeasurement)
 
 
 def write_descriptors(folder: Path, count: int, dim: int) -> None:
-    """Write unit descriptors `database.npy` [count, dim] and `queries.npy`, and the truth.
+    """Write unit descriptors `database.npy` [count, dim] and `queries.npy`, and the ground truth.
 
-    Descriptors lie around centres of uneven size, their spread falls off over the dimensions as
-    that of learned descriptors does, and queries are further photos of the same centres.
+    Descriptors form clusters of different sizes. Their variance decreases over the dimensions, as
+    for learned descriptors. Queries are drawn from the same clusters.
     """
     rng = np.random.default_rng(0)
     spectrum = (1 + np.arange(dim, dtype=np.float32)) ** -0.5
@@ -77,7 +77,7 @@ def write_descriptors(folder: Path, count: int, dim: int) -> None:
 
 
 def write_index(folder: Path) -> None:
-    """Put the descriptors into an index, entry i under the id `i`."""
+    """Add the descriptors to an index; the id of entry i is `i`."""
     database = np.load(folder / "database.npy", mmap_mode="r")
     header = IndexHeader(
         model="made by code",
@@ -94,7 +94,7 @@ def write_index(folder: Path) -> None:
 
 
 def faiss_flat(folder: Path) -> tuple[Ask, str]:
-    """FAISS as one would call it."""
+    """FAISS, called directly."""
     import faiss
 
     database = np.load(folder / "database.npy")
@@ -104,7 +104,7 @@ def faiss_flat(folder: Path) -> tuple[Ask, str]:
 
 
 def listwise_index(folder: Path, intent: SearchIntent) -> tuple[Ask, str]:
-    """Our index, tuned for an intent beforehand; the measured search reopens it."""
+    """Our index, optimized for a target in advance; the measured search reopens it."""
     places = _places(folder)
     with open_store(folder / "index") as index:
         tuned = index.tune(intent)
@@ -123,13 +123,13 @@ def listwise_exact(folder: Path) -> tuple[Ask, str]:
 
 
 def listwise_compressed(folder: Path) -> tuple[Ask, str]:
-    """Our index in an eighth of the memory that exact search takes."""
+    """Our index with an eighth of the memory of exact search."""
     shape = np.load(folder / "database.npy", mmap_mode="r").shape
     return listwise_index(folder, SearchIntent(memory=shape[0] * shape[1] // 2, recall=0.95))
 
 
 def lancedb_index(folder: Path) -> tuple[Ask, str]:
-    """LanceDB's own search in the table of our index, with its usual IVF-PQ index."""
+    """The search of LanceDB in the table of our index, with an IVF-PQ index."""
     import lancedb
 
     table = lancedb.connect(folder / "index").open_table("entries")
@@ -149,13 +149,13 @@ def lancedb_index(folder: Path) -> tuple[Ask, str]:
 
 
 def _places(folder: Path) -> dict[int, int]:
-    """The row of each entry's key."""
+    """Return the row of each entry by its key."""
     count = len(np.load(folder / "database.npy", mmap_mode="r"))
     return {entry_key(str(row)): row for row in range(count)}
 
 
 def hnswlib_index(folder: Path) -> tuple[Ask, str]:
-    """The library hnswlib with 16 links, ef 100 when built and 200 when searched."""
+    """The library hnswlib with 16 links, ef 100 for building and 200 for search."""
     import hnswlib
 
     database = np.load(folder / "database.npy", mmap_mode="r")
@@ -179,7 +179,7 @@ LARGE = ("FAISS flat", "listwise, exact", "listwise, compressed")
 
 
 def measure_method(folder: Path, method: str) -> SearchMeasurement:
-    """Time one way to search; run in a process of its own."""
+    """Measure one method; runs in a separate process."""
     queries = np.load(folder / "queries.npy")
     truth = np.load(folder / "truth.npy")
     opening, (ask, note) = timed(lambda: METHODS[method](folder))
@@ -199,9 +199,9 @@ def run(
     folder: Path | None = None,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[SearchMeasurement]:
-    """Search descriptors made by code, in databases of each size, by each method.
+    """Measure each method on generated databases of each size.
 
-    Larger databases than 200,000 descriptors are searched by exact and compressed search alone.
+    Databases of more than 200,000 descriptors are measured with exact and compressed search only.
     """
     if min(sizes) < 1000:
         raise InputError("`sizes` must be 1000 descriptors or more")

@@ -1,4 +1,4 @@
-"""Search by photo through a server, with many clients at once."""
+"""Benchmark search by photo through a server with concurrent clients."""
 
 import socket
 import subprocess
@@ -24,7 +24,7 @@ from listwise.models import RetrievalNet
 
 @dataclass(frozen=True)
 class ServerMeasurement:
-    """So many clients that search with photos at once: answers a second, milliseconds, refusals."""
+    """A number of concurrent clients: answers per second, latency, and refused requests."""
 
     clients: Annotated[int, "clients", "{:d}"]
     per_second: Annotated[float, "answers/s", "{:.1f}"]
@@ -59,7 +59,7 @@ def run(
 
 
 def build_index(place: Path, photos: int, side: int) -> list[bytes]:
-    """Make photos and an index of them in a folder, and give the photos' contents."""
+    """Create photos and an index of them in a folder, and return the content of the photos."""
     from listwise.search import open_index
 
     rng = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def build_index(place: Path, photos: int, side: int) -> list[bytes]:
 
 @contextmanager
 def serving(index: Path) -> Iterator[str]:
-    """The address of a server of an index, which ends with the block."""
+    """Run a server of an index for the `with` block, and yield its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -105,7 +105,7 @@ def _answers(address: str) -> bool:
 def measure_clients(
     address: str, uploads: Sequence[bytes], count: int, seconds: float
 ) -> ServerMeasurement:
-    """Let clients search at once, each with one photo after the other, for some seconds."""
+    """Run concurrent clients for some seconds, each with one photo after the other."""
     end = time.perf_counter() + seconds
 
     def search(number: int) -> tuple[list[float], int]:

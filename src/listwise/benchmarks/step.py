@@ -1,4 +1,4 @@
-"""A whole training step at the paper's setting: images a second, and how far the limit is."""
+"""Benchmark a whole training step at the paper's setting: images per second, and the limit."""
 
 import copy
 import time
@@ -21,12 +21,12 @@ from listwise.training import MultistageStep
 from listwise.training.forward import Forward
 from listwise.training.memory import free_bytes
 
-ITERATIONS = 200  # of the paper's run
+ITERATIONS = 200  # iterations of the paper's training
 CLASS_SIZE = 4
 CHECKED = 16  # images of the batch on which gradients are compared
 FOLD_SIDE = 128  # their side in float64
 FOLD_TOLERANCE = 1e-8
-# Descriptors of a batch are computed twice and backpropagated once, at twice a forward's work.
+# A step runs the forward pass twice, and one backward pass of twice its work.
 PASSES = 4
 
 SINGLE = "float32, one image at a time"
@@ -38,12 +38,21 @@ METHODS = (SINGLE, AUTOCAST, FOLDED, COMPILED)
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """One way to do the step, or why it was skipped; rates are images a second.
+    """A method of computing the step, or why it was skipped; rates are in images per second.
 
-    `forward` is the rate of the forward alone, `both` with backward, `step` with loss and Adam's
-    update, timed on `measured` images; `ratio` is to the first row, `minutes` those of 200 steps of
-    the whole batch, `of_limit` the share of `fastest_step`, `gradient_error` the relative distance
-    to the gradient of plain float32 backpropagation. The first pass took `first_seconds`.
+    Attributes:
+        method: name of the method.
+        measured: number of images in the timed steps.
+        forward: rate of the forward pass.
+        both: rate of the forward and backward passes.
+        step: rate of the whole step with the loss and the update of Adam.
+        ratio: rate of the step relative to the first row.
+        minutes: time of 200 steps of the whole batch.
+        peak_bytes: peak GPU memory.
+        of_limit: share of the rate of `fastest_step`.
+        gradient_error: relative distance to the gradient of plain float32 backpropagation.
+        first_seconds: time of the first pass.
+        skipped: why the method was skipped.
     """
 
     method: Annotated[str, "method"]
@@ -83,7 +92,7 @@ def run(
         net = make_net(backbone, size, place)
         images, labels = make_batch(batch, size, pinned=gpu)
         if gpu and images.nbytes < free_bytes(place) // 4:
-            images = images.to(place)  # as in training, where crops are left there if they fit
+            images = images.to(place)  # as in training, where crops stay on the GPU if they fit
         limit = fastest_step(net, size, place)
         few, few_labels = images[:CHECKED].to(place), labels[:CHECKED].to(place)
         wrong = fold_error(net, few[..., :FOLD_SIDE, :FOLD_SIDE], few_labels)
@@ -114,7 +123,7 @@ def measure_step(
     limit: float,
     plain: Tensor,
 ) -> StepMeasurement:
-    """Time a step and its two kinds of passes; images [B, 3, H, W] and labels [B] in memory."""
+    """Time a step and its passes; images [B, 3, H, W] and labels [B] are in memory."""
     device = step.forward().device
     gpu = device.type == "cuda"
     if gpu:
@@ -146,7 +155,7 @@ def measure_step(
 def passes(
     forward: Forward, images: Tensor, micro_batch: int, repeats: int, *, backward: bool
 ) -> float:
-    """Images a second through the network, a few micro-batches of [B, 3, H, W] in turn."""
+    """Return the images per second through the network, in micro-batches of [B, 3, H, W]."""
     crops = torch.split(images[: repeats * micro_batch].to(forward.device), micro_batch)
     forward.refresh()
     started = synchronized_time(forward.device)
@@ -164,12 +173,12 @@ def passes(
 
 
 def whole_steps(step: MultistageStep, images: Tensor, labels: Tensor, updates: int) -> float:
-    """Images a second of steps with Adam's updates; images [B, 3, H, W] wherever they lie."""
+    """Return the images per second of steps with Adam; images [B, 3, H, W] on any device."""
     device = step.forward().device
     state = {name: value.clone() for name, value in step.net.state_dict().items()}
     optimizer = torch.optim.Adam(step.net.parameters(), lr=1e-6, fused=device.type == "cuda")
     small = min(len(images), 2 * int(step.micro_batch))
-    # The first loss of a size may have kernels to choose, which the other 199 have not.
+    # The first loss of a size may tune kernels, which the other 199 steps do not.
     first_loss(step, images, labels)
     for timed in (False, True):
         count = len(images) if timed else small
@@ -185,7 +194,7 @@ def whole_steps(step: MultistageStep, images: Tensor, labels: Tensor, updates: i
 
 
 def first_loss(step: MultistageStep, images: Tensor, labels: Tensor) -> None:
-    """The loss and its gradient of as many descriptors as there are images, of any values."""
+    """Compute the loss and gradient of random descriptors, as many as there are images."""
     forward = step.forward()
     with torch.no_grad():
         dim = forward.uncompiled(images[:1]).shape[1]
@@ -195,7 +204,7 @@ def first_loss(step: MultistageStep, images: Tensor, labels: Tensor) -> None:
 
 
 def make_step(method: str, net: RetrievalNet, micro_batch: int) -> MultistageStep:
-    """The step that a method stands for."""
+    """Return the step of a method."""
     if method == SINGLE:
         return MultistageStep(net, QuantizedAPLoss(), 1)
     if method == AUTOCAST:
@@ -206,7 +215,7 @@ def make_step(method: str, net: RetrievalNet, micro_batch: int) -> MultistageSte
 
 
 def under_autocast(net: nn.Module) -> nn.Module:
-    """The network as one runs it in bfloat16 without further ado, channels last."""
+    """The network in plain bfloat16 autocast, with channels last."""
 
     class UnderAutocast(torch.nn.Module):
         def __init__(self) -> None:
@@ -223,13 +232,13 @@ def under_autocast(net: nn.Module) -> nn.Module:
 
 
 def make_net(backbone: str, size: int, device: torch.device) -> RetrievalNet:
-    """A network with random weights whose batch norms have seen images, as trained ones have."""
+    """Return a network with random weights and realistic batch norm statistics."""
     torch.manual_seed(0)
     net = RetrievalNet(backbone, weights="random").to(device)
     for norm in [module for module in net.modules() if isinstance(module, _BatchNorm)]:
         if not norm.weight.any():
-            # The last of a fresh residual branch: on zeros a GPU is faster than on numbers, and
-            # with large ones the gradient of a random network is mostly rounding.
+            # The last norm of a residual branch starts at zero. A GPU computes faster on zeros, and
+            # with large values the gradient of a random network is mostly rounding.
             torch.nn.init.uniform_(norm.weight, 0.05, 0.1)
         torch.nn.init.normal_(norm.bias, -0.1, 0.1)
         norm.momentum = None  # the plain mean
@@ -241,9 +250,9 @@ def make_net(backbone: str, size: int, device: torch.device) -> RetrievalNet:
 
 
 def make_batch(batch: int, size: int, pinned: bool = False) -> tuple[Tensor, Tensor]:
-    """Crops uint8 [B, 3, size, size] of coarse patterns, alike within a class, and labels [B]."""
+    """Generate crops uint8 [B, 3, size, size], similar within a class, and labels [B]."""
     generator = torch.Generator().manual_seed(0)
-    kinds = min(batch, 64)  # the same again with other noise: drawing takes longer than the step
+    kinds = min(batch, 64)  # repeated with other noise, because drawing takes longer than the step
     labels = torch.arange(batch) // CLASS_SIZE
     classes = torch.rand(kinds // CLASS_SIZE, 3, 6, 6, generator=generator)
     coarse = classes[labels[:kinds]] + 0.2 * torch.rand(kinds, 3, 6, 6, generator=generator)
@@ -251,32 +260,32 @@ def make_batch(batch: int, size: int, pinned: bool = False) -> tuple[Tensor, Ten
     smooth += 0.1 * torch.randn(1, 3, size, size, generator=generator)
     patterns = (smooth.clamp(0, 1) * 255).to(torch.uint8)
     if pinned:
-        patterns = patterns.cuda()  # gigabytes are moved more quickly from there
+        patterns = patterns.cuda()  # moving gigabytes is faster on the GPU
     images = torch.empty(batch, 3, size, size, dtype=torch.uint8, pin_memory=pinned)
     for first in range(0, batch, kinds):
         part = images[first : first + kinds]
-        # Each time moved a little further, so that no two images are equal.
+        # Shifted a little further each time, so that no two images are equal.
         part.copy_(patterns[: len(part)].roll(7 * (first // kinds), dims=2))
     return images, labels
 
 
 def plain_gradient(net: RetrievalNet, images: Tensor, labels: Tensor) -> Tensor:
-    """The gradient by one backward of the whole batch, all parameters in one vector."""
+    """Return the gradient of one backward pass of the whole batch, as one vector."""
     net.zero_grad()
     torch.autograd.backward(QuantizedAPLoss()(net(images), labels))
     return _gradient(net)
 
 
 def gradient_error(step: MultistageStep, images: Tensor, labels: Tensor, plain: Tensor) -> float:
-    """Relative distance of a step's gradient on a small batch to the plain one."""
+    """Return the relative distance between the gradients of a step and of plain backpropagation."""
     step.net.zero_grad()
     step(images, labels)
-    # Where a batch is ordered perfectly, the gradient is nothing but rounding.
+    # If a batch is ranked perfectly, the gradient is only rounding.
     return float((_gradient(step.net) - plain).norm() / plain.norm().clamp(min=1e-9))
 
 
 def fold_error(net: RetrievalNet, images: Tensor, labels: Tensor) -> float:
-    """Relative distance of the folded step's gradient to the plain one, both in float64."""
+    """Return the relative distance between the folded and the plain gradient in float64."""
     wide = copy.deepcopy(net).double()
     plain = plain_gradient(wide, images, labels)
     return gradient_error(make_step(FOLDED, wide, CHECKED // 2), images, labels, plain)
@@ -290,7 +299,7 @@ def _gradient(net: nn.Module) -> Tensor:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Meanwhile float32 convolutions are not rounded to TF32."""
+    """Compute float32 convolutions without rounding to TF32."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -300,10 +309,10 @@ def exact_float32() -> Iterator[None]:
 
 
 def fastest_step(net: RetrievalNet, size: int, device: torch.device) -> float:
-    """Images a second of a step whose every convolution ran at one of the machine's two limits.
+    """Return the images per second of a step whose convolutions all run at the machine's limits.
 
-    These are the operations a second of a large bfloat16 product, and the bytes a second of a large
-    copy, both measured.
+    The limits are the measured operations per second of a large bfloat16 product, and the measured
+    bytes per second of a large copy.
     """
     gpu = device.type == "cuda"
     side = 8192 if gpu else 256
@@ -317,7 +326,7 @@ def fastest_step(net: RetrievalNet, size: int, device: torch.device) -> float:
 
 
 def convolution_costs(net: RetrievalNet, size: int) -> list[tuple[float, float]]:
-    """Operations and bytes, in and out in bfloat16, of each convolution for one image."""
+    """Return the operations and the bfloat16 bytes of each convolution for one image."""
     costs: list[tuple[float, float]] = []
 
     def note(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -334,7 +343,7 @@ def convolution_costs(net: RetrievalNet, size: int) -> list[tuple[float, float]]
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """The mean of a few runs, after two that warm up."""
+    """Return the mean seconds of a few runs, after two warm-up runs."""
     for _ in range(2):
         call()
     started = synchronized_time(device)
@@ -344,7 +353,7 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 
 
 
 def synchronized_time(device: torch.device) -> float:
-    """Seconds of a clock, once a GPU has finished what it was given."""
+    """Return the time of a clock after the GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

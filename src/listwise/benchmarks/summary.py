@@ -1,4 +1,4 @@
-"""From photos to a training step in one table: loss, step, input and extraction on this machine."""
+"""Benchmark loss, training step, input and extraction on this machine, in one table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from listwise.benchmarks import extraction, input, loss, step
 from listwise.benchmarks.table import columns_of, readable_seconds
 from listwise.machine import Machine
 
-# What fits a GPU, and what two cores measure in a minute or two.
+# Sizes for a GPU, and sizes that two cores measure in a minute or two.
 GPU_SETTINGS: dict[str, dict[str, Any]] = {
     "loss": {"sizes": (4096, 8192, 16384)},
     "step": {"backbone": "resnet101", "size": 800, "batch": 4096},
@@ -25,7 +25,7 @@ CPU_SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """One figure: which benchmark, at which setting, what was measured, and what goes with it."""
+    """One result: the benchmark, its setting, the quantity, its value, and a second value."""
 
     benchmark: Annotated[str, "benchmark"]
     setting: Annotated[str, "setting"]
@@ -40,7 +40,7 @@ COLUMNS = columns_of(SummaryLine)
 def run(
     device: str = "auto", settings: dict[str, dict[str, Any]] | None = None
 ) -> Iterator[SummaryLine]:
-    """Measure all four, one after the other."""
+    """Run all four benchmarks, one after the other."""
     device = Machine.detect(device).device
     settings = settings or (GPU_SETTINGS if device.startswith("cuda") else CPU_SETTINGS)
     for row in loss.run(device=device, **settings["loss"]):

@@ -1,4 +1,4 @@
-"""Tables of measurements: how the fields of a row are written."""
+"""Tables of measurements: format the fields of a row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,13 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, whose rows are dataclasses; nothing is shown of a field that is None.
+    """A column of a table whose rows are dataclasses; the cell of a field that is None is empty.
 
-    `write` is the format of a value, such as "{:.1f} ×", or what turns a value into text; values
-    are multiplied by `scale` first, such as 1e-9 for gigabytes.
+    Attributes:
+        title: heading of the column.
+        field: name of the field in a row.
+        write: format of a value, such as "{:.1f} ×", or a function that turns it into text.
+        scale: factor of the values, such as 1e-9 for gigabytes.
     """
 
     title: str
@@ -20,11 +23,11 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Whether its values are numbers, which are aligned at the right."""
+        """Whether the values are numbers, which are aligned to the right."""
         return self.write != "{}"
 
     def text(self, row: object) -> str:
-        """The cell of a row."""
+        """Return the text of this column in a row."""
         value = getattr(row, self.field)
         if value is None:
             return ""
@@ -34,14 +37,14 @@ class Column:
 
 
 def columns_of(row: type) -> tuple[Column, ...]:
-    """The columns of the fields of a dataclass that are `Annotated` with a column's arguments."""
+    """Return a column for each field of a dataclass that is `Annotated` with its arguments."""
     hints = get_type_hints(row, include_extras=True).items()
     annotated = {name: hint.__metadata__ for name, hint in hints if hasattr(hint, "__metadata__")}
     return tuple(Column(title, name, *how) for name, (title, *how) in annotated.items())
 
 
 def cells(row: object, columns: Sequence[Column]) -> list[str]:
-    """A row's cells; the reason why it was `skipped` is in place of its first number."""
+    """Return the cells of a row; for a skipped row the reason replaces the first number."""
     texts = [column.text(row) for column in columns]
     reason = getattr(row, "skipped", None)
     if reason:
@@ -51,5 +54,5 @@ def cells(row: object, columns: Sequence[Column]) -> list[str]:
 
 
 def readable_seconds(seconds: float) -> str:
-    """A time for people: 1.52 ms, 14.2 ms, 1.04 s."""
+    """Format seconds for reading: 1.52 ms, 14.2 ms, 1.04 s."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
