@@ -38,7 +38,7 @@ def _parts_text(parts: Figures) -> str:
 class EvaluationMeasurement:
     """A method at a database size, or why it was skipped.
 
-    `parts` are the seconds of the steps of the method, and `figures` its mAPs. `faster` is the speed
+    `parts` are the seconds of the steps of a method, and `figures` its mAPs. `faster` is the speed
     relative to the plain method, `apart` the largest difference between the mAPs of the two.
     """
 
