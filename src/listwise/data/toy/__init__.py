@@ -1,4 +1,4 @@
-"""Toy landmarks: a small data set of drawn buildings, made by code from a seed."""
+"""Toy landmarks: a small data set of drawn buildings, generated from a seed."""
 
 from listwise.data.toy.dataset import (
     TOY_GROUND_TRUTH,

@@ -1,4 +1,4 @@
-"""A pinhole camera in front of a building, and pictures seen through it."""
+"""A pinhole camera in front of a building, and the projection of pictures into photos."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ EYE = 1.7  # metres above the ground
 
 @dataclass(frozen=True)
 class Camera:
-    """Where the photographer stands.
+    """The position and direction of a camera.
 
     The building's front is the plane z = 0, x to the right from its middle, y upwards; the camera
     stands `distance` metres away, `azimuth` radians to the right of the middle (the building turns
@@ -31,13 +31,13 @@ class Camera:
     shift: tuple[float, float] = (0.0, 0.0)
 
     def project(self, points: Points) -> Points:
-        """Points of the world [N, 3] to pixels [N, 2]."""
+        """Project points of the world [N, 3] to pixels [N, 2]."""
         x, y, z = points.T
         sin, cos = math.sin(self.azimuth), math.cos(self.azimuth)
         return self.project_seen(np.stack([x * cos + z * sin, y, z * cos - x * sin], axis=1))
 
     def project_seen(self, points: Points) -> Points:
-        """Points in the photographer's directions (right, up, away) [N, 3] to pixels [N, 2]."""
+        """Project points in camera directions (right, up, away) [N, 3] to pixels [N, 2]."""
         right, up, away = points[:, 0], points[:, 1] - EYE, points[:, 2] + self.distance
         sin, cos = math.sin(self.pitch), math.cos(self.pitch)
         depth = np.maximum(away * cos + up * sin, 0.5)
@@ -91,7 +91,7 @@ def paste_quad(
 
 
 def _homography(corners: Points, size: tuple[int, int]) -> list[float]:
-    """The eight numbers by which Pillow brings a pixel of the photo to one of the picture."""
+    """Return the eight coefficients that map a pixel of the photo to one of the picture."""
     width, height = size
     wanted = [(0, 0), (width, 0), (width, height), (0, height)]
     rows = []

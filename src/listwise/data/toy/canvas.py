@@ -1,4 +1,4 @@
-"""Drawing in metres, and the look of stone, brick, plaster and tiles."""
+"""Draw in metres, with textures of stone, brick, plaster and tiles."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Canvas:
         self._draw = ImageDraw.Draw(self.image)
 
     def polygon(self, points: Sequence[Point], colour: Colour, grain: Grain | None = None) -> None:
-        """Fill a polygon, evenly or with the grain of a material ([H, W] of the whole canvas)."""
+        """Fill a polygon, evenly or with a texture ([H, W] of the whole canvas)."""
         pixels = self._pixels(points)
         if grain is None:
             self._draw.polygon(pixels, fill=colour)
@@ -51,7 +51,7 @@ class Canvas:
     def taper(
         self, x: float, bottom: Point, top: Point, colour: Colour, grain: Grain | None = None
     ) -> None:
-        """Fill what is symmetric about x, with half a width and a height at its bottom and top."""
+        """Fill a shape symmetric about x, given half-width and height at its bottom and top."""
         (low, y0), (high, y1) = bottom, top
         self.polygon([(x - low, y0), (x + low, y0), (x + high, y1), (x - high, y1)], colour, grain)
 
@@ -65,11 +65,11 @@ class Canvas:
         self._draw.line(self._pixels(points), fill=colour, width=max(1, round(width * self.scale)))
 
     def finish(self) -> Image.Image:
-        """The picture, smoothed."""
+        """Return the picture, smoothed."""
         return self.image.reduce(_OVERSAMPLE)
 
     def grain(self, material: str, rng: np.random.Generator) -> Grain:
-        """The relative brightness of a material all over the canvas."""
+        """Return the relative brightness of a material over the whole canvas."""
         width, height = self.size
         noise = soft_noise(rng, height, width, 24)
         if material in ("plaster", "timber"):
@@ -93,13 +93,13 @@ class Canvas:
 
 
 def shade(colour: Colour, factor: float) -> Colour:
-    """A colour made darker or brighter."""
+    """Make a colour darker or brighter."""
     red, green, blue = (min(255, max(0, round(channel * factor))) for channel in colour)
     return red, green, blue
 
 
 def soft_noise(rng: np.random.Generator, height: int, width: int, cell: int) -> Grain:
-    """Soft noise between -1 and 1."""
+    """Return smooth noise between -1 and 1."""
     coarse = rng.uniform(-1, 1, (height // cell + 2, width // cell + 2)).astype(np.float32)
     picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(picture)

@@ -1,4 +1,4 @@
-"""The folder of toy landmarks: photos, training labels, and a benchmark with its judgements."""
+"""Write the folder of toy landmarks: photos, training labels, and a benchmark."""
 
 import csv
 import json
@@ -90,7 +90,7 @@ def make_toy_landmarks(
 
 
 def _check_place(folder: Path) -> None:
-    """Refuse to replace anything but toy landmarks or an empty folder."""
+    """Raise an error unless the folder is empty, missing, or contains toy landmarks."""
     empty = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not empty and not (folder / TOY_PARAMETERS).exists():
         raise InputError(f"{folder}: is something else than toy landmarks; name another folder")
@@ -116,7 +116,7 @@ def _is_complete(folder: Path, parameters: dict[str, int], photos: int) -> bool:
 
 
 def _tasks(buildings: int, views: int, seed: int) -> Iterator[_Task]:
-    """What is to be photographed: whole families go to one part."""
+    """Return the photos to take; all look-alikes of a building are in one part."""
     families = -(-buildings // FAMILY)
     benchmark, val = max(1, round(families / 3)), max(1, round(families / 10))
     plain = ["easy" if view % 2 else "hard" for view in range(views)]
@@ -167,7 +167,7 @@ def _take_photos(
 
 
 def _run(folder: Path, task: _Task) -> dict[str, Box]:
-    """Take and save the photos of one task; each depends on its own seed alone."""
+    """Draw and save the photos of one task; each depends only on its own seed."""
     model = None
     if task.building is not None:
         model = build(task.building, np.random.default_rng(task.seed))

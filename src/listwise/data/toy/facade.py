@@ -1,4 +1,4 @@
-"""The front and the side of a building, as flat pictures with transparent surroundings."""
+"""Draw the front and the side of a building as flat pictures with a transparent background."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +17,7 @@ _PIXELS = 340  # of the longer side of a finished front
 
 @dataclass(frozen=True)
 class DrawnBuilding:
-    """A building ready to be photographed: lengths in metres, pictures at falling sizes."""
+    """The pictures of a building at several sizes; lengths are in metres."""
 
     front: list[Image.Image]
     side: list[Image.Image]
@@ -44,7 +44,7 @@ def build(building: Building, rng: np.random.Generator) -> DrawnBuilding:
 
 
 def _sizes(canvas: Canvas) -> list[Image.Image]:
-    """The picture at full, half and quarter size, so that far buildings do not flicker."""
+    """Return the picture at full, half and quarter size, for buildings at a distance."""
     picture = canvas.finish()
     return [picture, picture.reduce(2), picture.reduce(4)]
 
@@ -65,7 +65,7 @@ def _draw_front(canvas: Canvas, building: Building, left: float, rng: np.random.
 def _draw_skeleton(
     canvas: Canvas, plan: BuildingPlan, details: Details, left: float, right: float, stone: Grain
 ) -> None:
-    """Plinth, courses, corners and cornice."""
+    """Draw plinth, courses, corners and cornice."""
     trim = details.trim
     if plan.wall == "timber":
         _draw_beams(canvas, plan, left, right)

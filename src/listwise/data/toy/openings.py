@@ -1,4 +1,4 @@
-"""Windows and doors."""
+"""Draw windows and doors."""
 
 import math
 
@@ -9,7 +9,7 @@ _GLASS: Colour = (58, 72, 88)
 
 
 def outline(kind: str, x: float, y: float, width: float, height: float) -> list[Point]:
-    """The outline of an opening centred on x that stands on y."""
+    """Return the outline of an opening centred on x with its bottom at y."""
     half = width / 2
     if kind == "round":
         spring = y + height - half
@@ -32,7 +32,7 @@ def outline(kind: str, x: float, y: float, width: float, height: float) -> list[
 def draw_window(
     canvas: Canvas, details: Details, x: float, y: float, width: float, height: float
 ) -> None:
-    """A window centred on x with its sill on y."""
+    """Draw a window centred on x with its sill at y."""
     if details.window == "twin":
         for side in (-1, 1):
             _light(canvas, details, "round", x + side * width * 0.28, y, width * 0.48, height)
@@ -80,7 +80,7 @@ def _light(
 
 
 def draw_door(canvas: Canvas, details: Details, x: float, width: float, height: float) -> None:
-    """The main door, centred on x."""
+    """Draw the main door, centred on x."""
     trim, colour = details.trim, details.door_colour
     kind = "square" if details.door == "porch" else details.door
     if details.door == "porch":

@@ -1,4 +1,4 @@
-"""A photo of a building: framing, neighbours, clutter and light, as easy or hard as asked."""
+"""Draw a photo of a building: framing, neighbours, clutter and light, by difficulty."""
 
 import math
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Viewpoint:
 
 
 def draw_viewpoint(kind: str, rng: np.random.Generator) -> Viewpoint:
-    """Conditions of a kind: "query", "easy", "hard" or "junk"."""
+    """Draw the conditions of a kind of photo: "query", "easy", "hard" or "junk"."""
     sign = 1 if rng.random() < 0.5 else -1
     view = Viewpoint(
         azimuth=sign * rng.uniform(0, 16),
@@ -58,7 +58,7 @@ def draw_viewpoint(kind: str, rng: np.random.Generator) -> Viewpoint:
 
 
 def _harden(view: Viewpoint, sign: int, rng: np.random.Generator) -> Viewpoint:
-    """One trouble or two at once."""
+    """Draw one or two difficulties for a photo."""
     troubles = set(rng.permutation(["oblique", "scale", "covered", "dark"])[: rng.integers(1, 3)])
     if "oblique" in troubles:
         view = replace(view, azimuth=sign * rng.uniform(28, 46), pitch=rng.uniform(6, 18))
@@ -79,7 +79,7 @@ def _harden(view: Viewpoint, sign: int, rng: np.random.Generator) -> Viewpoint:
 def take_photo(
     model: DrawnBuilding | None, view: Viewpoint, rng: np.random.Generator
 ) -> tuple[Image.Image, Box]:
-    """Photograph a building, or with None a street without one.
+    """Draw a photo of a building, or of a street without one if it is None.
 
     Returns the photo and the box (left, top, right, bottom) of what is seen of the building.
     """
@@ -98,13 +98,13 @@ def take_photo(
 
 @cache
 def house(number: int) -> DrawnBuilding:
-    """One of the nameless houses that stand beside any building."""
+    """Draw one of the ordinary houses beside a building."""
     rng = np.random.default_rng([7, number])
     return build(draw_house(rng), rng)
 
 
 def _front(model: DrawnBuilding, x: float, z: float) -> NDArray[np.float64]:
-    """The corners of a front whose middle stands at x, z, from the top left, clockwise."""
+    """Return the corners of a front with its middle at x, z: clockwise from the top left."""
     half, top = model.width / 2 + model.margin, model.height
     return np.array([[x - half, top, z], [x + half, top, z], [x + half, 0, z], [x - half, 0, z]])
 
@@ -119,7 +119,7 @@ def _side(model: DrawnBuilding, x: float, z: float, right: bool) -> NDArray[np.f
 def _frame(
     model: DrawnBuilding, view: Viewpoint, size: tuple[int, int], rng: np.random.Generator
 ) -> Camera:
-    """A camera that sees the building at the size and place the view asks for."""
+    """Return a camera that shows the building at the size and place of the view."""
     camera = Camera(
         azimuth=math.radians(view.azimuth),
         pitch=math.radians(view.pitch),
@@ -142,7 +142,7 @@ def _frame(
 def _paste_row(
     scene: Scene, camera: Camera, model: DrawnBuilding, rng: np.random.Generator
 ) -> None:
-    """The building between its neighbours, the farther ones first."""
+    """Draw the building and its neighbours, the farther ones first."""
     sun_front, sun_side = rng.uniform(0.82, 1.1), rng.uniform(0.55, 1.05)
     row: list[tuple[DrawnBuilding, float, float]] = []
     for side in (-1, 1):
@@ -167,7 +167,7 @@ def _paste_row(
 def _cast_shadow(
     scene: Scene, camera: Camera, model: DrawnBuilding, light: float, rng: np.random.Generator
 ) -> None:
-    """The shadow that the houses across the street throw on the building."""
+    """Draw the shadow of the houses across the street on the building."""
     edges = np.sort(rng.uniform(-0.6, 0.6, 4)) * model.width
     heights = rng.uniform(0.1, 0.95, 3) * model.eaves
     outline = [(x, y) for i, y in enumerate(heights) for x in (edges[i], edges[i + 1])]
@@ -180,7 +180,7 @@ def _cast_shadow(
 
 
 def _paste_clutter(scene: Scene, camera: Camera, view: Viewpoint, rng: np.random.Generator) -> None:
-    """Small things along the street, then what stands in the way, the farther ones first."""
+    """Draw small objects along the street, then occluding ones, the farther ones first."""
     small, large = ("person", "bush", "car", "lamp"), ("tree", "tree", "bus", "car")
     things = [(rng.uniform(0.1, 0.4), str(rng.choice(small))) for _ in range(rng.integers(1, 5))]
     things += [(rng.uniform(0.3, 0.62), str(rng.choice(large))) for _ in range(view.occluders)]
@@ -200,7 +200,7 @@ _EXPOSURES = {"clear": 0.52, "overcast": 0.52, "sunset": 0.45, "dusk": 0.34}
 
 
 def _expose(photo: Image.Image, view: Viewpoint, rng: np.random.Generator) -> Image.Image:
-    """Light: a gradient, the colour of the day, exposure, blur and grain."""
+    """Apply light: a gradient, a colour cast, exposure, blur and grain."""
     if view.blur > 0:
         photo = photo.filter(ImageFilter.GaussianBlur(view.blur))
     width, height = photo.size

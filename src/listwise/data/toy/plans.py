@@ -1,4 +1,4 @@
-"""What a toy building is made of, and how look-alikes are drawn from it."""
+"""Random plans of toy buildings and of their look-alikes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +31,7 @@ ROOF_COLOURS: tuple[Colour, ...] = ((128, 70, 56), (92, 96, 108), (156, 92, 64),
 
 @dataclass(frozen=True)
 class BuildingPlan:
-    """The masses of a building: what all of its look-alikes share. Lengths are in metres."""
+    """The large parts of a building, shared by all its look-alikes. Lengths are in metres."""
 
     bays: int
     floors: int
@@ -63,7 +63,7 @@ class BuildingPlan:
 
 @dataclass(frozen=True)
 class Details:
-    """What tells look-alikes apart."""
+    """The details that differ between look-alikes."""
 
     window: str
     glazing: str
@@ -104,7 +104,7 @@ class Building:
 
 
 def draw_family(rng: np.random.Generator, size: int = FAMILY) -> list[Building]:
-    """Buildings of one plan that differ in a few details."""
+    """Return buildings of one plan that differ in a few details."""
     plan = _draw_plan(rng)
     first = Details(**{name: _pick(rng, choices) for name, choices in CHOICES.items()})
     family = [Building(plan, first)]
@@ -121,7 +121,7 @@ def draw_family(rng: np.random.Generator, size: int = FAMILY) -> list[Building]:
 
 
 def draw_house(rng: np.random.Generator) -> Building:
-    """A nameless house of the neighbourhood: smaller, and without tower."""
+    """Return an ordinary house of the neighbourhood: smaller, and without a tower."""
     building = draw_family(rng, size=1)[0]
     bays, floors = int(rng.integers(2, 4)), int(rng.integers(2, 4))
     plan = replace(building.plan, bays=bays, floors=floors, tower="none")
@@ -146,7 +146,7 @@ def _draw_plan(rng: np.random.Generator) -> BuildingPlan:
 
 
 def _visible(plan: BuildingPlan) -> list[str]:
-    """The details that show on a building of this plan."""
+    """Return the details that are visible on a building of this plan."""
     hidden = set()
     if plan.tower in ("none", "dome"):
         hidden.add("cap")
@@ -160,6 +160,6 @@ def _pick(rng: np.random.Generator, choices: Any) -> Any:
 
 
 def _vary(rng: np.random.Generator, colour: Colour) -> Colour:
-    """A colour near another."""
+    """Return a colour near another."""
     red, green, blue = (min(255, round(c * rng.uniform(0.86, 1.1))) for c in colour)
     return red, green, blue

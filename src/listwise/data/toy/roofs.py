@@ -1,4 +1,4 @@
-"""What rises above the walls: roofs, gables, dormers, towers and domes, and the ornament."""
+"""Draw roofs, gables, dormers, towers, domes and ornaments."""
 
 import math
 
@@ -11,7 +11,7 @@ _COPPER: Colour = (112, 158, 140)
 
 
 def crown_height(plan: BuildingPlan) -> float:
-    """How far the roof rises above the eaves."""
+    """Return the height of the roof above the eaves."""
     if plan.roof == "parapet":
         return 1.2
     steep = {"hip": 0.22, "gable": 0.42, "stepped": 0.46, "mansard": 0.26, "pediment": 0.2}
@@ -19,7 +19,7 @@ def crown_height(plan: BuildingPlan) -> float:
 
 
 def total_height(building: Building) -> float:
-    """The height of the highest point above the ground."""
+    """Return the height of the highest point above the ground."""
     plan, cap = building.plan, building.details.cap
     roof = plan.eaves + crown_height(plan) + 0.5
     if plan.tower == "none":
@@ -30,7 +30,7 @@ def total_height(building: Building) -> float:
 
 
 def draw_roof(canvas: Canvas, building: Building, left: float, stone: Grain, tiles: Grain) -> None:
-    """The roof over the whole front, with its dormers and chimneys."""
+    """Draw the roof over the whole front, with its dormers and chimneys."""
     plan, details = building.plan, building.details
     right, eaves, rise = left + plan.width, plan.eaves, crown_height(plan)
     middle = left + plan.width / 2
@@ -118,7 +118,7 @@ def _dome_radius(plan: BuildingPlan) -> float:
 def draw_towers(
     canvas: Canvas, building: Building, left: float, stone: Grain, tiles: Grain
 ) -> None:
-    """The towers, or the dome, of a building."""
+    """Draw the towers or the dome of a building."""
     plan, details = building.plan, building.details
     if plan.tower == "dome":
         _draw_dome(canvas, plan, details, left + plan.width / 2, stone)
@@ -210,7 +210,7 @@ def _draw_dome(
 
 
 def draw_ornament(canvas: Canvas, building: Building, left: float) -> None:
-    """The clock, rose, shield or niche over the middle of the front."""
+    """Draw the clock, rose window, shield or niche over the middle of the front."""
     plan, details = building.plan, building.details
     x = left + 0.6 + (plan.bays // 2 + 0.5) * plan.bay_width
     y, radius = plan.eaves + 0.1, 0.95

@@ -1,4 +1,4 @@
-"""A photo in the making, which knows where its building can be seen."""
+"""A photo while it is drawn, with a mask of its visible building."""
 
 import numpy as np
 from PIL import Image
@@ -35,18 +35,18 @@ class Scene:
 
     @property
     def visible(self) -> float:
-        """How many pixels show the building."""
+        """Return the number of pixels that show the building."""
         return _area(self.subject)
 
     def box(self) -> Box:
-        """The box of what can be seen of the building (empty without any)."""
+        """Return the box of the visible part of the building (empty if none is visible)."""
         found = self.subject.point(lambda value: 255 * (value > 127)).getbbox()
         left, top, right, bottom = found or (0, 0, 0, 0)
         return float(left), float(top), float(right), float(bottom)
 
 
 def brighten(picture: Image.Image, light: float) -> Image.Image:
-    """A picture with its brightness multiplied."""
+    """Multiply the brightness of a picture."""
     return Image.blend(Image.new("RGB", picture.size), picture, light)
 
 

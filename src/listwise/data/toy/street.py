@@ -1,4 +1,4 @@
-"""What stands in a street besides buildings: trees, cars, people, lamps, sky and ground."""
+"""Draw trees, cars, people, lamps, sky and ground."""
 
 import math
 from functools import cache
@@ -17,7 +17,7 @@ _VARIANTS = 6
 
 @cache
 def sprite(kind: str, variant: int) -> Image.Image:
-    """One of a few pictures of a thing; its height is that of HEIGHTS."""
+    """Return one of a few pictures of an object, whose height is in HEIGHTS."""
     rng = np.random.default_rng([len(kind), ord(kind[0]), variant])
     height = HEIGHTS[kind]
     draw, shape = {
@@ -42,7 +42,7 @@ def paste_thing(
     keep: float,
     rng: np.random.Generator,
 ) -> None:
-    """Put a thing on the ground at `place` (0..1 across the photo), `away` metres from the front.
+    """Draw an object on the ground at `place` (0..1 across the photo), `away` metres in front.
 
     Negative `away` is nearer to the photographer than the building. It is left out if it would
     leave less than `keep` pixels of the building in sight.
@@ -63,7 +63,7 @@ def paste_thing(
 def paint_backdrop(
     photo: Image.Image, horizon: float, weather: str, rng: np.random.Generator
 ) -> None:
-    """Sky, far skyline and ground."""
+    """Draw the sky, a skyline and the ground."""
     # Half the size is enough for what is soft.
     width, height = photo.width // 2, photo.height // 2
     high, low = (np.array(colour, np.float32) for colour in _SKIES[weather])
