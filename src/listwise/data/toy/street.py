@@ -42,7 +42,7 @@ def paste_thing(
     keep: float,
     rng: np.random.Generator,
 ) -> None:
-    """Draw an object on the ground at `place` (0..1 across the photo), `away` metres behind the front.
+    """Draw an object at `place` (0..1 across the photo), `away` metres behind the front.
 
     Negative `away` is nearer to the photographer than the building. It is left out if it would
     leave less than `keep` pixels of the building in sight.
