@@ -129,8 +129,8 @@ def test_memory_does_not_grow_with_the_database() -> None:
 @pytest.mark.parametrize(
     ("queries", "database", "judged", "reason"),
     [
-        (np.ones(3), np.ones((4, 3)), [[0]], "queries should be"),
-        (np.ones((1, 3)), np.ones(4), [[0]], "database descriptors should be"),
+        (np.ones(3), np.ones((4, 3)), [[0]], "`queries` must be"),
+        (np.ones((1, 3)), np.ones(4), [[0]], "the database must be"),
         (np.ones((1, 3)), np.ones((4, 2)), [[0]], "3 dimensions but .* have 2"),
         (np.ones((1, 3)), np.ones((4, 3)), [[0], [1]], "2 lists of judged images for 1 queries"),
         (np.ones((1, 3)), np.ones((4, 3)), [[4]], "position 4, but the database has only 4"),
