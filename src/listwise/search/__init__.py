@@ -1,15 +1,27 @@
 """Finding the nearest descriptors: exactly, in an index, and with expanded queries."""
 
+from listwise.search.checking import CheckResult
+from listwise.search.checksums import DamagedIndexError
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.exact import ExactIndex, exact_search
 from listwise.search.expansion import VectorIndex, alpha_query_expansion, database_augmentation
 from listwise.search.filling import Added, add_descriptors, add_photos
 from listwise.search.hits import Hit
 from listwise.search.index import Index
-from listwise.search.opening import create_store, header_of, open_index, open_store
+from listwise.search.opening import check_index, create_store, header_of, open_index, open_store
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
-__all__ = ["Added", "Entry", "ExactIndex", "Hit", "Index", "IndexHeader", "NewEntries"]
+__all__ = [
+    "Added",
+    "CheckResult",
+    "DamagedIndexError",
+    "Entry",
+    "ExactIndex",
+    "Hit",
+    "Index",
+    "IndexHeader",
+    "NewEntries",
+]
 __all__ += ["SearchIntent", "Store", "VectorIndex"]
-__all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "create_store"]
+__all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index", "create_store"]
 __all__ += ["database_augmentation", "exact_search", "header_of", "open_index", "open_store"]

@@ -15,6 +15,7 @@ from listwise.data.images import Box, cut_out, load_image
 from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.progress import counting
+from listwise.search.checking import CheckResult, check_store
 from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
 from listwise.search.filling import (
     Added,
@@ -207,6 +208,32 @@ class Index:
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both."""
         return self.store.tune(intent, on_note)
+
+    def check(
+        self, *, photos: bool = False, repair: bool = False, progress: bool | None = None
+    ) -> CheckResult:
+        """Read everything in the index, and compare it with the checksums stored in it.
+
+        Every file, descriptor, value and thumbnail is checked, and that the photos exist.
+
+        Args:
+            photos: read the photos too, and report those that have changed.
+            repair: recompute damaged descriptors and thumbnails from the photos, restore damaged
+                files, remove entries whose id or path is damaged, and add checksums to an index
+                of an earlier version.
+            progress: show a progress bar; by default on a terminal.
+
+        Returns:
+            The ids of damaged entries and the names of damaged files, and what was repaired.
+
+        Example:
+            >>> index.check().ok                             # doctest: +SKIP
+            True
+        """
+        with counting("checking", len(self), progress) as advance:
+            return check_store(
+                self.store, lambda: self.model, photos=photos, repair=repair, on_progress=advance
+            )
 
     def describe(
         self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None

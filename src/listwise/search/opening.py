@@ -1,6 +1,7 @@
 """Opening an index, or making one: in a folder of this machine, or in Milvus."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models.backbone import choose_backbone
 from listwise.optional import requires
+from listwise.search.checking import CheckResult
 from listwise.search.index import Index
 from listwise.search.store import IndexHeader, Store
 
@@ -79,6 +81,44 @@ def open_index_for(
             )
     made = files[0].settings.model_dump(include={"max_side", "scales", "power"})
     return open_index(uri, opened, **{**settings, **made})
+
+
+def check_index(
+    uri: str | Path,
+    model: Model | str | Path | None = None,
+    *,
+    photos: bool = False,
+    repair: bool = False,
+    device: str = "auto",
+    progress: bool | None = None,
+) -> CheckResult:
+    """Check an index, even one that is too damaged to be opened, and repair it if asked.
+
+    If files are damaged and `repair` is False, its entries are not read.
+
+    Args:
+        uri: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite.
+        model: the model of the index if its folder has moved.
+        photos: read the photos too, and report those that have changed.
+        repair: repair what is damaged; see `Index.check`.
+        device: the device that recomputes descriptors: `cpu`, `cuda`, `cuda:1`, `auto`.
+        progress: show a progress bar; by default on a terminal.
+
+    Example:
+        >>> check_index("shop", repair=True).ok              # doctest: +SKIP
+        True
+    """
+    engine, place = _engine(str(uri))
+    files: list[str] = []
+    repaired: list[str] = []
+    if engine.exists(place):
+        files = engine.damaged_files(place)
+        if files and not repair:
+            return CheckResult(files=files)
+        repaired = engine.repair_files(place) if files else []
+    with open_index(uri, model, device=device, create=False) as index:
+        result = index.check(photos=photos, repair=repair, progress=progress)
+    return replace(result, files=files + result.files, repaired=repaired + result.repaired)
 
 
 def header_of(

@@ -13,6 +13,7 @@ from listwise.blocks import as_queries
 from listwise.columns import FileHeader
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
+from listwise.search.checksums import EntryCheck
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
 
 
@@ -137,6 +138,28 @@ class Store(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What an engine adds to `info`: how it searches, and what was measured."""
+
+    @abstractmethod
+    def examine(self) -> Iterator[list[EntryCheck]]:
+        """Read every entry and compare it with its checksums, part by part."""
+
+    @abstractmethod
+    def discard(self, places: Sequence[int]) -> None:
+        """Remove damaged entries by the `place` of their `EntryCheck`."""
+
+    @abstractmethod
+    def add_checksums(self) -> None:
+        """Store the checksums of entries that an earlier version wrote without them."""
+
+    @staticmethod
+    def damaged_files(place: str) -> list[str]:
+        """Names of the damaged files of an index; an engine without files has none."""
+        return []
+
+    @classmethod
+    def repair_files(cls, place: str) -> list[str]:
+        """Repair the damaged files of an index and return their names."""
+        return []
 
     @abstractmethod
     def refresh(self) -> None:

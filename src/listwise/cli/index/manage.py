@@ -1,4 +1,4 @@
-"""`listwise index remove`, `tune` and `info`."""
+"""`listwise index remove`, `tune`, `info` and `check`."""
 
 from functools import partial
 from typing import Annotated
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.index import shared
-from listwise.cli.output import note, open_console, print_json, print_result
+from listwise.cli.output import note, open_console, print_json, print_result, stoppable
 
 REMOVE = """Examples:
   listwise index remove shop chairs/a.jpg
@@ -22,6 +22,13 @@ TUNE = """Examples:
 INFO = """Examples:
   listwise index info shop
   listwise index info shop --json
+"""
+CHECK = """Examples:
+  listwise index check shop
+  listwise index check shop --repair
+  listwise index check shop --photos --json
+
+The exit code is 1 if something is damaged and was not repaired.
 """
 
 
@@ -77,3 +84,32 @@ def info(index: options.IndexPlace, json: options.AsJson = False) -> None:
             label = shared.FACTS.get(name, name.replace("_", " "))
             table.add_row(f"[dim]{label}[/dim]", shown)
     open_console().print(table, soft_wrap=True)
+
+
+def check(
+    index: options.IndexPlace,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Restore damaged files, and recompute damaged descriptors from their photos.",
+        ),
+    ] = False,
+    photos: Annotated[
+        bool, typer.Option("--photos", help="Read the photos too, and report changed ones.")
+    ] = False,
+    model: options.IndexModel = None,
+    device: options.Device = "auto",
+    json: options.AsJson = False,
+) -> None:
+    """Check an index for damage, and repair it."""
+    from listwise.search import check_index
+
+    with stoppable():
+        result = check_index(index, model, photos=photos, repair=repair, device=device)
+    if json:
+        print_json({**vars(result), "ok": result.ok})
+    else:
+        shared.report_check(open_console(), index, result, repair)
+    if not result.ok:
+        raise typer.Exit(1)

@@ -12,7 +12,7 @@ from listwise.cli.output import print_json, say, warn_of_unreadable
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from listwise.search import Added, Index, SearchIntent
+    from listwise.search import Added, CheckResult, Index, SearchIntent
     from listwise.search.store import TuningResult
 
 Memory = Annotated[
@@ -102,3 +102,37 @@ def report_added(
         place = shlex.quote(index.uri)
         say(console, describe_search(tuned))
         say(console, f"next steps:\n  listwise search {place} PHOTO\n  listwise serve {place}")
+
+
+_CHECKED = {
+    "files": "damaged files",
+    "values": "entries with damaged values",
+    "descriptors": "entries with a damaged descriptor",
+    "thumbnails": "entries with a damaged thumbnail",
+    "changed": "entries whose photo has changed",
+    "missing": "entries whose photo does not exist",
+    "repaired": "repaired",
+    "removed": "removed, add their photos again",
+    "lost": "not repaired, their photos cannot be used: add them again, or remove the entries",
+}
+
+
+def report_check(console: Console, index: str, result: "CheckResult", repair: bool) -> None:
+    """Print what a check of an index found, and what to do next."""
+    for name, what in _CHECKED.items():
+        found = getattr(result, name)
+        if found:
+            names = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+            say(console, f"{len(found)} {what}: {names}", "yellow")
+    place = shlex.quote(index)
+    if result.unverified:
+        hint = "" if repair else f"; listwise index check {place} --repair adds them"
+        say(console, f"{result.unverified} entries have no checksums{hint}", "yellow")
+    read = f"{count_photos(result.entries)} checked in {index}"
+    if result.ok:
+        done = "everything is repaired" if result.damaged else "no damage found"
+        say(console, f"{read}: {done}", "bold")
+    elif repair:
+        say(console, f"{read}: not everything could be repaired", "bold red")
+    else:
+        say(console, f"{index} is damaged; run listwise index check {place} --repair", "bold red")

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.errors import InputError
+from listwise.search.checksums import DamagedIndexError, damage
 from listwise.search.entries import Keys
 from listwise.search.folder.compressed import CompressedSearch
 from listwise.search.folder.flat import FlatSearch
@@ -56,6 +57,8 @@ class Mirror(Generic[Search]):
         for _ in range(_TRIES - 1):
             try:
                 return self._catch_up(table, on_rows)
+            except DamagedIndexError:
+                raise
             except InputError:
                 # Another process dropped a version that was being read; what was read is kept.
                 continue
@@ -78,6 +81,10 @@ class Mirror(Generic[Search]):
                 rows = Rows(rows.keys[new], rows.stamps[new], rows.descriptors[new])
             self.put(rows)
             on_rows(rows)
+        lacking = int(self._new(there.keys, there.values).sum())
+        if lacking and table.version == seen:
+            what = f"{lacking} of {len(there)} entries cannot be found by their keys"
+            raise damage(str(table.folder), what)
         self.seen = seen
 
     def _new(self, keys: Keys, stamps: Keys) -> NDArray[np.bool_]:

@@ -43,6 +43,13 @@ class SearchState(BaseModel):
     probes: int = 0  # of a compressed search, as what follows
     candidates: int = 0
     files: SavedFiles | None = None
+    digest: str = ""  # of everything above; empty in files of earlier versions
+
+    def with_digest(self) -> "SearchState":
+        """The same state with its digest."""
+        bare = self.model_copy(update={"digest": ""})
+        digest = hashlib.blake2b(bare.model_dump_json().encode(), digest_size=16).hexdigest()
+        return bare.model_copy(update={"digest": digest})
 
     @property
     def compressed(self) -> bool:
@@ -53,14 +60,15 @@ class SearchState(BaseModel):
 def read_state(folder: Path) -> SearchState | None:
     """What is remembered; None if nothing is, or it is damaged."""
     try:
-        return SearchState.model_validate_json((folder / _STATE).read_bytes())
+        state = SearchState.model_validate_json((folder / _STATE).read_bytes())
     except (OSError, ValidationError):
         return None
+    return state if state.digest in ("", state.with_digest().digest) else None
 
 
 def save_state(folder: Path, state: SearchState) -> None:
     """Remember a state, and drop the files that it does not name."""
-    write_text(folder / _STATE, state.model_dump_json(indent=2))
+    write_text(folder / _STATE, state.with_digest().model_dump_json(indent=2))
     for path in folder.glob("search-*"):
         if state.files is None or not path.name.startswith(state.files.name):
             path.unlink(missing_ok=True)
@@ -92,6 +100,18 @@ def read_files(folder: Path, files: SavedFiles) -> tuple[Any, KeyMap] | None:
     except (OSError, RuntimeError, ValueError):
         return None
     return index, held
+
+
+def damaged_caches(folder: Path) -> list[str]:
+    """Names of the files of this module that are damaged; all can be deleted and made again."""
+    if not (folder / _STATE).exists():
+        return []
+    state = read_state(folder)
+    if state is None:
+        return [_STATE]
+    if state.files is None or read_files(folder, state.files) is not None:
+        return []
+    return sorted(path.name for path in folder.glob(f"{state.files.name}*"))
 
 
 def _digest(path: Path) -> str:

@@ -15,18 +15,28 @@ from numpy.typing import ArrayLike
 
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, possible_keys
+from listwise.search.checksums import (
+    DamagedIndexError,
+    EntryCheck,
+    damage,
+    examine_rows,
+    new_sums,
+    sound_descriptors,
+)
+from listwise.search.entries import Entry, Float32, Keys, NewEntries, in_parts, possible_keys
+from listwise.search.folder import guards
 from listwise.search.folder.compressed import CompressedSearch, trained_index, training_size
 from listwise.search.folder.flat import FlatSearch
 from listwise.search.folder.mirror import DescriptorSearch, Mirror
 from listwise.search.folder.search_cache import (
     SearchState,
+    damaged_caches,
     read_files,
     read_state,
     save_files,
     save_state,
 )
-from listwise.search.folder.table import EntryTable, Rows, disk_bytes
+from listwise.search.folder.table import EntryTable, RawRows, Rows, as_rows, disk_bytes, sums_of
 from listwise.search.folder.tuning import (
     exact_milliseconds,
     exact_will_do,
@@ -38,7 +48,8 @@ from listwise.search.store import IndexHeader, Note, SearchIntent, Store, Tuning
 
 _HEADER = "index.json"
 _LOCK = "lock"
-_OURS = {_LOCK, "entries.lance", f"{_HEADER}.tmp"}  # of an index that was not finished
+_OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # of an index that was not finished
+_SUMMED = 4096  # entries whose checksums are added in one commit
 _SAMPLE = 200  # entries that are queries of a measurement
 
 _log = logging.getLogger(__name__)
@@ -57,6 +68,7 @@ class FolderStore(Store):
         self._changes = threading.RLock()  # of the table by this process, and of the mirror
         self._making = threading.RLock()  # of a mirror; taken before the other
         self._mirror: Mirror[DescriptorSearch] | None = None  # read when it is first needed
+        self._examined = -1  # the version that `examine` read
 
     @staticmethod
     def exists(place: str) -> bool:
@@ -67,7 +79,11 @@ class FolderStore(Store):
     def open(cls, place: str) -> "FolderStore":
         """Open the index in a folder."""
         folder = Path(place)
-        header = _read_header(folder / _HEADER)
+        header = _read_header(folder)
+        # Before LanceDB reads them: a wrong number in its files can end the process.
+        damaged = guards.damaged_files(folder)
+        if damaged:
+            raise damage(str(folder), f"{', '.join(damaged[:3])} changed after it was written")
         return cls(folder, header, EntryTable.open(folder))
 
     @classmethod
@@ -87,6 +103,7 @@ class FolderStore(Store):
                 table = EntryTable.create(folder, header.dim)
                 # Written last: a folder without it is not an index, and the next attempt restarts.
                 write_text(folder / _HEADER, header.model_dump_json(indent=2))
+                guards.update(folder)
         except OSError as error:
             raise InputError(f"cannot make an index at {folder}: {error.strerror}") from error
         return cls(folder, header, table)
@@ -190,6 +207,60 @@ class FolderStore(Store):
             "memory": state.tuned.memory if state else None,
         }
 
+    def examine(self) -> Iterator[list[EntryCheck]]:
+        """Read every entry and compare it with its checksums, part by part."""
+        self._examined = self._table.version
+        for raw in self._table.raw():
+            yield _examine(raw)
+
+    def discard(self, places: Sequence[int]) -> None:
+        """Remove damaged entries by the `place` of their `EntryCheck`."""
+        with self._commit():
+            if self._table.version != self._examined:  # rows may have other numbers now
+                raise InputError(f"{self.uri} was changed during the check: check it again")
+            self._table.remove_rows(places)
+
+    def add_checksums(self) -> None:
+        """Store the checksums of entries that an earlier version wrote without them."""
+        with self._commit():
+            self._table.add_sum_columns()
+        for keys in in_parts(self._table.stamps()[0].tolist(), _SUMMED):
+            entries = list(self.get(keys).values())
+            some = [entry.key for entry in entries]
+            small = [self.thumbnail(key) or b"" for key in some]
+            new = NewEntries(entries, self.vectors(np.array(some, np.int64)), small)
+            with self._commit():
+                self._table.set_sums(some, new_sums(new))
+
+    @staticmethod
+    def damaged_files(place: str) -> list[str]:
+        """Names of the damaged files of an index, relative to its folder."""
+        return guards.damaged_files(Path(place)) + damaged_caches(Path(place))
+
+    @classmethod
+    def repair_files(cls, place: str) -> list[str]:
+        """Repair the damaged files of an index and return their names.
+
+        Raises:
+            DamagedIndexError: a file cannot be repaired.
+        """
+        folder = Path(place)
+        with FileLock(folder / _LOCK):
+            damaged, caches = guards.damaged_files(folder), damaged_caches(folder)
+            left = guards.restore(folder)
+            lost = [file for file in left if not guards.is_index_file(file)]
+            if lost:
+                raise DamagedIndexError(
+                    f"{folder} cannot be repaired: {', '.join(lost[:3])} has no copy; restore a "
+                    "backup of it, or build the index again"
+                )
+            if left:
+                EntryTable.open(folder).rebuild_indices()
+            for file in left + caches:  # the new version uses none of them
+                (folder / file).unlink()
+            guards.update(folder)
+        return damaged + caches
+
     def refresh(self) -> None:
         """Read what other processes have written since."""
         mirror = self._mirror
@@ -209,7 +280,11 @@ class FolderStore(Store):
             mirror = self._mirror
             nothing_missed = mirror is not None and self._table.version == mirror.seen
             yield
-            self._table.tidy()
+            try:
+                self._table.tidy()
+            except InputError as error:  # what was written stays
+                _log.warning("%s: old files are not removed: %s", self.uri, error)
+            guards.update(self._folder)
             if mirror is not None and nothing_missed:
                 mirror.seen = self._table.version
 
@@ -334,6 +409,24 @@ class FolderStore(Store):
             _log.warning("%s: how to search is not remembered: %s", self.uri, error)
 
 
+def _examine(raw: RawRows) -> list[EntryCheck]:
+    sound = small = None
+    if raw.descriptors is not None:
+        rows = as_rows(raw.descriptors)
+        sound = sound_descriptors(rows.keys, rows.descriptors, sums_of(raw.descriptors)).tolist()
+    if raw.thumbnails is not None:
+        small = [(row["thumbnail"], row.get("thumbnail_sum")) for row in raw.thumbnails.to_pylist()]
+    return examine_rows(raw.numbers.tolist(), _values(raw.entries), sound, small)
+
+
+def _values(found: Any) -> list[dict[str, Any]] | None:
+    try:
+        values: list[dict[str, Any]] | None = None if found is None else found.to_pylist()
+    except ValueError:  # a text is not UTF-8
+        return None
+    return values
+
+
 def _distinct(new: NewEntries) -> NewEntries:
     """Entries with distinct keys: the last of those that share one."""
     last = {entry.key: place for place, entry in enumerate(new.entries)}
@@ -347,8 +440,10 @@ def _distinct(new: NewEntries) -> NewEntries:
     )
 
 
-def _read_header(path: Path) -> IndexHeader:
+def _read_header(folder: Path) -> IndexHeader:
+    path = folder / _HEADER
     try:
-        return IndexHeader.parse(path.read_bytes(), path, "build the index again")
+        content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
+    return IndexHeader.parse(content, path, f"run listwise index check {folder} --repair")

@@ -1,6 +1,7 @@
 """The truth of an embedded index: a LanceDB table of entries, each change of it one commit."""
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from listwise.errors import InputError
+from listwise.search.checksums import (
+    SUMS,
+    check_entry,
+    check_thumbnail,
+    damage,
+    damaged_entries,
+    new_sums,
+    sound_descriptors,
+)
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row, in_parts
 
 # LanceDB's settings, read when it is imported: be silent, hold little of what is read in advance,
@@ -25,8 +36,9 @@ from lancedb.index import BTree
 _NAME = "entries"
 _NAMED = 1000  # keys in one condition
 _BATCH = 64 << 20  # bytes of descriptors read at a time
-_DESCRIPTORS = ["key", "stamp", "descriptor"]
-_COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes"]
+_DESCRIPTORS = ["key", "stamp", "descriptor", "descriptor_sum"]
+_COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes", "entry_sum"]
+_THUMBNAIL = ["key", "thumbnail", "thumbnail_sum"]
 _TIDY_EVERY = 16  # commits
 _SMALL_FILES = 32  # are made into larger ones
 _LARGE_FILE = 128 << 20  # bytes: left as it is
@@ -42,6 +54,18 @@ class Rows(NamedTuple):
     descriptors: Float32
 
 
+class RawRows(NamedTuple):
+    """Rows as they are stored, unchecked: their numbers [n], and Arrow tables of n rows.
+
+    A table is None if LanceDB cannot read it.
+    """
+
+    numbers: NDArray[np.uint64]
+    entries: pa.Table | None
+    descriptors: pa.Table | None
+    thumbnails: pa.Table | None
+
+
 class EntryTable:
     """Entries in LanceDB. Several threads and processes may read while one writes.
 
@@ -52,6 +76,7 @@ class EntryTable:
         self.folder = folder
         self._table = table
         self._dropped = -np.inf
+        self._has_sums = False
 
     @classmethod
     def create(cls, folder: Path, dim: int) -> "EntryTable":
@@ -86,7 +111,7 @@ class EntryTable:
         Without such ones, which the writer's lock lets one know, it is faster.
         """
         with _one_line_errors(self.folder):
-            rows = _as_table(new, stamp)
+            rows = _as_table(new, stamp, self._table.schema)
             if replacing:
                 self._merge(rows)
             else:
@@ -111,44 +136,86 @@ class EntryTable:
         return found["key"].to_numpy(), found["stamp"].to_numpy()
 
     def rows(self, keys: Keys | None = None) -> Iterator[Rows]:
-        """The descriptors of the entries with these keys, or of all, part by part."""
+        """The descriptors of the entries with these keys, or of all, part by part.
+
+        Raises:
+            DamagedIndexError: a descriptor is not what was written.
+        """
         with _one_line_errors(self.folder):
+            columns = self._present(_DESCRIPTORS)
             if keys is None:
-                query = self._table.search().select(_DESCRIPTORS)
-                dim = self._table.schema.field("descriptor").type.list_size
-                for batch in query.to_batches(batch_size=min(65536, max(256, _BATCH // (4 * dim)))):
-                    yield _as_rows(pa.Table.from_batches([batch]))
+                query = self._table.search().select(columns)
+                for batch in query.to_batches(batch_size=self._batch_rows()):
+                    yield self._sound_rows(pa.Table.from_batches([batch]))
                 return
             for part in in_parts(keys, _NAMED):
-                yield _as_rows(self._taken(np.unique(part).tolist(), _DESCRIPTORS))
+                yield self._sound_rows(self._taken(np.unique(part).tolist(), columns))
 
     def get(self, keys: Sequence[int]) -> list[Entry]:
         """The entries with these keys, in any order."""
         with _one_line_errors(self.folder):
-            parts = [self._taken(part, _COLUMNS) for part in in_parts(keys, _NAMED)]
-            return [entry for part in parts for entry in _as_entries(part)]
+            columns = self._present(_COLUMNS)
+            parts = [self._taken(part, columns) for part in in_parts(keys, _NAMED)]
+            return [entry for part in parts for entry in self._as_entries(part)]
 
     def with_digests(self, digests: Sequence[str]) -> list[Entry]:
         """The entries with these digests, in any order."""
         asked = [digest for digest in digests if digest]
         found: list[Entry] = []
         with _one_line_errors(self.folder):
+            columns = self._present(_COLUMNS)
             for part in in_parts(asked, _NAMED):
-                query = self._table.search().where(_among("digest", part)).select(_COLUMNS)
-                found += _as_entries(query.to_arrow())
+                query = self._table.search().where(_among("digest", part)).select(columns)
+                found += self._as_entries(query.to_arrow())
         return found
 
     def page(self, start: int, count: int) -> list[Entry]:
         """Some entries in the table's order."""
         with _one_line_errors(self.folder):
-            query = self._table.search().select(_COLUMNS).offset(start).limit(count)
-            return _as_entries(query.to_arrow())
+            query = self._table.search().select(self._present(_COLUMNS))
+            return self._as_entries(query.offset(start).limit(count).to_arrow())
 
     def thumbnail(self, key: int) -> bytes | None:
         """The thumbnail of an entry, None if there is none."""
         with _one_line_errors(self.folder):
-            found = self._taken([key], ["key", "thumbnail"])["thumbnail"].to_pylist()
-        return bytes(found[0]) if found and found[0] else None
+            found = self._taken([key], self._present(_THUMBNAIL)).to_pylist()
+        if not found:
+            return None
+        content = bytes(found[0]["thumbnail"] or b"")
+        check_thumbnail(str(self.folder), key, content, found[0].get("thumbnail_sum"))
+        return content or None
+
+    def raw(self) -> Iterator[RawRows]:
+        """All rows part by part, unchecked, with None for what LanceDB cannot read."""
+        with _one_line_errors(self.folder):
+            numbers = self._table.search().select(["_rowid"]).with_row_id(True).to_arrow()
+            groups = [self._present(names) for names in (_COLUMNS, _DESCRIPTORS, _THUMBNAIL)]
+        for part in in_parts(numbers["_rowid"].to_numpy(), min(1024, self._batch_rows())):
+            tables = [self._read_or_none(part, names) for names in groups]
+            yield RawRows(part, *tables)
+
+    def remove_rows(self, numbers: Sequence[int]) -> None:
+        """Remove rows by their numbers in the current version, in one commit."""
+        with _one_line_errors(self.folder):
+            self._table.delete(_among("_rowid", numbers))
+
+    def add_sum_columns(self) -> None:
+        """Add the checksum columns that a table of an earlier version does not have."""
+        with _one_line_errors(self.folder):
+            missing = [name for name in SUMS if name not in self._table.schema.names]
+            if missing:
+                self._table.add_columns([pa.field(name, pa.int64()) for name in missing])
+
+    def set_sums(self, keys: Sequence[int], sums: dict[str, list[int]]) -> None:
+        """Set the checksums of entries: n keys, n checksums of each kind."""
+        with _one_line_errors(self.folder):
+            rows = pa.table({"key": keys, **sums})
+            self._table.merge_insert("key").when_matched_update_all().execute(rows)
+
+    def rebuild_indices(self) -> None:
+        """Build the indices of keys and digests again."""
+        with _one_line_errors(self.folder):
+            self._index_columns()
 
     def tidy(self) -> None:
         """Keep reading fast and the disk small, now and then; for the one process that writes.
@@ -183,6 +250,45 @@ class EntryTable:
             # Another process moved them just now.
             found = self._table.search().where(condition).select(columns).to_arrow()
         return found
+
+    def _present(self, columns: list[str]) -> list[str]:
+        """Those columns that the table has: earlier versions stored no checksums."""
+        # Checksum columns are added but never dropped, so this is looked up until they exist.
+        self._has_sums = self._has_sums or SUMS[0] in self._table.schema.names
+        return [name for name in columns if self._has_sums or name not in SUMS]
+
+    def _batch_rows(self) -> int:
+        dim = int(self._table.schema.field("descriptor").type.list_size)
+        return min(65536, max(256, _BATCH // (4 * dim)))
+
+    def _read_or_none(self, numbers: Any, columns: list[str]) -> pa.Table | None:
+        try:
+            with _one_line_errors(self.folder):
+                found = self._table.take_row_ids(numbers.tolist()).select(columns).to_arrow()
+                return found if len(found) == len(numbers) else None
+        except InputError:
+            return None
+
+    def _sound_rows(self, found: pa.Table) -> Rows:
+        rows = as_rows(found)
+        sound = sound_descriptors(rows.keys, rows.descriptors, sums_of(found))
+        if not sound.all():
+            raise damaged_entries(str(self.folder), self._names(rows.keys[~sound]))
+        return rows
+
+    def _names(self, keys: Keys) -> list[str]:
+        """The ids of damaged entries as far as they can be read, otherwise their keys."""
+        try:
+            ids = {entry.key: entry.id for entry in self.get(keys[:3].tolist())}
+        except InputError:
+            ids = {}
+        return [ids.get(key, f"key {key}") for key in keys.tolist()]
+
+    def _as_entries(self, found: pa.Table) -> list[Entry]:
+        rows = found.to_pylist()
+        for row in rows:
+            check_entry(str(self.folder), row)
+        return [from_row(row) for row in rows]
 
     def _index_columns(self) -> None:
         for column in ("key", "digest"):
@@ -249,15 +355,17 @@ def _schema(dim: int) -> pa.Schema:
             pa.field("attributes", pa.string(), nullable=False),
             pa.field("thumbnail", pa.binary()),
             pa.field("descriptor", pa.list_(pa.float32(), dim), nullable=False),
+            *(pa.field(name, pa.int64()) for name in SUMS),
         ]
     )
 
 
-def _as_table(new: NewEntries, stamp: int) -> pa.Table:
+def _as_table(new: NewEntries, stamp: int, schema: pa.Schema) -> pa.Table:
+    """Entries as rows of a table, with checksums if it stores them."""
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
-    schema = _schema(descriptors.shape[1])
     rows = [as_row(entry) for entry in new.entries]
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _COLUMNS}
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    columns |= new_sums(new)
     columns["stamp"] = [stamp] * len(rows)
     columns["thumbnail"] = [thumbnail or None for thumbnail in new.thumbnails]
     columns["descriptor"] = pa.FixedSizeListArray.from_arrays(
@@ -266,14 +374,19 @@ def _as_table(new: NewEntries, stamp: int) -> pa.Table:
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
-def _as_rows(found: pa.Table) -> Rows:
+def sums_of(found: pa.Table) -> Any:
+    """The checksums of descriptors in a table that was read; None if it stores none."""
+    if "descriptor_sum" not in found.column_names:
+        return None
+    column = found["descriptor_sum"]
+    return column.to_pylist() if column.null_count else column.to_numpy()
+
+
+def as_rows(found: pa.Table) -> Rows:
+    """Keys, stamps and descriptors of a table that was read."""
     column = found["descriptor"].combine_chunks()
     descriptors = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
     return Rows(found["key"].to_numpy(), found["stamp"].to_numpy(), descriptors)
-
-
-def _as_entries(found: pa.Table) -> list[Entry]:
-    return [from_row(row) for row in found.to_pylist()]
 
 
 def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:
@@ -302,8 +415,22 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
     """Raise an error of LanceDB as an `InputError` of one line."""
     try:
         yield
+    except InputError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, InputError):
+        raise _plain(folder, error) from error
+    except BaseException as error:
+        # An unexpected value in a file makes LanceDB panic, which is not an `Exception`.
+        if type(error).__name__ != "PanicException":
             raise
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"the index {folder} cannot be used: {reason}") from error
+        raise damage(str(folder), "LanceDB cannot read one of its files") from None
+
+
+def _plain(folder: Path, error: Exception) -> InputError:
+    """An error of LanceDB without the names of its source files."""
+    reason = " ".join(str(error).split())
+    reason = re.sub(r",? ?\(?(/[^\s,]*|[\w./-]*)\.rs:\d+(:\d+)?\)?", "", reason)[:200]
+    return InputError(
+        f"the index {folder} cannot be used: {reason.rstrip(' .,:')}; listwise index check "
+        f"{folder} shows whether it is damaged"
+    )

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from listwise.errors import InputError
+from listwise.search.checksums import SUMS, new_sums
 from listwise.search.entries import NewEntries, as_row
 
 ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
-FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}
+OLD_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
+FIELDS = {*OLD_FIELDS, *SUMS}
 MESSAGE = 16 << 20  # bytes in a message; servers take 64 MiB
 _TEXT = 65535  # bytes that Milvus holds in a text
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
@@ -27,17 +29,22 @@ def schema(dim: int) -> Any:
         fields.add_field(name, DataType.VARCHAR, max_length=_TEXT)
     for name in ("width", "height"):
         fields.add_field(name, DataType.INT64)
+    for name in SUMS:
+        fields.add_field(name, DataType.INT64)
     fields.add_field("descriptor", DataType.FLOAT_VECTOR, dim=dim)
     return fields
 
 
-def as_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
-    """Entries with their descriptors and thumbnails, a row each."""
+def as_rows(new: NewEntries, with_sums: bool) -> Iterator[dict[str, Any]]:
+    """Entries with their descriptors and thumbnails, and with their checksums if wanted."""
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
-    for entry, descriptor, thumbnail in zip(new.entries, descriptors, new.thumbnails, strict=True):
+    sums = new_sums(new) if with_sums else {}
+    parts = zip(new.entries, descriptors, new.thumbnails, strict=True)
+    for number, (entry, descriptor, thumbnail) in enumerate(parts):
         row = as_row(entry) | {
             "thumbnail": base64.b64encode(thumbnail).decode(),
             "descriptor": descriptor,
+            **{name: values[number] for name, values in sums.items()},
         }
         for name in _TEXTS:
             if len(str(row[name]).encode()) > _TEXT:

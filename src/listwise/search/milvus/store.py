@@ -7,10 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ValidationError
 
 from listwise.errors import InputError
+from listwise.search.checksums import (
+    SUMS,
+    EntryCheck,
+    check_entry,
+    check_thumbnail,
+    damage,
+    damaged_entries,
+    examine_rows,
+    sound_descriptors,
+)
 from listwise.search.entries import (
     Entry,
     Float32,
@@ -22,13 +32,22 @@ from listwise.search.entries import (
 )
 from listwise.search.measuring import ExactNeighbours, measure
 from listwise.search.milvus.connection import Connection, parse_place
-from listwise.search.milvus.rows import ENTRY, FIELDS, MESSAGE, as_rows, messages, schema
+from listwise.search.milvus.rows import (
+    ENTRY,
+    FIELDS,
+    MESSAGE,
+    OLD_FIELDS,
+    as_rows,
+    messages,
+    schema,
+)
 from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
 _MOST = 16384  # rows that a server gives at once
 _NAMED = 1000  # rows asked for by name at once
+_ROW = 64 << 10  # bytes of texts and thumbnail that an entry rarely exceeds
 _KEYS = 1 << 63  # keys are below
 _WINDOW = 4096  # keys that one step of a walk expects
 _SESSION = "Session"  # a reader sees what this process has written
@@ -36,6 +55,7 @@ _STRONG = "Strong"  # and what all others have
 
 _FAST = 200.0  # milliseconds that exact search may take where nothing else is asked for
 _RECALL = 0.99
+_SCORE = 1.5  # times the norm of the query: no search of unit descriptors scores more
 _GAIN = 0.001  # of recall, that twice the effort has to bring
 _NO_WALK: tuple[Keys, int] = (np.zeros(0, np.int64), 0)
 
@@ -64,6 +84,9 @@ class MilvusStore(Store):
         self._connection = connection
         self._state = state
         self._walk: tuple[Keys, int] = _NO_WALK
+        found = connection.call("describe_collection")["fields"]
+        # Collections of earlier versions have no fields for checksums.
+        self._has_sums = {field["name"] for field in found} >= set(SUMS)
 
     @staticmethod
     def exists(place: str) -> bool:
@@ -119,7 +142,10 @@ class MilvusStore(Store):
         if not new.entries:
             return
         self.check_new(new)
-        rows = {entry.key: row for entry, row in zip(new.entries, as_rows(new), strict=True)}
+        rows = {
+            entry.key: row
+            for entry, row in zip(new.entries, as_rows(new, self._has_sums), strict=True)
+        }
         for message in messages(rows.values()):
             self._connection.call("upsert", data=message)
         self._walk = _NO_WALK
@@ -139,15 +165,17 @@ class MilvusStore(Store):
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """The entries with these keys; keys without an entry are left out."""
-        return {row["key"]: from_row(row) for row in self._rows(keys, ENTRY)}
+        rows = self._rows(keys, self._with_sum(ENTRY, "entry_sum"))
+        return {row["key"]: self._entry(row) for row in rows}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
         """Entries by digest; digests without an entry are left out."""
         found: dict[str, Entry] = {}
         for some in in_parts(sorted({digest for digest in digests if digest}), _NAMED):
             named = json.dumps(some, ensure_ascii=False)
-            rows = self._query(ENTRY, filter=f"digest in {named}", limit=_MOST)
-            found |= {row["digest"]: from_row(row) for row in rows}
+            fields = self._with_sum(["key", *ENTRY], "entry_sum")
+            rows = self._query(fields, filter=f"digest in {named}", limit=_MOST)
+            found |= {row["digest"]: self._entry(row) for row in rows}
         return found
 
     def page(self, start: int, count: int) -> list[Entry]:
@@ -158,8 +186,12 @@ class MilvusStore(Store):
 
     def thumbnail(self, key: int) -> bytes | None:
         """An entry's thumbnail, a JPEG file's content; None if it has none."""
-        rows = self._rows([key], ["thumbnail"])
-        return (base64.b64decode(rows[0]["thumbnail"]) or None) if rows else None
+        rows = self._rows([key], self._with_sum(["thumbnail"], "thumbnail_sum"))
+        if not rows:
+            return None
+        content = _thumbnail(rows[0])
+        check_thumbnail(self.uri, key, content, rows[0].get("thumbnail_sum"))
+        return content or None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
         """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
@@ -174,6 +206,7 @@ class MilvusStore(Store):
             for row, hits in enumerate(self._nearest(vectors[start : start + step], k), start):
                 found = len(hits.ids)
                 scores[row, :found] = hits.distances
+                self._check_scores(vectors[row], scores[row, :found])
                 keys[row, :found] = hits.ids
                 width = max(width, found)
         if width < k:
@@ -183,10 +216,32 @@ class MilvusStore(Store):
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
         """Descriptors by key, as many at a time as fit into a message."""
         for some in in_parts(keys, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
-            rows = self._rows(some, ["descriptor"])
+            rows = self._rows(some, self._with_sum(["descriptor"], "descriptor_sum"))
             if rows:
-                found = np.array([row["descriptor"] for row in rows], np.float32)
+                found, sound = _descriptors(rows)
+                names = [
+                    f"key {row['key']}" for row, good in zip(rows, sound, strict=True) if not good
+                ]
+                if names:
+                    raise damaged_entries(self.uri, names)
                 yield np.array([row["key"] for row in rows], np.int64), found
+
+    def examine(self) -> Iterator[list[EntryCheck]]:
+        """Read every entry and compare it with its checksums, part by part."""
+        fields = [*ENTRY, "thumbnail", "descriptor", *(SUMS if self._has_sums else ())]
+        size = 4 * self.header.dim + _ROW
+        for some in in_parts(self._keys(), max(1, min(_NAMED, MESSAGE // size))):
+            rows = self._rows(some, fields)
+            small = [(_thumbnail(row), row.get("thumbnail_sum")) for row in rows]
+            sound = _descriptors(rows)[1].tolist() if rows else []
+            yield examine_rows([row["key"] for row in rows], rows, sound, small)
+
+    def discard(self, places: Sequence[int]) -> None:
+        """Remove damaged entries by the `place` of their `EntryCheck`."""
+        self.remove(places)
+
+    def add_checksums(self) -> None:
+        """Do nothing: fields cannot be added to a collection on every version of Milvus."""
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose how to search from what the user wants, measure it, and remember both.
@@ -241,6 +296,20 @@ class MilvusStore(Store):
     def close(self) -> None:
         """Close the connection; milvus-lite releases its file."""
         self._connection.close()
+
+    def _with_sum(self, fields: list[str], name: str) -> list[str]:
+        """Fields to read, with a checksum if the collection stores them."""
+        return [*fields, name] if self._has_sums else fields
+
+    def _entry(self, row: Mapping[str, Any]) -> Entry:
+        check_entry(self.uri, row)
+        return from_row(row)
+
+    def _check_scores(self, query: Float32, scores: Float32) -> None:
+        """Refuse scores that unit descriptors cannot have: the server does not check its data."""
+        most = _SCORE * float(np.linalg.norm(query))
+        if not (np.abs(scores) <= most).all():
+            raise damage(self.uri, f"a search returned the score {scores[np.abs(scores).argmax()]}")
 
     def _wait_for_writes(self) -> None:
         """Wait until readers see what every process has written.
@@ -364,6 +433,20 @@ class MilvusStore(Store):
         return TuningResult(str(method), recall, milliseconds, memory)
 
 
+def _thumbnail(row: Mapping[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(row["thumbnail"])
+    except ValueError:
+        return b"not base64"  # no checksum matches it
+
+
+def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Float32, NDArray[np.bool_]]:
+    """Descriptors of rows, and which are sound: n rows -> [n, C], bool [n]."""
+    found = np.array([row["descriptor"] for row in rows], np.float32)
+    keys = np.array([row["key"] for row in rows], np.int64)
+    return found, sound_descriptors(keys, found, [row.get("descriptor_sum") for row in rows])
+
+
 def _properties(connection: Connection) -> dict[str, str]:
     """What a collection remembers; nothing if there is none."""
     if not connection.call("has_collection"):
@@ -378,7 +461,7 @@ def _make_place(connection: Connection) -> None:
     found = connection.call("describe_collection")
     if _HEADER in (found.get("properties") or {}):
         raise InputError(f"there is an index at {connection.place.shown} already")
-    if {field["name"] for field in found["fields"]} != FIELDS:
+    if {field["name"] for field in found["fields"]} not in (FIELDS, OLD_FIELDS):
         raise InputError(
             f"{connection.place.shown} is another program's collection: give another name"
         )

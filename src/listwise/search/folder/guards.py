@@ -1,0 +1,114 @@
+"""Checksums and copies of the files that a table cannot be read without.
+
+LanceDB stores no checksum of its manifests, lists of deleted rows, indices and file footers. The
+folder `guards` holds one file for each of them. The name of a guard ends with the size and the
+checksum of what it protects. Its content is a copy from which `restore` repairs the original,
+except for indices, which can be built again. LanceDB never changes a file that it has written, so
+a guard is written once.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from listwise.files import publish
+
+_FOLDER = "guards"
+_HEADER = "index.json"
+_TABLE = "entries.lance"
+_TAIL = 64 << 10  # bytes: the end of a data file, which describes its columns
+_SLASH = "@"  # in the name of a guard
+
+
+def update(folder: Path) -> None:
+    """Write the guards that are missing and drop those of files that are no longer used.
+
+    Only the process that holds the lock of the index may call it.
+    """
+    guards = folder / _FOLDER
+    guards.mkdir(exist_ok=True)
+    present = _present(folder)
+    for path in _files(folder):
+        file = str(path.relative_to(folder))
+        if present.pop(file, None) is None:
+            content, mark = _read(path)
+            partial = guards / "new.tmp"
+            # No fsync: the name holds the checksum, and a copy is compared with it before use.
+            partial.write_bytes(b"" if is_index_file(file) else content)
+            partial.replace(guards / f"{file.replace(os.sep, _SLASH)}.{mark}")
+    for guard in present.values():
+        guard.unlink(missing_ok=True)
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Names of the guarded files that have changed since they were written."""
+    found = []
+    for file, guard in _present(folder).items():
+        try:
+            if _read(folder / file)[1] != guard.suffix[1:]:
+                found.append(file)
+        except FileNotFoundError:
+            continue  # removed by another process; LanceDB reports the files that it misses
+    return sorted(found)
+
+
+def restore(folder: Path) -> list[str]:
+    """Repair damaged files from their copies and return the names of those still damaged."""
+    present = _present(folder)
+    for file in damaged_files(folder):
+        path, copy = folder / file, present[file].read_bytes()
+        size = int(present[file].suffix[1:].split("-")[0])
+        if _mark(copy, size) != present[file].suffix[1:]:
+            continue  # no copy, or a damaged one
+        if len(copy) == size:
+            partial = path.with_name(f"{path.name}.tmp")
+            partial.write_bytes(copy)
+            publish(partial, path)
+        elif path.stat().st_size == size:
+            with path.open("r+b") as opened:
+                opened.seek(size - len(copy))
+                opened.write(copy)
+                os.fsync(opened.fileno())
+    return damaged_files(folder)
+
+
+def is_index_file(file: str) -> bool:
+    """Whether a guarded file belongs to an index of LanceDB, which can be built again."""
+    return "_indices" in Path(file).parts
+
+
+def _present(folder: Path) -> dict[str, Path]:
+    """The guards by the names of the files that they protect."""
+    try:
+        paths = list((folder / _FOLDER).iterdir())
+    except FileNotFoundError:  # an index of an earlier version
+        return {}
+    return {path.stem.replace(_SLASH, os.sep): path for path in paths if path.suffix != ".tmp"}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files to guard. Of the manifests, only the last is read."""
+    table = folder / _TABLE
+    if (folder / _HEADER).exists():
+        yield folder / _HEADER
+    # LanceDB counts down in the names of manifests, so the first name is the last version.
+    manifests = sorted((table / "_versions").glob("*.manifest"))
+    yield from manifests[:1]
+    for kind in ("_deletions", "_indices", "data"):
+        yield from (path for path in (table / kind).rglob("*") if path.is_file())
+
+
+def _read(path: Path) -> tuple[bytes, str]:
+    """The protected part of a file (of a data file the end, of others all), and its mark."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if path.parent.name == "data":
+            file.seek(max(0, size - _TAIL))
+        content = file.read()
+    return content, _mark(content, size)
+
+
+def _mark(content: bytes, size: int) -> str:
+    """The size of a file and the checksum of its protected part, for the name of its guard."""
+    return f"{size}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
