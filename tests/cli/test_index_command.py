@@ -163,7 +163,7 @@ def test_the_model_of_an_index_may_move_but_not_change(shop, tmp_path):
     shutil.move("model", "moved")
     code, _, err = shop("search", "shop", "photos/class0/0.jpg")
     assert code == 2
-    assert "say where it is with --model" in err
+    assert "give its folder as --model" in err
     code, _, _ = shop("search", "shop", "photos/class0/0.jpg", "--model", "moved")
     assert code == 0
     torch.manual_seed(1)

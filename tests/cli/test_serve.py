@@ -63,7 +63,9 @@ def test_a_model_that_is_gone_or_another(listwise, index, tmp_path):
     (tmp_path / "model").rename(tmp_path / "moved")
     code, _, err = listwise("serve", index, "--port", 0)
     assert code == 2
-    assert err.startswith(f"listwise: the model of {index} was in {tmp_path / 'model'} and is gone")
+    assert err.startswith(
+        f"listwise: no model at {tmp_path / 'model'}, where the model of {index} was"
+    )
     assert "--model" in err
     assert err.count("\n") == 1
     make_model(tmp_path / "other", 1)

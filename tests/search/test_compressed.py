@@ -182,7 +182,7 @@ def test_a_full_disk_is_a_warning(
     with open_store(folder) as index:
         assert index.tune(SearchIntent(memory=250_000)).recall > 0.9
         assert index.search(rows[:1], 1)[1].tolist() == [[entry_key("n0")]]
-    assert "how to search is not remembered" in caplog.text
+    assert "the search method is not saved" in caplog.text
 
 
 def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,10 +206,10 @@ def test_an_index_that_was_not_finished_is_none(
 def test_places_that_will_not_do(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("no folder")
-    with pytest.raises(InputError, match="cannot make an index"):
+    with pytest.raises(InputError, match="cannot create an index"):
         create_store(file, header(2))
     (tmp_path / "photo.jpg").write_text("not ours")
-    with pytest.raises(InputError, match=r"other things \(file\)"):
+    with pytest.raises(InputError, match=r"other files \(file\)"):
         create_store(tmp_path, header(2))
     create_store(tmp_path / "index", header(2))
     with pytest.raises(InputError, match="already"):

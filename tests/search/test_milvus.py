@@ -172,7 +172,7 @@ def test_files_that_are_not_of_milvus_lite(tmp_path):
     assert not store_exists(str(tmp_path / "text.db"))
     with pytest.raises(InputError, match="not a folder of milvus-lite"):
         create_store(tmp_path / "text.db", HEADER)
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError, match="no folder"):
         create_store(tmp_path / "missing" / "a.db", HEADER)
     assert not store_exists(str(tmp_path / "none.db"))
     assert not (tmp_path / "none.db").exists()
@@ -190,7 +190,7 @@ def test_a_file_in_use_by_another_process_is_one_line(lite_places):
     with create_store(place, HEADER):
         run(say_what_opening_gives, place, answers)
         assert answers.get() == (
-            f"{place} cannot be opened: is it open in another process, or not milvus-lite's?"
+            f"{place} cannot be opened: it may be open in another process, or not be a file of milvus-lite"
         )
     run(say_what_opening_gives, place, answers)
     assert answers.get() == 0
@@ -214,7 +214,7 @@ def test_a_collection_of_another_program_is_left_alone(server_places):
     client = MilvusClient(place.address, timeout=5, dedicated=True)
     client.create_collection(place.collection, dimension=4)
     assert not store_exists(uri)
-    with pytest.raises(InputError, match="another program's collection"):
+    with pytest.raises(InputError, match="collection of another program"):
         create_store(uri, HEADER)
     assert client.has_collection(place.collection)
     client.close()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from listwise.errors import InputError
-from listwise.search import alpha_query_expansion, exact_search
+from listwise.search import DamagedIndexError, alpha_query_expansion, checksums, exact_search
 from listwise.search import entries as entries_module
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.opening import create_store, open_store, store_exists
@@ -323,6 +323,42 @@ def test_tuning_is_measured_and_remembered(index):
     assert tuned.milliseconds > 0
     assert tuned.memory >= 300 * DIM * 4
     assert all("\n" not in note for note in notes)
+
+
+def test_what_was_written_is_sound_when_it_is_examined(index):
+    entries, rows = fill(index, 2500)
+    index.put(NewEntries([entry("with picture")], vectors(1, seed=9), [JPEG]))
+    index.put(NewEntries(entries[:3], rows[3:6], [JPEG, b"", JPEG]))
+    found = [one for part in index.examine() for one in part]
+    assert len(found) == len(index) == 2501
+    assert all(one.sound and one.verified for one in found)
+    assert {one.name for one in found} == {one.id for one in index}
+    assert entries[7] in [one.entry for one in found]
+    index.discard([found[0].place])
+    assert len(index) == 2500
+    assert found[0].name not in {one.id for one in index}
+    assert index.damaged_files(index.uri) == []
+
+
+def test_another_descriptor_than_was_written_is_refused(index, monkeypatch):
+    entries, rows = fill(index, 20)
+    changed = rows.copy()
+    changed[4, 2] += 1e-3
+    wrong = checksums.new_sums(NewEntries(entries, changed, [b""] * 20))
+    with monkeypatch.context() as patch:
+        # As if a stored number had changed after its checksum was computed.
+        for module in ("folder.table", "milvus.rows"):
+            patch.setattr(f"listwise.search.{module}.new_sums", lambda new: wrong)
+        index.put(NewEntries(entries, rows, [b""] * 20))
+    if index.engine == "embedded":
+        index.close()  # forgets the descriptors in memory, and reads the table again
+    with pytest.raises(DamagedIndexError, match="1 entry cannot be trusted") as caught:
+        index.vectors([one.key for one in entries])
+    assert "listwise index check" in str(caught.value)
+    (broken,) = (one for part in index.examine() for one in part if not one.sound)
+    assert (broken.name, broken.descriptor, broken.thumbnail) == (entries[4].id, False, True)
+    index.put(NewEntries(entries[4:5], rows[4:5], [b""]))
+    np.testing.assert_array_equal(index.vectors([entries[4].key]), rows[4:5])
 
 
 def test_two_openings_of_one_index_see_each_other(new_place):

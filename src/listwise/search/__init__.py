@@ -1,4 +1,4 @@
-"""Finding the nearest descriptors: exactly, in an index, and with expanded queries."""
+"""Search for the nearest descriptors: exact search, indexes of photos, and query expansion."""
 
 from listwise.search.checking import CheckResult
 from listwise.search.checksums import DamagedIndexError

@@ -1,4 +1,4 @@
-"""The photos of an index: entries, their keys, and entries to be written."""
+"""Entries of an index, their keys, and entries to be written."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,16 +17,21 @@ Keys = NDArray[np.int64]
 
 
 class NoEntryError(InputError):
-    """An index has no entry with a key."""
+    """The index has no entry with the given id or key."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A photo of an index.
+    """A photo in an index.
 
-    `id` is its name as the source wrote it, `path` where it lies (empty if that is not known);
-    `box` is the part of it that was described, all of it if None; `digest` is a hash of the file
-    and the box, empty if the file was not read; `attributes` are the user's.
+    Attributes:
+        id: the name of the photo in its source, such as a path relative to the folder.
+        path: the path of the file; empty if it is not known.
+        width: the width of the whole photo in pixels.
+        height: the height of the whole photo in pixels.
+        box: the part of the photo that was described, x0, y0, x1, y1 in pixels; None for all.
+        digest: a hash of the file and the box; empty if the file was not read.
+        attributes: other columns of the table that the photo came from.
     """
 
     id: str
@@ -39,12 +44,12 @@ class Entry:
 
     @property
     def key(self) -> int:
-        """The entry's number in every engine."""
+        """The number that identifies the entry in every engine."""
         return entry_key(self.id)
 
 
 def as_row(entry: Entry) -> dict[str, Any]:
-    """An entry as a row of a table: numbers and texts."""
+    """Convert an entry to a row of numbers and strings."""
     return {
         "key": entry.key,
         "id": entry.id,
@@ -58,7 +63,7 @@ def as_row(entry: Entry) -> dict[str, Any]:
 
 
 def from_row(row: Mapping[str, Any]) -> Entry:
-    """The entry of a row that `as_row` made."""
+    """Convert a row of `as_row` back to an entry."""
     return Entry(
         row["id"],
         row["path"],
@@ -71,27 +76,30 @@ def from_row(row: Mapping[str, Any]) -> Entry:
 
 
 def entry_key(name: str) -> int:
-    """63 bits of a hash of an id: an entry's number in every engine."""
-    # What a terminal or a file system gives need not be UTF-8.
+    """The key of an entry: 63 bits of a hash of its id."""
+    # Names from a terminal or a file system are not always UTF-8.
     content = name.encode(errors="surrogateescape")
     return int.from_bytes(blake2b(content, digest_size=8).digest()) >> 1
 
 
 def possible_keys(keys: Iterable[int]) -> list[int]:
-    """Those that can be keys: a number that a user typed may be any."""
+    """The numbers among those given that can be keys; a user may type any number."""
     return [int(key) for key in keys if 0 <= key < 1 << 63]
 
 
 def in_parts(values: Any, size: int) -> Iterator[Any]:
-    """Slices of a sequence, each of at most so many values."""
+    """Split a sequence into slices of at most `size` values."""
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
 @dataclass(frozen=True, eq=False)
 class NewEntries:
-    """Entries to be written together: n of them, their descriptors [n, C], their thumbnails.
+    """Entries to be written in one step.
 
-    A thumbnail is a JPEG file's content, empty if there is none.
+    Attributes:
+        entries: n entries.
+        descriptors: their descriptors, float32 [n, C].
+        thumbnails: n JPEG files as bytes; empty for an entry without a thumbnail.
     """
 
     entries: Sequence[Entry]

@@ -1,4 +1,4 @@
-"""Exact search through descriptors that need not fit into memory."""
+"""Exact search through descriptors, which may be larger than memory."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,25 @@ from listwise.search.entries import Float32, Keys
 def exact_search(
     queries: ArrayLike, database: Database, k: int
 ) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-    """The k highest dot products of each query, best first, in one pass over the database.
+    """Find the k database descriptors with the highest dot product for each query.
 
-    Equal scores come in database order.
-    Shapes: queries [Q, C]; database [N, C], or blocks [n, C] -> scores and positions, both
-    [Q, min(k, N)].
+    The database is read once. Equal scores are returned in database order.
+
+    Args:
+        queries: descriptors [Q, C].
+        database: descriptors [N, C], or an iterable of blocks [n, C].
+        k: the number of neighbours per query.
+
+    Returns:
+        Scores and positions in the database, best first, both [Q, min(k, N)].
+
+    Example:
+        >>> scores, positions = exact_search([[1.0, 0.0]], np.eye(2), 1)
+        >>> positions
+        array([[0]])
     """
     if k < 1:
-        raise InputError(f"k is {k}; ask for one neighbour at least")
+        raise InputError(f"k is {k}: it must be at least 1")
     vectors = as_queries(queries)
     best = np.zeros((len(vectors), 0), vectors.dtype)
     places = np.zeros((len(vectors), 0), np.int64)
@@ -37,13 +48,13 @@ def exact_search(
 def _merged(
     best: Vectors, places: NDArray[np.int64], scores: Vectors, start: int, k: int
 ) -> tuple[Vectors, NDArray[np.int64]]:
-    """The best k of those found so far, which stand earlier, and of a block's scores."""
+    """Merge the best neighbours so far with the scores of the next block."""
     had = best.shape[1]
     width = min(k, had + scores.shape[1])
     new_best = np.empty((len(best), width), best.dtype)
     new_places = np.empty((len(best), width), np.int64)
     for query, row in enumerate(scores):
-        # Once the list is full, few of a block pass its last score.
+        # Once the list is full, few scores of a block are higher than its last one.
         better = np.flatnonzero(row > best[query, -1]) if had == k else np.arange(len(row))
         all_scores = np.concatenate([best[query], row[better]])
         all_places = np.concatenate([places[query], better + start])
@@ -54,20 +65,21 @@ def _merged(
 
 
 class ExactIndex:
-    """A database searched exactly: nothing is built and nothing kept.
+    """Exact search as a `VectorIndex`; nothing is built in advance.
 
-    Shapes: database [N, C], or blocks [n, C] that can be read again for every call.
+    Args:
+        database: descriptors [N, C], or blocks [n, C] that can be iterated several times.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
     def search(self, queries: ArrayLike, k: int) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-        """The k nearest of each query: [Q, C] -> scores and positions, both [Q, min(k, N)]."""
+        """Find the k nearest: [Q, C] -> scores and positions, both [Q, min(k, N)]."""
         return exact_search(queries, self.database, k)
 
     def vectors(self, positions: ArrayLike) -> NDArray[np.generic]:
-        """The descriptors at some positions: [n] -> [n, C]."""
+        """Return the descriptors at the given positions: [n] -> [n, C]."""
         wanted = np.asarray(positions, dtype=np.int64)
         if isinstance(self.database, np.ndarray):
             return np.asarray(self.database[wanted])
@@ -85,7 +97,7 @@ class ExactIndex:
 def search_in_parts(
     search: Callable[[Float32, int], tuple[Float32, Keys]], queries: Float32, k: int, size: int
 ) -> tuple[Float32, Keys]:
-    """Scores and keys [Q, k] of a search for `size` queries at a time: [Q, C] -> [Q, k], twice."""
+    """Search `size` queries at a time: [Q, C] -> scores and keys, both [Q, k]."""
     scores = np.empty((len(queries), k), np.float32)
     keys = np.empty((len(queries), k), np.int64)
     for first in range(0, len(queries) if k else 0, size):
@@ -95,7 +107,7 @@ def search_in_parts(
 
 
 def best_of(scores: Float32, keys: Keys, k: int) -> tuple[Float32, Keys]:
-    """The k best candidates of each query, best first, equal ones by key: [Q, n] -> [Q, k]."""
+    """Select the k best candidates per query, equal scores by key: [Q, n] -> [Q, k]."""
     if scores.shape[1] > k:
         kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
         scores, keys = np.take_along_axis(scores, kept, 1), np.take_along_axis(keys, kept, 1)

@@ -1,4 +1,4 @@
-"""Query expansion and database-side augmentation: descriptors moved towards their neighbours."""
+"""Query expansion and database-side augmentation."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,34 +9,43 @@ from listwise.blocks import Database, Vectors, as_queries
 from listwise.errors import InputError
 from listwise.search.exact import ExactIndex
 
-_ROWS = 1024  # database descriptors augmented at a time
+_ROWS = 1024  # database descriptors per step
 
 
 @runtime_checkable
 class VectorIndex(Protocol):
-    """What expansion needs of an index: neighbours by dot product, and their descriptors."""
+    """An index that returns nearest neighbours and their descriptors, as expansion needs."""
 
     def search(
         self, queries: ArrayLike, k: int, /
     ) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-        """Scores and positions of at most k neighbours, best first, -1 where none was found.
+        """Find at most k neighbours per query, best first.
 
-        Shapes: [Q, C] -> [Q, k'], [Q, k'].
+        Returns:
+            Scores and positions, both [Q, k'] with k' <= k. A position is -1 if fewer
+            neighbours were found.
         """
 
     def vectors(self, positions: ArrayLike, /) -> NDArray[np.generic]:
-        """The descriptors at some positions: [n] -> [n, C]."""
+        """Return the descriptors at the given positions: [n] -> [n, C]."""
 
 
 def alpha_query_expansion(
     queries: ArrayLike, database: Database | VectorIndex, alpha: float = 2.0, k: int = 10
 ) -> NDArray[np.floating]:
-    """αQE: each query becomes L2(q + Σ simᵅ · d) over its k nearest descriptors d.
+    """Expand queries with their nearest neighbours (αQE).
 
-    A neighbour whose similarity is not positive has no weight.
+    Each query q becomes L2(q + Σ simᵅ · d) over its k nearest descriptors d. A neighbour with a
+    similarity of 0 or less has no weight.
 
-    Shapes: queries [Q, C], unit rows; database [N, C], blocks [n, C] that can be read twice, or
-    an index -> [Q, C], unit rows.
+    Args:
+        queries: unit descriptors [Q, C].
+        database: descriptors [N, C], blocks [n, C] that can be read twice, or an index.
+        alpha: the power of the similarities.
+        k: the number of neighbours.
+
+    Returns:
+        Unit descriptors [Q, C].
     """
     _check(alpha, k)
     vectors = as_queries(queries)
@@ -48,11 +57,18 @@ def alpha_query_expansion(
 def database_augmentation(
     database: ArrayLike, k: int = 10, alpha: float = 2.0, index: VectorIndex | None = None
 ) -> NDArray[np.floating]:
-    """DBA: each database descriptor becomes the αQE of itself with its k nearest others.
+    """Replace each database descriptor by its αQE with its k nearest others (DBA).
 
-    It counts once itself, with weight 1. `index` is where neighbours are looked up, if not by exact
-    search; it holds the same descriptors in the same order.
-    Shapes: [N, C] -> [N, C], unit rows.
+    The descriptor itself has the weight 1.
+
+    Args:
+        database: unit descriptors [N, C].
+        k: the number of neighbours.
+        alpha: the power of the similarities.
+        index: an index of the same descriptors in the same order; exact search by default.
+
+    Returns:
+        Unit descriptors [N, C].
     """
     _check(alpha, k)
     vectors = np.asarray(database)
@@ -70,9 +86,10 @@ def database_augmentation(
 def _without_itself(
     scores: Vectors, positions: NDArray[np.int64], own: NDArray[np.int64], k: int
 ) -> tuple[Vectors, NDArray[np.int64]]:
-    """The first k neighbours other than the descriptor itself.
+    """Keep the first k neighbours other than the descriptor itself.
 
-    It may be missing from its own list, behind copies of it or for an index that is not exact.
+    The descriptor is not always in its own list: copies of it may come first, and an index may
+    not be exact.
     """
     itself = positions == own[:, None]
     order = np.argsort(itself, axis=1, kind="stable")[:, :k]
@@ -104,6 +121,6 @@ def _expanded(
 
 def _check(alpha: float, k: int) -> None:
     if not alpha >= 0:
-        raise InputError(f"alpha is {alpha}; it is a power of similarities, 0 or more")
+        raise InputError(f"alpha is {alpha}: it must be 0 or more")
     if k < 1:
-        raise InputError(f"k is {k}; ask for one neighbour at least")
+        raise InputError(f"k is {k}: it must be at least 1")

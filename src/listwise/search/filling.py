@@ -1,4 +1,4 @@
-"""Photos into an index, part by part: what is there already is left alone."""
+"""Add photos to an index part by part, and skip those that it already holds."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -23,13 +23,13 @@ from listwise.errors import InputError
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.store import Store
 
-# Photos looked up at a time: as many as this, or as have this many bytes, which are in memory.
+# Photos looked up together: at most this many, and about this many bytes, held in memory.
 WINDOW = 8192
 WINDOW_BYTES = 2**28
-READ = 64  # files read at a time
+READ = 64  # files read together
 
 NewPhoto = tuple[Entry, PhotoFile]
-"""What the index will know of a photo, and the photo's file with its content."""
+"""A new entry, and its file with the content."""
 
 Source = str | Path | Images | DescriptorFile
 Sources = Source | Sequence[Source]
@@ -39,10 +39,15 @@ list of these."""
 
 @dataclass
 class Added:
-    """What became of photos, by id; `errors` has a line for each that could not be added.
+    """The result of adding photos: ids by what was done.
 
-    Replaced ones had other content before; updated ones were there, but in another place or with
-    other attributes; a copy has the content of another photo, which is in the index in its place.
+    Attributes:
+        added: new entries.
+        replaced: entries whose file has new content.
+        updated: entries whose path or attributes have changed.
+        unchanged: entries that were already in the index.
+        copies: photos with the content of another entry, which were not added.
+        errors: one line for each photo that could not be added.
     """
 
     added: list[str] = field(default_factory=list)
@@ -54,7 +59,7 @@ class Added:
 
 
 def open_sources(given: Sources) -> list[Images | DescriptorFile]:
-    """Photos and descriptor files, in the order given; image files in a row come together."""
+    """Open photos and descriptor files in the given order; consecutive image files are joined."""
     if isinstance(given, str | Path | Images | DescriptorFile):
         given = [given]
     found: list[Images | DescriptorFile] = []
@@ -65,7 +70,7 @@ def open_sources(given: Sources) -> list[Images | DescriptorFile]:
             continue
         if not isinstance(source, str | Path):
             raise InputError(
-                f"an index keeps the places of its photos: add files, not {type(source).__name__}"
+                f"an index stores the paths of its photos: add files, not {type(source).__name__}"
             )
         if is_one_photo(source) and Path(source).expanduser().exists():
             files.append(source)
@@ -90,14 +95,21 @@ def add_photos(
     max_side: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Added:
-    """Put photos into an index that are not in it yet, and those that have changed.
+    """Add new and changed photos to a store.
 
-    Each part of them is committed when it is done, so that the same call resumes after a kill. A
-    photo is known by its content: what is in the index already is not described again, and is one
-    entry whatever its names. If the file of that entry is gone, the photo has moved, and the entry
-    moves with it. `max_side` is the long side that larger photos are reduced to in an index that
-    has no maximum. `on_progress` is called with the number of photos just done; the other arguments
-    are those of `Index.add`.
+    Photos are committed part by part, so the same call resumes after an interruption. A photo is
+    identified by its content: a photo that is in the index is not described again, and is one
+    entry under whatever names. If the file of that entry does not exist any more, the photo has
+    moved, and its entry gets the new path.
+
+    Args:
+        store: the store of an index.
+        model: the model of the index.
+        images: the photos.
+        thumbnails: store a thumbnail of each photo.
+        workers: the number of processes that decode; chosen from the cores by default.
+        max_side: the long side that larger photos are reduced to, in an index without a maximum.
+        on_progress: called with the number of photos that were just processed.
     """
     store.header.check(model.fingerprint, store.uri)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
@@ -135,16 +147,16 @@ def _new_photos(
     waiting: deque[tuple[Entry, bool]],
     on_progress: Callable[[int], object],
 ) -> Generator[PhotoFile, None, None]:
-    """The photos to be described, with their content; the others are brought up to date.
+    """Yield the photos to describe with their content, and update the entries of the others.
 
-    The entry of each goes to `waiting`, with whether there is one of its name in the index.
+    Appends to `waiting` the entry of each photo, and whether the index has an entry of its id.
     """
     taken: set[str] = set()
     for window in _windows(images):
         wanted = deque(_find_new(store, window, taken, result))
         on_progress(len(window) - len(wanted))
         known = store.get([entry.key for entry, _ in wanted])
-        window.clear()  # of the content, only what is still to be described stays in memory
+        window.clear()  # only the photos that are still to be described stay in memory
         while wanted:
             entry, file = wanted.popleft()
             waiting.append((entry, entry.key in known))
@@ -152,7 +164,7 @@ def _new_photos(
 
 
 def _windows(images: Images) -> Iterator[list[NewPhoto | ImageError]]:
-    """Runs of photos; their files are read once, and stay in memory while they are needed."""
+    """Read photos in groups; each file is read once and stays in memory while it is needed."""
     window: list[NewPhoto | ImageError] = []
     content = 0
     with ThreadPoolExecutor() as pool:
@@ -176,23 +188,28 @@ def add_descriptors(
     thumbnails: bool = True,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Added:
-    """Put a descriptor file's rows into an index, in place of those with the same ids.
+    """Add the rows of a descriptor file to a store; they replace entries with the same ids.
 
-    Model and settings must be the index's. `root` is the folder that the photos' ids are relative
-    to: it gives them paths, and thumbnails where they are readable.
+    Args:
+        store: the store of an index with the model and the settings of the file.
+        file: a descriptor file; its rows [n, C] become n entries.
+        root: the folder that the ids are relative to. It determines the paths of the entries,
+            and thumbnails are made of the photos that are readable there.
+        thumbnails: store a thumbnail of each photo.
+        on_progress: called with the number of rows that were just processed.
     """
     store.header.check(file.model, store.uri)
     theirs, ours = (_comparable(each) for each in (file.settings, store.header.settings))
     if theirs != ours:
         raise InputError(
             f"{file.path} was made with {theirs}, the index {store.uri} with {ours}: "
-            "extract the photos in the same way"
+            "extract the photos with the settings of the index"
         )
     name, rows_of_it = Counter(file.ids).most_common(1)[0] if len(file) else ("", 1)
     if rows_of_it > 1:
         raise InputError(
-            f"{file.path} has {rows_of_it} rows for {name}, and an index one entry for an id: "
-            "give the index the photos themselves, or their table"
+            f"{file.path} has {rows_of_it} rows for {name}, but an index has one entry per id: "
+            "add the photos themselves, or their table"
         )
     base = None if root is None else Path(root).absolute()
     result = Added(errors=list(file.header.unreadable))
@@ -219,13 +236,16 @@ def add_descriptors(
 
 
 def settings_here(store: Store, model: Model, max_side: int | None = None) -> ExtractSettings:
-    """How this machine makes descriptors for an index; `max_side` if the index has none."""
+    """The settings with which this machine computes descriptors for an index.
+
+    `max_side` applies to an index without a maximum.
+    """
     settings = store.header.settings
     return model.settings(settings.max_side or max_side, settings.scales, settings.power, None)
 
 
 def thumbnail_from_photo(entry: Entry) -> bytes:
-    """A new thumbnail of an entry's photo; empty if the photo cannot be read."""
+    """Make a thumbnail of the photo of an entry; empty if the photo cannot be read."""
     try:
         return thumbnail(PhotoFile(entry.path, entry.box).image(THUMBNAIL_SIDE))
     except ImageError:
@@ -235,9 +255,9 @@ def thumbnail_from_photo(entry: Entry) -> bytes:
 def _find_new(
     store: Store, window: Sequence[NewPhoto | ImageError], taken: set[str], result: Added
 ) -> list[NewPhoto]:
-    """The photos to be described; those that are in the index are brought up to date.
+    """Find the photos to describe, and update the entries of those that are in the index.
 
-    `taken` are the digests of photos that are being added.
+    `taken` has the digests of photos that are being added.
     """
     result.errors += [str(each) for each in window if isinstance(each, ImageError)]
     photos = [each for each in window if not isinstance(each, ImageError)]
@@ -274,12 +294,12 @@ def _find_new(
 
 
 def _elsewhere(present: Entry, entry: Entry) -> bool:
-    """Whether an entry is of a file in another place, which is still there."""
+    """Whether an entry belongs to another file, which still exists."""
     return present.path not in ("", entry.path) and Path(present.path).exists()
 
 
 def _file_unchanged(entry: Entry) -> bool:
-    """Whether an entry's file holds what it held: names may have changed hands since."""
+    """Whether the file of an entry still has the same content."""
     try:
         return PhotoFile(entry.path, entry.box).digest() == entry.digest
     except ImageError:
@@ -287,14 +307,14 @@ def _file_unchanged(entry: Entry) -> bool:
 
 
 def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
-    """Rewrite entries with the descriptors and thumbnails they have."""
+    """Write entries under new ids or paths, with the same descriptors and thumbnails."""
     if not moves:
         return
     keys = [old.key for old, _ in moves]
     small = [store.thumbnail(key) or b"" for key in keys]
     new = [entry for _, entry in moves]
     moved = NewEntries(new, store.vectors(np.array(keys, np.int64)), small)
-    # First: after a kill between the two, the next run finds new photos, and not two of each.
+    # Remove first: after a kill in between, the next run finds new photos and no duplicates.
     store.remove(sorted(set(keys) - {entry.key for entry in new}))
     store.put(moved)
 

@@ -1,4 +1,4 @@
-"""From descriptors to hits: several queries at once, expanded where that is asked for."""
+"""Search a store for several queries together, with query expansion if wanted."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,16 @@ from listwise.search.store import Store
 
 @dataclass(frozen=True, eq=False)
 class Hit:
-    """An entry that was found, and its score.
+    """An entry that a search found.
 
-    After re-ranking also the number of `inliers`, the matched points [m, 4] (x and y in the
-    query photo, x and y in the entry, pixels of the upright photos), and the number of the query
-    photo they are in; None where nothing was verified.
+    Attributes:
+        entry: the entry.
+        score: the dot product of its descriptor and the query.
+        inliers: after re-ranking, the number of matched points that agree on one geometry; None
+            if the hit was not verified.
+        matches: the matched points, float32 [m, 4]: x and y in the query photo, then x and y in
+            the photo of the entry, in pixels of the upright photos.
+        photo: the position of the query photo that the points are in.
     """
 
     entry: Entry
@@ -30,12 +35,12 @@ class Hit:
 
     @property
     def id(self) -> str:
-        """The photo's name in the index."""
+        """The id of the entry."""
         return self.entry.id
 
     @property
     def path(self) -> str:
-        """Where the photo lies."""
+        """The path of the photo."""
         return self.entry.path
 
     @property
@@ -55,9 +60,13 @@ class Hit:
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """Examples of one thing as descriptors [n, C], and how to search for it.
+    """A query of one or several examples, and how to search for it.
 
-    Several examples count with their mean; `exclude` has the keys of entries to leave out.
+    Attributes:
+        vectors: descriptors of the examples [n, C]; the search uses their mean.
+        k: the maximum number of hits.
+        expand: expand the query with its first neighbours (αQE).
+        exclude: keys of entries that are not returned.
     """
 
     vectors: Float32
@@ -67,11 +76,11 @@ class Query:
 
 
 def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
-    """The entries nearest to each query, best first; several queries cost little more than one."""
+    """Find the entries nearest to each query, best first, in one search of the store."""
     found = _nearest(store, queries)
     entries = _entries(store, found)
     if any(key not in entries for row in found for key, _ in row):
-        # Another process has removed some since, and others come in their place.
+        # Another process removed some of them after the search: search again.
         store.refresh()
         found = _nearest(store, queries)
         entries = _entries(store, found)
@@ -79,7 +88,7 @@ def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
 
 
 def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
-    """Descriptors of entries: [n] -> [n, C]; a `NoEntryError` if there is no such entry."""
+    """Return the descriptors of entries: keys [n] -> [n, C]; `NoEntryError` for unknown keys."""
     known = store.get(keys)
     for key in keys:
         if key not in known:
@@ -88,7 +97,7 @@ def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
 
 
 def _nearest(store: Store, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
-    """Keys and scores of what each query finds."""
+    """Keys and scores of the nearest entries of each query."""
     rows = np.stack([_mean(query.vectors) for query in queries])
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
@@ -109,7 +118,7 @@ def _expanded(store: Store, rows: Float32) -> Float32:
     try:
         return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
     except NoEntryError:
-        # What it found first has been removed before it was read.
+        # A neighbour was removed before its descriptor was read.
         store.refresh()
         return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
 
@@ -120,7 +129,7 @@ def _entries(store: Store, found: list[list[tuple[int, float]]]) -> dict[int, En
 
 def _mean(vectors: Float32) -> Float32:
     if not len(vectors):
-        raise InputError("there is nothing to search for: give a photo or an entry")
+        raise InputError("nothing to search for: give a photo or an entry")
     if len(vectors) == 1:
         row: Float32 = vectors[0]
         return row

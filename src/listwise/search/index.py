@@ -1,4 +1,4 @@
-"""An index of photos: add them, and find them by photo."""
+"""An index of photos: add photos, and search for similar ones."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
 
 Names = str | int | Iterable[str | int]
-"""Ids or keys of entries, one or several."""
+"""One or several ids or keys of entries."""
 
 
 class Index:
-    """Photos that can be found by photo; `open_index` opens or makes one.
+    """An index of photos that is searched by photo; `open_index` opens or creates one.
 
-    It is a store of descriptors and the model that describes photos for it, which is opened when
-    it is first needed. Several threads may use one.
+    It consists of a store of entries and the model that computes their descriptors [n, C]. The
+    model is loaded when it is first needed. Several threads may use one index.
 
     Examples:
         >>> index = open_index("shop", "resnet50")           # doctest: +SKIP
@@ -59,17 +59,17 @@ class Index:
 
     @property
     def uri(self) -> str:
-        """Where the index is."""
+        """The folder or address of the index."""
         return self.store.uri
 
     @property
     def header(self) -> IndexHeader:
-        """What the index remembers of its model and settings."""
+        """The model and the settings that the index was created with."""
         return self.store.header
 
     @property
     def model(self) -> Model:
-        """The model that describes photos for this index, as it was when the index was made."""
+        """The model that computes the descriptors of this index."""
         with self._opening:
             if self._model is None:
                 self._model = _remembered_model(self.store, self.device)
@@ -108,23 +108,23 @@ class Index:
         workers: int | None = None,
         progress: bool | None = None,
     ) -> Added:
-        """Add photos that are not in the index yet, and those that have changed.
+        """Add new and changed photos.
 
-        A photo is known by its content: what is there already is left alone. What is done is
-        committed part by part, so the same call resumes after an interruption.
+        A photo is identified by its content, and one that is in the index is not described again.
+        Photos are committed part by part, so the same call resumes after an interruption.
 
         Args:
             photos: a folder, a table, a text list, an image file, the name of a data set, a
                 descriptor file of `listwise.descriptors.extract`, or a list of these. Columns of
                 a table other than path and box become attributes of its photos.
-            thumbnails: keep a small picture of each.
+            thumbnails: store a thumbnail of each photo.
             root: the folder that the ids of a descriptor file are relative to.
-            workers: processes that decode; from the cores by default.
+            workers: the number of processes that decode; chosen from the cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
 
         Returns:
-            The ids that were added, replaced, updated, left alone, and a line for each photo that
-            could not be read.
+            The ids that were added, replaced, updated or unchanged, and a line for each photo
+            that could not be read.
         """
         total = Added()
         for source in open_sources(photos):
@@ -161,16 +161,20 @@ class Index:
 
         Args:
             query: a photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
-                several photos of one thing, or descriptors [dim] or [n, dim]. Several count with
-                the mean of their descriptors.
-            k: the most hits to return.
-            like: ids or keys of entries that are examples too, or instead; they are not
-                among the hits.
-            box: the part of the photo that is meant, x0, y0, x1, y1 in pixels; for several photos
+                several photos of one thing, or descriptors [dim] or [n, dim]. For several, the
+                mean of their descriptors is searched.
+            k: the maximum number of hits.
+            like: ids or keys of entries that are further examples, or the only ones; they are
+                not among the hits.
+            box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
-            expand: expand the query with what it finds first (αQE).
-            rerank: order the first 100 hits by matching points; their files must be readable.
-            exclude: ids or keys of entries to leave out.
+            expand: expand the query with its nearest neighbours (αQE).
+            rerank: re-rank the first 100 hits by spatial verification; their files must be
+                readable.
+            exclude: ids or keys of entries that are not returned.
+
+        Returns:
+            At most k hits.
         """
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
@@ -189,7 +193,7 @@ class Index:
         return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]
 
     def remove(self, photos: str | int | Path | Entry | Iterable[str | int | Path | Entry]) -> int:
-        """Remove entries, and return their number; the files themselves stay.
+        """Remove entries and return their number; the photo files are not deleted.
 
         Args:
             photos: ids, keys or entries of the index; or image files, folders and tables, whose
@@ -199,14 +203,14 @@ class Index:
         return self.store.remove([key for each in given for key in self._keys(each)])
 
     def entry(self, name: str | int) -> Entry:
-        """The entry with an id or a key; a `NoEntryError` if there is none."""
+        """Return the entry with an id or a key; `NoEntryError` if the index has none."""
         found = self.store.get([_key(name)])
         if not found:
             raise NoEntryError(f"{self.uri} has no photo {name}: give an id or a key of the index")
         return found[_key(name)]
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
-        """Choose how to search from what the user wants, measure it, and remember both."""
+        """Choose a search method that meets the intent, measure it, and save the choice."""
         return self.store.tune(intent, on_note)
 
     def check(
@@ -238,7 +242,7 @@ class Index:
     def describe(
         self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
     ) -> Float32:
-        """Descriptors of upright RGB photos or parts of them, made as the index's are: [n, C]."""
+        """Compute descriptors of n upright RGB photos, or boxes in them: float32 [n, C]."""
         parts = [
             photo if box is None else cut_out(photo, box, f"photo {number}")
             for number, (photo, box) in enumerate(
@@ -254,7 +258,7 @@ class Index:
         boxes: Sequence[Box | None] | None = None,
         until: float | None = None,
     ) -> list[Hit]:
-        """Put hits first that share the photos' geometry; see `reranking.rerank_hits`."""
+        """Re-rank hits by spatial verification with photos; see `reranking.rerank_hits`."""
         from listwise.local.rerank import Reranker
         from listwise.search.reranking import rerank_hits
 
@@ -265,7 +269,7 @@ class Index:
     def _described(
         self, query: Any, box: Any
     ) -> tuple[list[tuple[Image.Image, Box | None]], Float32]:
-        """A query's photos with their boxes, and its descriptors [n, dim]."""
+        """The photos of a query with their boxes, and its descriptors [n, dim]."""
         if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
             return [], np.atleast_2d(query).astype(np.float32)
         several = isinstance(query, Sequence) and not isinstance(query, str)
@@ -279,7 +283,7 @@ class Index:
         return list(zip(photos, boxes, strict=True)), self.describe(photos, boxes)
 
     def _keys(self, named: str | int | Path | Entry) -> list[int]:
-        """The keys of the entries that a user names."""
+        """The keys of the entries that a user gave by id, key, file or folder."""
         if isinstance(named, Entry):
             return [named.key]
         key = _key(named if isinstance(named, int) else str(named))
@@ -303,19 +307,19 @@ def _key(name: str | int) -> int:
 
 
 def _remembered_model(store: Store, device: str) -> Model:
-    """The model that an index was made with, from its folder or by its name."""
+    """Load the model of an index from its folder or by its name."""
     header = store.header
     source = header.model_folder or header.model_name
     if not source:
         raise InputError(f"the model of {store.uri} was never saved: give it as `model`")
     if header.model_folder and not Path(source).is_dir():
         raise InputError(
-            f"the model of {store.uri} was in {source} and is gone: say where it is with `model`"
+            f"no model at {source}, where the model of {store.uri} was: give its folder as `model`"
         )
     model = load_model(source, device)
     if model.fingerprint != header.model:
         raise InputError(
-            f"the model in {source} has changed since {store.uri} was made: give the one that made "
-            "it as `model`, or build another index"
+            f"the model in {source} has changed since {store.uri} was created: give the original "
+            "model as `model`, or build another index"
         )
     return model

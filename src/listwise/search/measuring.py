@@ -1,4 +1,4 @@
-"""How well and how fast descriptors are searched: recall@10, and milliseconds per query."""
+"""Measure a search: recall@10, and milliseconds per query."""
 
 import time
 from collections.abc import Callable
@@ -9,17 +9,24 @@ from listwise.search.entries import Float32, Keys
 from listwise.search.exact import best_of
 
 RECALL_AT = 10
-_TIMED = 20  # queries, one by one
+_TIMED = 20  # queries whose latency is measured
 
 
 Search = Callable[[Float32, int], tuple[Float32, Keys]]
-"""What can be measured: scores and keys of the k nearest, [Q, C] -> [Q, k'], twice."""
+"""A search to measure: queries [Q, C] and k -> scores and keys, both [Q, k']."""
 
 
 class ExactNeighbours:
-    """The exact answers to some entries as queries, from one pass over all descriptors.
+    """The exact nearest neighbours of some entries, from one pass over all descriptors.
 
-    An entry is no answer to itself. Shapes: own keys [Q], queries [Q, C] -> keys [Q, at most 10].
+    An entry is not a neighbour of itself.
+
+    Args:
+        own: the keys of the entries [Q].
+        queries: their descriptors [Q, C].
+
+    Attributes:
+        keys: the keys of their neighbours [Q, n], n <= 10; -1 where there are fewer.
     """
 
     def __init__(self, own: Keys, queries: Float32) -> None:
@@ -29,7 +36,7 @@ class ExactNeighbours:
         self._scores: Float32 = np.zeros((len(own), 0), np.float32)
 
     def add(self, keys: Keys, descriptors: Float32) -> None:
-        """Look at some more descriptors: [n], [n, C]."""
+        """Compare the queries with more descriptors: keys [n], rows [n, C]."""
         scores = self.queries @ descriptors.T
         scores[self.own[:, None] == keys] = -np.inf
         scores = np.hstack([self._scores, scores])
@@ -38,25 +45,25 @@ class ExactNeighbours:
         self.keys[np.isneginf(self._scores)] = -1
 
     def recall(self, found: Keys) -> float:
-        """The share of the answers that were found: [Q, n] -> a number."""
+        """The share of the neighbours that a search found: keys [Q, n] -> a number."""
         there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
         wanted = self.keys >= 0
         return float(there[wanted].mean()) if wanted.any() else 1.0
 
 
 def measure(search: Search, exact: ExactNeighbours) -> tuple[float, float]:
-    """Recall@10 of all queries, and the median milliseconds of some, asked one by one."""
+    """Measure recall@10 of all queries, and the median milliseconds of single queries."""
     if not len(exact.own):
         return 1.0, 0.0
     found = search(exact.queries, RECALL_AT + 1)[1]
-    # Itself last, if it is there: ten others are counted.
+    # The entry itself moves to the end, so that ten others are counted.
     order = np.argsort(found == exact.own[:, None], axis=1, kind="stable")[:, :RECALL_AT]
     recall = exact.recall(np.take_along_axis(found, order, 1))
     return recall, median_milliseconds(search, exact.queries)
 
 
 def median_milliseconds(search: Search, queries: Float32) -> float:
-    """The median time of some queries, asked one by one."""
+    """The median latency of single queries [Q, C], in milliseconds."""
     times = []
     for query in queries[:_TIMED]:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Opening an index, or making one: in a folder of this machine, or in Milvus."""
+"""Open, create and check indexes in folders and in Milvus."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,18 +27,18 @@ def open_index(
     create: bool = True,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> Index:
-    """Open an index, or make one where there is none.
+    """Open an index, or create one.
 
     Args:
         uri: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite.
-        model: the model that describes photos: a `Model`, its folder, or the name of a timm
-            backbone. An index remembers its model, so one that exists needs none; without one a
-            new index takes a backbone off the shelf that suits this machine.
-        max_side: of a new index: long side that larger photos are reduced to.
-        scales: of a new index: sizes at which photos are described; (1.0,) by default.
-        power: of a new index: of the mean over the scales; 3 by default.
-        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
-        create: make an index where there is none.
+        model: the model that computes descriptors: a `Model`, its folder, or the name of a timm
+            backbone. An existing index knows its model. A new index without `model` uses a
+            pretrained backbone that suits this machine.
+        max_side: for a new index, the long side that larger photos are reduced to.
+        scales: for a new index, the sizes at which photos are described; (1.0,) by default.
+        power: for a new index, the power of the mean over the scales; 3 by default.
+        device: `cpu`, `cuda`, `cuda:1`; `auto` uses a GPU if present.
+        create: create the index if it does not exist.
         on_note: called with a sentence about what was chosen.
     """
     place = str(uri)
@@ -66,7 +66,7 @@ def open_index_for(
     model: str | Path | None = None,
     **settings: Any,
 ) -> Index:
-    """`open_index` for what will be added: a new index takes the settings of descriptor files."""
+    """Open or create an index for these sources, with the settings of descriptor files."""
     files = [source for source in sources if isinstance(source, DescriptorFile)]
     if not files or store_exists(str(uri)):
         return open_index(uri, model, **settings)
@@ -128,14 +128,15 @@ def header_of(
     scales: Sequence[float] = (1.0,),
     power: float = 3.0,
 ) -> IndexHeader:
-    """The header of a new index of a model's descriptors; the settings are those of `extract`.
+    """Make the header of a new index of the descriptors of a model.
 
-    In which precision a network computes is a matter of the machine, not of the index.
+    The settings are those of `listwise.descriptors.extract`. The precision of the network depends
+    on the machine and is not part of the header.
     """
     return IndexHeader(
         model=model.fingerprint,
         model_folder="" if model.folder is None else str(model.folder),
-        # With a whitening it is no longer the one off the shelf.
+        # A backbone with a whitening cannot be loaded by name.
         model_name="" if model.folder or model.whitening else model.name,
         whitened=model.whitening is not None,
         dim=model.dim,
@@ -144,14 +145,14 @@ def header_of(
 
 
 def store_exists(uri: str) -> bool:
-    """Whether there is an index."""
+    """Whether an index exists at this place."""
     engine, place = _engine(uri)
     found: bool = engine.exists(place)
     return found
 
 
 def open_store(uri: str | Path) -> Store:
-    """Open an index: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite."""
+    """Open the store of an index: a folder, `milvus://host:port/name`, or a `.db` file."""
     engine, place = _engine(str(uri))
     if not engine.exists(place):
         raise InputError(f"no index at {uri}: create one with listwise index build {uri} PHOTOS")
@@ -160,16 +161,16 @@ def open_store(uri: str | Path) -> Store:
 
 
 def create_store(uri: str | Path, header: IndexHeader) -> Store:
-    """Make an empty index where there is none; places are named as for `open_index`."""
+    """Create an empty index; `uri` is as in `open_index`."""
     engine, place = _engine(str(uri))
     if engine.exists(place):
-        raise InputError(f"there is an index at {uri} already: add to it, or give another name")
+        raise InputError(f"an index at {uri} exists already: add to it, or give another name")
     created: Store = engine.create(place, header)
     return created
 
 
 def _engine(uri: str) -> tuple[Any, str]:
-    # milvus-lite's files are folders, which shells end with a slash.
+    # A file of milvus-lite is a folder, and shells complete folders with a slash.
     file = uri.rstrip("/").endswith(".db")
     if file or uri.startswith("milvus://"):
         from listwise.search.milvus.store import MilvusStore
@@ -186,13 +187,13 @@ def _engine(uri: str) -> tuple[Any, str]:
 
 
 def _check_settings(store: Store, given: dict[str, Any]) -> None:
-    """Refuse settings other than those that the index was made with."""
+    """Refuse settings other than those of the index."""
     for name, value in given.items():
         has = getattr(store.header.settings, name)
         if (tuple(value) if name == "scales" else value) != has:
             raise InputError(
-                f"{store.uri} was made with other settings, {name} {has}: leave `{name}` out, or "
-                "make another index"
+                f"{store.uri} was created with {name} {has}: leave `{name}` out, or build another "
+                "index"
             )
 
 

@@ -1,4 +1,4 @@
-"""Re-ranking of hits by matching points, within a time if need be."""
+"""Re-rank hits by matching points, within a time limit if one is given."""
 
 import time
 from collections.abc import Sequence
@@ -23,10 +23,18 @@ def rerank_hits(
     boxes: Sequence[Box | None] | None = None,
     until: float | None = None,
 ) -> list[Hit]:
-    """Put what shares the geometry of the upright query photos first, of the first 100 hits.
+    """Re-rank the first 100 hits by spatial verification with the query photos.
 
-    To be done before `until`, a time of `time.monotonic`, hits further down the list are left as
-    they are. What was looked at is remembered, so the next time gets further.
+    Args:
+        reranker: extracts and compares local features; it caches the features of entries.
+        photos: upright query photos.
+        hits: hits, best first.
+        boxes: the part of each query photo to use, x0, y0, x1, y1 in pixels, or None for all.
+        until: finish before this time of `time.monotonic`. Hits for which the time does not
+            suffice keep their order; since features are cached, the next call verifies more.
+
+    Returns:
+        All hits: those that were verified by their number of inliers, then the others.
     """
     entries = [hit.entry for hit in hits[:TOP]]
     if until is not None:
@@ -40,7 +48,7 @@ def rerank_hits(
 
 
 def _count_in_time(reranker: Reranker, entries: Sequence[Entry], until: float) -> int:
-    """How many of the first entries have features when two thirds of the time are over."""
+    """Extract features for two thirds of the time, and count the entries that have them."""
     now = time.monotonic()
     stop = now + (until - now) * 2 / 3
 

@@ -1,4 +1,4 @@
-"""A search as one picture: the query photos, and what was found."""
+"""Draw a search as one picture: the query photos and the hits."""
 
 import io
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def draw_sheet(
     boxes: Sequence[Box | None] = (),
     like: Sequence[str] = (),
 ) -> Image.Image:
-    """A picture of a search's query (files with their boxes, entries by id) and its hits."""
+    """Draw the query of a search (files with their boxes, entries by id) and its hits."""
     parts = zip(photos, boxes or [None] * len(photos), strict=True)
     queries = [load_image(photo, box) for photo, box in parts]
     examples = [_thumbnail(index, index.entry(name)) for name in like]

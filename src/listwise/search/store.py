@@ -1,4 +1,4 @@
-"""What holds an index, whichever engine it is: entries, their descriptors, and search."""
+"""The interface of every store: entries, their descriptors, and search."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +18,15 @@ from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryErr
 
 
 class IndexHeader(FileHeader):
-    """What an index remembers of its descriptors: the model that makes them, and how.
+    """The model and the settings that an index was created with.
 
-    `model` is the fingerprint of network and whitening, `model_folder` the folder they were opened
-    from, `model_name` the timm backbone for a model off the shelf.
+    Attributes:
+        model: the fingerprint of network and whitening.
+        model_folder: the folder of the model; empty if it was not loaded from one.
+        model_name: the timm name of a pretrained backbone; empty for other models.
+        whitened: whether the model has a whitening.
+        dim: the dimensions C of a descriptor.
+        settings: how descriptors are computed.
     """
 
     model: str
@@ -42,9 +47,12 @@ class IndexHeader(FileHeader):
 
 
 class SearchIntent(BaseModel):
-    """What a user wants of search: bytes of memory at most, milliseconds a query, recall@10.
+    """The requirements of a user for search. None leaves the choice to the library.
 
-    None leaves a choice to the library, which searches exactly while that is fast enough.
+    Attributes:
+        memory: the maximum memory in bytes.
+        milliseconds: the maximum latency per query.
+        recall: the minimum recall@10, from 0 to 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -57,7 +65,7 @@ class SearchIntent(BaseModel):
 def search_intent(
     memory: int | None = None, milliseconds: float | None = None, recall: float | None = None
 ) -> SearchIntent:
-    """What a user wants of search, checked."""
+    """Make a `SearchIntent`; a value out of range is an `InputError`."""
     try:
         return SearchIntent(memory=memory, milliseconds=milliseconds, recall=recall)
     except ValidationError as error:
@@ -66,12 +74,19 @@ def search_intent(
 
 
 Note = Callable[[str], object]
-"""Is called with a sentence for the user."""
+"""A function that is called with a sentence for the user."""
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """How an index searches, in words, and what was measured: recall@10, ms per query, bytes."""
+    """A search method and its measurements.
+
+    Attributes:
+        method: a description of the method.
+        recall: recall@10, against exact search.
+        milliseconds: the median latency per query.
+        memory: bytes of memory.
+    """
 
     method: str
     recall: float
@@ -80,9 +95,9 @@ class TuningResult:
 
 
 class Store(ABC):
-    """Photos that can be searched by descriptor; `open_index` gives one.
+    """The entries of an index with their descriptors [N, C]; `open_store` opens one.
 
-    It is a `VectorIndex` whose positions are the entries' keys.
+    It is a `VectorIndex` whose positions are the keys of the entries.
     """
 
     engine: ClassVar[str]
@@ -95,49 +110,49 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, new: NewEntries) -> None:
-        """Write entries in one step, in place of those with the same keys.
+        """Write entries in one step; they replace entries with the same keys.
 
-        Once it returns they are found by every search, and survive a kill.
+        After it returns, every search finds them, and they survive a kill.
         """
 
     @abstractmethod
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one step, and return how many there were."""
+        """Remove entries in one step and return their number."""
 
     @abstractmethod
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys; keys without an entry are left out."""
+        """Return the entries with these keys; unknown keys are left out."""
 
     @abstractmethod
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest; digests without an entry are left out."""
+        """Return entries by digest; unknown digests are left out."""
 
     @abstractmethod
     def page(self, start: int, count: int) -> list[Entry]:
-        """Some entries, in an order that stays while nothing is written."""
+        """Return `count` entries from position `start`; the order is stable between writes."""
 
     @abstractmethod
     def thumbnail(self, key: int) -> bytes | None:
-        """An entry's thumbnail, a JPEG file's content; None if it has none."""
+        """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
 
     @abstractmethod
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
-        """Scores and keys of the k nearest entries, best first, -1 where there are fewer.
+        """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k'].
 
-        Shapes: [Q, C] -> [Q, k'], [Q, k'] with k' = min(k, len(self)).
+        k' = min(k, len(self)). A key is -1 if fewer entries were found.
         """
 
     @abstractmethod
     def descriptors(self, keys: Keys) -> Iterable[tuple[Keys, Float32]]:
-        """Descriptors of entries with distinct keys, part by part: keys [n], rows [n, C]."""
+        """Read the descriptors of distinct keys, part by part: keys [n], rows [n, C]."""
 
     @abstractmethod
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
-        """Choose how to search from what the user wants, measure it, and remember both."""
+        """Choose a search method that meets the intent, measure it, and save the choice."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What an engine adds to `info`: how it searches, and what was measured."""
+        """What an engine adds to `info`: its search method and the measurements."""
 
     @abstractmethod
     def examine(self) -> Iterator[list[EntryCheck]]:
@@ -163,14 +178,14 @@ class Store(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Read what other processes have written since."""
+        """Read the changes of other processes."""
 
     @abstractmethod
     def close(self) -> None:
         """Close files and connections."""
 
     def vectors(self, keys: ArrayLike, /) -> Float32:
-        """The descriptors of entries: [n] -> [n, C]; a `NoEntryError` if one does not exist."""
+        """Return the descriptors of entries: [n] -> [n, C]; `NoEntryError` for unknown keys."""
         wanted, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
         found = np.empty((len(wanted), self.header.dim), np.float32)
         known = np.zeros(len(wanted), bool)
@@ -210,9 +225,9 @@ class Store(ABC):
             start += len(found)
 
     def check_queries(self, queries: ArrayLike, k: int) -> Float32:
-        """Queries [Q, C] as they are searched; refuse what does not fit."""
+        """Check queries and convert them to float32 [Q, C]."""
         if k < 1:
-            raise InputError(f"k is {k}; ask for one neighbour at least")
+            raise InputError(f"k is {k}: it must be at least 1")
         vectors = np.ascontiguousarray(as_queries(queries), np.float32)
         if vectors.shape[1] != self.header.dim:
             raise InputError(
@@ -220,11 +235,11 @@ class Store(ABC):
                 f"{vectors.shape[1]}: describe both with one model"
             )
         if not np.isfinite(vectors).all():
-            raise InputError("a query is not finite; look for broken descriptors")
+            raise InputError("a query is not finite: check its descriptor")
         return vectors
 
     def check_new(self, new: NewEntries) -> None:
-        """Refuse what does not fit: shapes, values that are not finite, ids that clash."""
+        """Refuse wrong shapes, values that are not finite, and ids that share a key."""
         rows = new.descriptors
         if rows.shape != (len(new.entries), self.header.dim):
             raise InputError(

@@ -1,9 +1,8 @@
-"""Search through one bit a dimension, and an exact look at the best of what it finds.
+"""Search through codes of one bit per dimension, with exact scores of the best candidates.
 
-Descriptors are rotated, so that no dimension matters more than another, sorted into lists around
-centres, and kept as the signs of their difference from the centre (FAISS's RaBitQ). The scores
-that these give choose candidates, whose descriptors are then read from the table and compared
-exactly.
+Descriptors are rotated, so that all dimensions matter equally, assigned to lists around centroids,
+and stored as the signs of their difference from the centroid (RaBitQ in FAISS). The scores of
+these codes select candidates, whose descriptors are read from the table and compared exactly.
 """
 
 import threading
@@ -21,15 +20,17 @@ from listwise.search.folder.table import Rows
 
 _MOST_LISTS = 4096
 _ROUNDS = 8  # of k-means
-_QUERIES = 32  # whose candidates are read together
-_MOST_MORE = 1000  # candidates than results
+_QUERIES = 32  # queries whose candidates are read together
+_MOST_MORE = 1000  # candidates beyond the number of results
 _SEED = 1
 
 
 class CompressedSearch:
-    """RaBitQ codes in inverted lists, candidates re-scored. Safe with several threads.
+    """RaBitQ codes in inverted lists, with re-scored candidates. Several threads may use it.
 
-    The FAISS index comes from `trained_index`; `read` returns the rows of some entries.
+    Args:
+        index: the FAISS index, from `trained_index`.
+        read: reads the rows of keys [n] from the table.
     """
 
     def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:
@@ -37,7 +38,7 @@ class CompressedSearch:
         self._lists = faiss.extract_index_ivf(index)
         self._read = read
         self._lock = threading.Lock()
-        self.candidates = 100  # re-scored for the first ten results
+        self.candidates = 100  # re-scored for ten results
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -49,7 +50,7 @@ class CompressedSearch:
 
     @property
     def probes(self) -> int:
-        """Lists that a query looks into."""
+        """The number of lists that a query searches."""
         return int(self._lists.nprobe)
 
     @probes.setter
@@ -62,32 +63,32 @@ class CompressedSearch:
         return compressed_memory(len(self), self.index.d)
 
     def put(self, keys: Keys, descriptors: Float32, known: NDArray[np.bool_]) -> None:
-        """Add descriptors, in place of those that are `known`: [n] distinct, [n, C], [n]."""
+        """Add descriptors; those that are `known` are replaced: distinct [n], [n, C], bool [n]."""
         with self._lock:
             if known.any():
                 self.index.remove_ids(keys[known])
             self.index.add_with_ids(np.ascontiguousarray(descriptors, np.float32), keys)
 
     def remove(self, keys: Keys) -> None:
-        """Remove descriptors that are there: [n] distinct."""
+        """Remove descriptors of known keys: distinct [n]."""
         with self._lock:
             self.index.remove_ids(keys)
 
     def found(self, queries: Float32, count: int) -> Keys:
-        """Candidates by their codes, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
+        """Find candidates by code, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
         with self._lock:
             found: Keys = self.index.search(queries, count)[1]
         return found
 
     def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
-        """Scores and keys of the nearest, best first: [Q, C] -> [Q, min(k, N)], twice.
+        """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)].
 
-        Where too few are found, keys are -1 and scores -inf.
+        If fewer are found, the remaining keys are -1 and their scores -inf.
         """
         return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
 
     def _count(self, k: int) -> int:
-        """Candidates for k results: in proportion to k, while reading them is fast."""
+        """The number of candidates for k results: in proportion to k, up to a limit."""
         return max(self.candidates, min(self.candidates * k // 10, k + _MOST_MORE))
 
     def _search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
@@ -101,16 +102,16 @@ class CompressedSearch:
             places = np.minimum(places, len(order) - 1)
             there = rows.keys[order][places] == candidates
             scores[there] = np.take_along_axis(products, places, 1)[there]
-        # An entry that was removed since has no row.
+        # An entry that was removed in the meantime has no row.
         candidates[np.isneginf(scores)] = -1
         return best_of(scores, candidates, k)
 
 
 def trained_index(sample: Float32, entries: int) -> Any:
-    """An empty FAISS index for about so many entries like a sample: [n, C].
+    """Train an empty FAISS index for about `entries` entries on a sample [n, C].
 
-    The number of lists grows with the root, so that a query costs as much for the centres as for
-    the codes, and training stays a matter of a minute at a million.
+    The number of lists grows with the square root of the entries, so that a query costs as much
+    for the centroids as for the codes, and training takes about a minute for a million.
     """
     lists = max(1, min(isqrt(entries), _MOST_LISTS, len(sample)))
     rotation = faiss.HadamardRotation(sample.shape[1], _SEED)
@@ -133,11 +134,11 @@ def trained_index(sample: Float32, entries: int) -> Any:
 
 
 def training_size(entries: int) -> int:
-    """How many of so many entries to train with."""
+    """The number of entries to train with."""
     return min(entries, 32 * min(isqrt(entries) + 1, _MOST_LISTS))
 
 
 def compressed_memory(entries: int, dim: int) -> int:
-    """Bytes that codes, keys, stamps and centres of so many descriptors take."""
+    """Memory of codes, keys, stamps and centroids of `entries` descriptors, in bytes."""
     rotated = 1 << (dim - 1).bit_length()
     return entries * (rotated // 8 + 8 + 8 + 16) + min(isqrt(entries), _MOST_LISTS) * 4 * rotated

@@ -1,4 +1,4 @@
-"""Exact search through descriptors in memory, which may be added and removed at any time."""
+"""Exact search through descriptors in memory, which can be added and removed."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,21 +12,21 @@ from listwise.search.entries import Float32, Keys
 from listwise.search.exact import best_of, search_in_parts
 from listwise.search.folder.keymap import KeyMap
 
-_BLOCK = 64 << 20  # bytes: memory grows by as much, and nothing is ever moved for it
-_QUERIES = 256  # at a time: each gives candidates of every block
-# Queries times dimensions from which on FAISS makes one matrix product of them. It waits for eight
-# times as many by itself, which makes batches of 8 to 60 queries of 2048 up to four times slower.
+_BLOCK = 64 << 20  # bytes: memory grows by whole blocks, without copying
+_QUERIES = 256  # per step: each query has candidates in every block
+# FAISS computes a matrix product from this number of queries times dimensions. Its own default is
+# eight times larger, which makes batches of 8 to 60 queries of 2048 up to four times slower.
 faiss.cvar.distance_compute_blas_threshold = 8 * 2048
 
 
 class FlatSearch:
-    """FAISS's exact search, over blocks in all cores. Safe with several threads."""
+    """Exact search of FAISS over blocks, on all cores. Several threads may use it."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self._rows = max(1, _BLOCK // (4 * dim))
         self._blocks: list[Float32] = []
-        self._keys: Keys = np.zeros(0, np.int64)  # by position, as far as there are blocks
+        self._keys: Keys = np.zeros(0, np.int64)  # by position, for all rows of all blocks
         self._places = KeyMap()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(
@@ -42,7 +42,7 @@ class FlatSearch:
         return exact_memory(len(self), self.dim)
 
     def put(self, keys: Keys, descriptors: Float32, known: NDArray[np.bool_]) -> None:
-        """Add descriptors, in place of those that are `known`: [n] distinct, [n, C], [n]."""
+        """Add descriptors; those that are `known` are replaced: distinct [n], [n, C], bool [n]."""
         with self._lock:
             count = len(self) + int((~known).sum())
             while len(self._blocks) * self._rows < count:
@@ -58,11 +58,11 @@ class FlatSearch:
             self._places.put(keys, positions)
 
     def remove(self, keys: Keys) -> None:
-        """Remove descriptors that are there: [n] distinct."""
+        """Remove descriptors of known keys: distinct [n]."""
         with self._lock:
             places = self._places.find(keys)[1]
             self._places.remove(keys)
-            # The last ones move into the holes, so that no row that is searched is dead.
+            # The last rows move into the gaps, so that all rows that are searched are in use.
             left = len(self)
             holes = places[places < left]
             last = np.setdiff1d(np.arange(left, left + len(places)), places)
@@ -74,12 +74,12 @@ class FlatSearch:
             self._keys = self._keys[: len(self._blocks) * self._rows]
 
     def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
-        """Scores and keys of the nearest, best first: [Q, C] -> [Q, min(k, N)], twice."""
+        """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)]."""
         with self._lock:
             return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
 
     def vectors(self, keys: Keys) -> tuple[NDArray[np.bool_], Float32]:
-        """Which keys there are, and the descriptors of those: [n] -> [n], [found, C]."""
+        """Which keys are known, and their descriptors: [n] -> bool [n], [found, C]."""
         with self._lock:
             known, places = self._places.find(keys)
             rows = [self._row(place) for place in places.tolist()]
@@ -105,5 +105,5 @@ class FlatSearch:
 
 
 def exact_memory(entries: int, dim: int) -> int:
-    """Bytes that so many descriptors take."""
+    """Memory of exact search through `entries` descriptors, in bytes."""
     return entries * (4 * dim + 24)

@@ -1,10 +1,10 @@
 """Checksums and copies of the files that a table cannot be read without.
 
 LanceDB stores no checksum of its manifests, lists of deleted rows, indices and file footers. The
-folder `guards` holds one file for each of them. The name of a guard ends with the size and the
-checksum of what it protects. Its content is a copy from which `restore` repairs the original,
-except for indices, which can be built again. LanceDB never changes a file that it has written, so
-a guard is written once.
+folder `guards` holds one file for each of them. The name of a guard ends with a mark: the size of
+the file, the number of bytes at its end that are protected, and their checksum. Its content is a
+copy from which `restore` repairs the original, except for indices, which can be built again.
+LanceDB never changes a file that it has written, so a guard is written once.
 """
 
 import hashlib
@@ -32,11 +32,12 @@ def update(folder: Path) -> None:
     for path in _files(folder):
         file = str(path.relative_to(folder))
         if present.pop(file, None) is None:
-            content, mark = _read(path)
+            size = path.stat().st_size
+            content = _end(path, min(size, _TAIL) if path.parent.name == "data" else size)
             partial = guards / "new.tmp"
             # No fsync: the name holds the checksum, and a copy is compared with it before use.
             partial.write_bytes(b"" if is_index_file(file) else content)
-            partial.replace(guards / f"{file.replace(os.sep, _SLASH)}.{mark}")
+            partial.replace(guards / f"{file.replace(os.sep, _SLASH)}.{_mark(content, size)}")
     for guard in present.values():
         guard.unlink(missing_ok=True)
 
@@ -46,10 +47,22 @@ def damaged_files(folder: Path) -> list[str]:
     found = []
     for file, guard in _present(folder).items():
         try:
-            if _read(folder / file)[1] != guard.suffix[1:]:
+            kept = int(guard.suffix[1:].split("-")[1])
+            size = (folder / file).stat().st_size
+            if _mark(_end(folder / file, kept), size) != guard.suffix[1:]:
                 found.append(file)
         except FileNotFoundError:
             continue  # removed by another process; LanceDB reports the files that it misses
+    return sorted(found)
+
+
+def damaged_copies(folder: Path) -> list[str]:
+    """Names of the guards whose copy is damaged, which `update` makes again once deleted."""
+    found = []
+    for file, guard in _present(folder).items():
+        size = int(guard.suffix[1:].split("-")[0])
+        if not is_index_file(file) and _mark(guard.read_bytes(), size) != guard.suffix[1:]:
+            found.append(str(guard.relative_to(folder)))
     return sorted(found)
 
 
@@ -99,16 +112,13 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (path for path in (table / kind).rglob("*") if path.is_file())
 
 
-def _read(path: Path) -> tuple[bytes, str]:
-    """The protected part of a file (of a data file the end, of others all), and its mark."""
+def _end(path: Path, count: int) -> bytes:
+    """The last bytes of a file."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if path.parent.name == "data":
-            file.seek(max(0, size - _TAIL))
-        content = file.read()
-    return content, _mark(content, size)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+        return file.read()
 
 
 def _mark(content: bytes, size: int) -> str:
-    """The size of a file and the checksum of its protected part, for the name of its guard."""
-    return f"{size}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+    """The mark of a file of this size with this content at its end."""
+    return f"{size}-{len(content)}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"

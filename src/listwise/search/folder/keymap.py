@@ -1,4 +1,4 @@
-"""A number for each of many keys, in two sorted arrays: 16 bytes a key."""
+"""A map from keys to numbers in two sorted arrays, 16 bytes per key."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,9 +7,11 @@ from listwise.search.entries import Keys
 
 
 class KeyMap:
-    """Numbers by key; finding n of N costs n log N, a change copies the arrays once.
+    """A map from keys to numbers. A lookup of n keys costs n log N, a change copies the arrays.
 
-    Shapes: keys, sorted, and values, both [N].
+    Attributes:
+        keys: sorted keys, int64 [N].
+        values: their numbers, int64 [N].
     """
 
     def __init__(self) -> None:
@@ -20,7 +22,7 @@ class KeyMap:
         return len(self.keys)
 
     def find(self, keys: Keys) -> tuple[NDArray[np.bool_], Keys]:
-        """Which keys there are, and the numbers of those: [n] -> [n], [found]."""
+        """Which keys are known, and the numbers of those: [n] -> bool [n], [found]."""
         places = np.searchsorted(self.keys, keys)
         known = np.zeros(len(keys), bool)
         inside = places < len(self.keys)
@@ -38,7 +40,7 @@ class KeyMap:
         self.values = np.insert(self.values, places, numbers[order])
 
     def remove(self, keys: Keys) -> None:
-        """Forget keys: [n]."""
+        """Remove keys [n]; unknown ones are ignored."""
         known, _ = self.find(keys)
         places = np.searchsorted(self.keys, keys[known])
         self.keys = np.delete(self.keys, places)

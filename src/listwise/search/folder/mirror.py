@@ -1,4 +1,4 @@
-"""What FAISS searches, kept equal to what the table holds."""
+"""The descriptors that FAISS searches, kept equal to the table."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -22,28 +22,28 @@ Search = TypeVar("Search", bound=DescriptorSearch, covariant=True)
 
 
 class Mirror(Generic[Search]):
-    """A search, and which rows of the table it holds: their stamps, and the version seen last."""
+    """A search structure, the stamps of the rows that it holds, and the version it has read."""
 
     def __init__(self, search: Search, stamps: KeyMap | None = None) -> None:
         self._search = search
         self.stamps = KeyMap() if stamps is None else stamps
         self.seen = -1
-        self.unsaved = 0  # changes since it was made or read
+        self.unsaved = 0  # changes that are not in the saved files
 
     @property
     def search(self) -> Search:
-        """What is searched."""
+        """The search structure."""
         return self._search
 
     def put(self, rows: Rows) -> None:
-        """Hold rows, in place of those with the same keys."""
+        """Add rows; they replace rows with the same keys."""
         known, _ = self.stamps.find(rows.keys)
         self.search.put(rows.keys, rows.descriptors, known)
         self.stamps.put(rows.keys, rows.stamps)
         self.unsaved += len(rows.keys)
 
     def remove(self, keys: Keys) -> None:
-        """Forget rows; those that are not held are ignored."""
+        """Remove rows; unknown keys [n] are ignored."""
         keys = np.unique(keys)
         keys = keys[self.stamps.find(keys)[0]]
         self.search.remove(keys)
@@ -53,19 +53,27 @@ class Mirror(Generic[Search]):
     def catch_up(
         self, table: EntryTable, on_rows: Callable[[Rows], object] = lambda rows: None
     ) -> None:
-        """Hold what the table holds now, reading only what is new of it; `on_rows` sees that."""
+        """Read the rows that changed in the table since the last call.
+
+        Args:
+            table: the table.
+            on_rows: called with the rows that were read.
+
+        Raises:
+            DamagedIndexError: a row is not what was written, or is missing.
+        """
         for _ in range(_TRIES - 1):
             try:
                 return self._catch_up(table, on_rows)
             except DamagedIndexError:
                 raise
             except InputError:
-                # Another process dropped a version that was being read; what was read is kept.
+                # Another process removed the version during the read; rows read so far are kept.
                 continue
         return self._catch_up(table, on_rows)
 
     def _catch_up(self, table: EntryTable, on_rows: Callable[[Rows], object]) -> None:
-        # Should the table change meanwhile, the number is too small and the next call looks again.
+        # If the table changes during the read, `seen` is too small and the next call reads again.
         seen = table.version
         if seen == self.seen:
             return
@@ -88,7 +96,7 @@ class Mirror(Generic[Search]):
         self.seen = seen
 
     def _new(self, keys: Keys, stamps: Keys) -> NDArray[np.bool_]:
-        """Which rows are not held as they are: [n], [n] -> [n]."""
+        """Which rows are missing or have another stamp: keys [n], stamps [n] -> bool [n]."""
         new, held = self.stamps.find(keys)
         new[new] = stamps[new] == held
         return ~new

@@ -1,7 +1,7 @@
-"""How an index is searched, remembered: `search.json`, and the FAISS files it names.
+"""The saved search method of an index: `search.json`, and the FAISS files that it names.
 
-The files can be made again from the table at any time. `search.json` is written after them and
-names them with their checksums, so that they are used whole or not at all.
+The files can be rebuilt from the table at any time. `search.json` is written after them and holds
+their checksums and its own, so a damaged or unfinished file is never used.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _STAMPS = "stamps.npy"
 
 
 class SavedFiles(BaseModel):
-    """The files of a compressed search: the beginning of their names, and their checksums."""
+    """The files of a compressed search: the prefix of their names, and their checksums."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,14 +33,14 @@ class SavedFiles(BaseModel):
 
 
 class SearchState(BaseModel):
-    """The user's intent, the search method chosen for it, and what was measured."""
+    """The intent of the user, the search method chosen for it, and its measurements."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     intent: SearchIntent
     tuned: TuningResult
-    entries: int  # when it was measured
-    probes: int = 0  # of a compressed search, as what follows
+    entries: int  # number of entries when it was measured
+    probes: int = 0  # of a compressed search, like the next two
     candidates: int = 0
     files: SavedFiles | None = None
     digest: str = ""  # of everything above; empty in files of earlier versions
@@ -58,7 +58,7 @@ class SearchState(BaseModel):
 
 
 def read_state(folder: Path) -> SearchState | None:
-    """What is remembered; None if nothing is, or it is damaged."""
+    """Read the saved state; None if it is missing or damaged."""
     try:
         state = SearchState.model_validate_json((folder / _STATE).read_bytes())
     except (OSError, ValidationError):
@@ -67,7 +67,7 @@ def read_state(folder: Path) -> SearchState | None:
 
 
 def save_state(folder: Path, state: SearchState) -> None:
-    """Remember a state, and drop the files that it does not name."""
+    """Save a state, and delete the files that it does not name."""
     write_text(folder / _STATE, state.with_digest().model_dump_json(indent=2))
     for path in folder.glob("search-*"):
         if state.files is None or not path.name.startswith(state.files.name):

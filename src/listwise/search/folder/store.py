@@ -48,15 +48,15 @@ from listwise.search.store import IndexHeader, Note, SearchIntent, Store, Tuning
 
 _HEADER = "index.json"
 _LOCK = "lock"
-_OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # of an index that was not finished
+_OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # files of an unfinished index
 _SUMMED = 4096  # entries whose checksums are added in one commit
-_SAMPLE = 200  # entries that are queries of a measurement
+_SAMPLE = 200  # entries that are used as queries for measurements
 
 _log = logging.getLogger(__name__)
 
 
 class FolderStore(Store):
-    """Entries in LanceDB, searched with FAISS; several threads may use one."""
+    """A store of entries in LanceDB, searched with FAISS. Several threads may use it."""
 
     engine = "embedded"
 
@@ -65,8 +65,8 @@ class FolderStore(Store):
         self.header = header
         self._folder = folder
         self._table = table
-        self._changes = threading.RLock()  # of the table by this process, and of the mirror
-        self._making = threading.RLock()  # of a mirror; taken before the other
+        self._changes = threading.RLock()  # guards changes of the table and the mirror
+        self._making = threading.RLock()  # guards the creation of a mirror; acquired first
         self._mirror: Mirror[DescriptorSearch] | None = None  # read when it is first needed
         self._examined = -1  # the version that `examine` read
 
@@ -88,31 +88,31 @@ class FolderStore(Store):
 
     @classmethod
     def create(cls, place: str, header: IndexHeader) -> "FolderStore":
-        """Make an empty index in a new or empty folder."""
+        """Create an empty index in a new or empty folder."""
         folder = Path(place)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             foreign = {path.name for path in folder.iterdir()} - _OURS
             if foreign and not cls.exists(place):
                 raise InputError(
-                    f"{folder} holds other things ({min(foreign)}): give another folder"
+                    f"{folder} holds other files ({min(foreign)}): give another folder"
                 )
             with FileLock(folder / _LOCK):
                 if cls.exists(place):
-                    raise InputError(f"there is an index at {folder} already")
+                    raise InputError(f"an index at {folder} exists already")
                 table = EntryTable.create(folder, header.dim)
                 # Written last: a folder without it is not an index, and the next attempt restarts.
                 write_text(folder / _HEADER, header.model_dump_json(indent=2))
                 guards.update(folder)
         except OSError as error:
-            raise InputError(f"cannot make an index at {folder}: {error.strerror}") from error
+            raise InputError(f"cannot create an index at {folder}: {error.strerror}") from error
         return cls(folder, header, table)
 
     def __len__(self) -> int:
         return self._table.count()
 
     def put(self, new: NewEntries) -> None:
-        """Write entries in one commit, in place of those with the same keys."""
+        """Write entries in one commit; they replace entries with the same keys."""
         if not len(new.entries):
             return
         with self._commit():
@@ -125,7 +125,7 @@ class FolderStore(Store):
                 self._mirror.put(Rows(keys, np.full(len(keys), stamp), new.descriptors))
 
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one commit, and return how many there were."""
+        """Remove entries in one commit and return their number."""
         keys = possible_keys(keys)
         if not keys:
             return 0
@@ -136,28 +136,28 @@ class FolderStore(Store):
         return count
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys; keys without an entry are left out."""
+        """Return the entries with these keys; unknown keys are left out."""
         return {entry.key: entry for entry in self._table.get(possible_keys(keys))}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest; digests without an entry are left out."""
+        """Return entries by digest; unknown digests are left out."""
         return {entry.digest: entry for entry in self._table.with_digests(digests)}
 
     def page(self, start: int, count: int) -> list[Entry]:
-        """Some entries, in the table's order."""
+        """Return `count` entries from position `start`, in the order of the table."""
         return self._table.page(start, count)
 
     def thumbnail(self, key: int) -> bytes | None:
-        """An entry's thumbnail, a JPEG file's content; None if it has none."""
+        """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
         return self._table.thumbnail(key) if possible_keys([key]) else None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
-        """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
+        """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
         return self._searched().search.search(vectors, k)
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
-        """Descriptors by key, from memory where possible, else from the table."""
+        """Read descriptors by key, from memory if possible, otherwise from the table."""
         mirror = self._mirror
         if mirror is not None and isinstance(mirror.search, FlatSearch):
             known, rows = mirror.search.vectors(keys)
@@ -167,10 +167,9 @@ class FolderStore(Store):
             yield part.keys, part.descriptors
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
-        """Choose how to search from what the user wants, measure it, and remember both.
+        """Choose a search method that meets the intent, measure it, and save the choice.
 
-        A compressed search that was chosen for the same intent, and for about as many entries,
-        is kept as it is.
+        A compressed search that was chosen for the same intent and about as many entries is kept.
         """
         with self._making:
             before = read_state(self._folder)
@@ -196,7 +195,7 @@ class FolderStore(Store):
             return tuned
 
     def facts(self) -> dict[str, Any]:
-        """Its size on disk, how it searches, and what was measured."""
+        """Size on disk, search method and measurements."""
         state = read_state(self._folder)
         return {
             "bytes": disk_bytes(self._folder),
@@ -235,7 +234,9 @@ class FolderStore(Store):
     @staticmethod
     def damaged_files(place: str) -> list[str]:
         """Names of the damaged files of an index, relative to its folder."""
-        return guards.damaged_files(Path(place)) + damaged_caches(Path(place))
+        folder = Path(place)
+        files = guards.damaged_files(folder) + guards.damaged_copies(folder)
+        return files + damaged_caches(folder)
 
     @classmethod
     def repair_files(cls, place: str) -> list[str]:
@@ -246,7 +247,7 @@ class FolderStore(Store):
         """
         folder = Path(place)
         with FileLock(folder / _LOCK):
-            damaged, caches = guards.damaged_files(folder), damaged_caches(folder)
+            damaged = cls.damaged_files(place)
             left = guards.restore(folder)
             lost = [file for file in left if not guards.is_index_file(file)]
             if lost:
@@ -256,13 +257,14 @@ class FolderStore(Store):
                 )
             if left:
                 EntryTable.open(folder).rebuild_indices()
-            for file in left + caches:  # the new version uses none of them
+            # The new version uses none of these, or makes them again.
+            for file in left + guards.damaged_copies(folder) + damaged_caches(folder):
                 (folder / file).unlink()
             guards.update(folder)
-        return damaged + caches
+        return damaged
 
     def refresh(self) -> None:
-        """Read what other processes have written since."""
+        """Read the changes of other processes."""
         mirror = self._mirror
         if mirror is not None and self._table.version != mirror.seen:
             with self._changes:
@@ -275,22 +277,25 @@ class FolderStore(Store):
 
     @contextmanager
     def _commit(self) -> Iterator[None]:
-        """The right to change the table: one thread of one process at a time has it."""
-        with self._locked(), self._changes:  # in this order: who waits for others stops no reader
+        """Hold the locks for a change of the table: one thread of one process at a time."""
+        with (
+            self._locked(),
+            self._changes,
+        ):  # in this order, so that a waiting writer blocks no reader
             mirror = self._mirror
             nothing_missed = mirror is not None and self._table.version == mirror.seen
             yield
             try:
                 self._table.tidy()
-            except InputError as error:  # what was written stays
+                guards.update(self._folder)
+            except (InputError, OSError) as error:  # the change itself is committed
                 _log.warning("%s: old files are not removed: %s", self.uri, error)
-            guards.update(self._folder)
             if mirror is not None and nothing_missed:
                 mirror.seen = self._table.version
 
     @contextmanager
     def _locked(self, patience: float = -1) -> Iterator[None]:
-        """The right to write to the folder; wait for it, at most so many seconds if given."""
+        """Hold the lock of the folder; wait for it, at most `patience` seconds if not negative."""
         lock = FileLock(self._folder / _LOCK)
         try:
             lock.acquire(timeout=patience)
@@ -304,7 +309,7 @@ class FolderStore(Store):
             lock.release()
 
     def _searched(self) -> Mirror[DescriptorSearch]:
-        """What is searched, made or read if need be."""
+        """The mirror, which is read or built when it is first needed."""
         mirror = self._mirror
         if mirror is None:
             with self._making:
@@ -330,15 +335,15 @@ class FolderStore(Store):
         return self._mirror
 
     def _take(self, mirror: Mirror[DescriptorSearch]) -> Mirror[DescriptorSearch]:
-        """Search with this from now on."""
-        mirror.catch_up(self._table)  # most of it while others may still write
+        """Bring a mirror up to date and use it from now on."""
+        mirror.catch_up(self._table)  # reads most rows while others may still write
         with self._changes:
             mirror.catch_up(self._table)
             self._mirror = mirror
         return mirror
 
     def _kept(self, state: SearchState) -> Mirror[CompressedSearch] | None:
-        """The compressed search of a state, if its files are present and undamaged."""
+        """Load the compressed search of a state; None if its files are missing or damaged."""
         if state.files is None:
             return None
         found = read_files(self._folder, state.files)
@@ -385,7 +390,7 @@ class FolderStore(Store):
         return tuned
 
     def _sample(self, count: int) -> Rows:
-        """Some entries at random."""
+        """Read random entries."""
         keys, _ = self._table.stamps()
         chosen = np.random.default_rng(0).choice(keys, min(count, len(keys)), replace=False)
         none = Rows(keys[:0], keys[:0], np.zeros((0, self.header.dim), np.float32))
@@ -394,7 +399,7 @@ class FolderStore(Store):
     def _save(
         self, state: SearchState, mirror: Mirror[DescriptorSearch], patience: float = -1
     ) -> None:
-        """Remember how to search; where that cannot be written, it is found out again."""
+        """Save the search method; if it cannot be written, it is chosen again next time."""
         search = mirror.search
         try:
             with self._locked(patience), self._changes:
@@ -404,9 +409,9 @@ class FolderStore(Store):
                 save_state(self._folder, state.model_copy(update={"files": files}))
                 mirror.unsaved = 0
         except Timeout:
-            return  # another process writes; what is there is only older
-        except (OSError, RuntimeError, InputError) as error:  # FAISS's are RuntimeErrors
-            _log.warning("%s: how to search is not remembered: %s", self.uri, error)
+            return  # another process writes; the saved state is older but valid
+        except (OSError, RuntimeError, InputError) as error:  # FAISS raises RuntimeError
+            _log.warning("%s: the search method is not saved: %s", self.uri, error)
 
 
 def _examine(raw: RawRows) -> list[EntryCheck]:
@@ -428,7 +433,7 @@ def _values(found: Any) -> list[dict[str, Any]] | None:
 
 
 def _distinct(new: NewEntries) -> NewEntries:
-    """Entries with distinct keys: the last of those that share one."""
+    """Keep the last of the entries that share a key."""
     last = {entry.key: place for place, entry in enumerate(new.entries)}
     if len(last) == len(new.entries):
         return new

@@ -1,4 +1,4 @@
-"""The truth of an embedded index: a LanceDB table of entries, each change of it one commit."""
+"""The LanceDB table that holds the entries of an index in a folder; each change is one commit."""
 
 import os
 import re
@@ -25,8 +25,8 @@ from listwise.search.checksums import (
 )
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row, in_parts
 
-# LanceDB's settings, read when it is imported: be silent, hold little of what is read in advance,
-# and let an update be as large as the descriptors that are in memory for it anyway.
+# LanceDB reads these settings when it is imported: log errors only, limit the memory for reading
+# ahead, and allow updates as large as the descriptors that are in memory for them anyway.
 os.environ.setdefault("LANCE_LOG", "error")
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(256 << 20))
 os.environ.setdefault("LANCE_MEM_POOL_SIZE", str(16 << 30))
@@ -35,19 +35,19 @@ from lancedb.index import BTree
 
 _NAME = "entries"
 _NAMED = 1000  # keys in one condition
-_BATCH = 64 << 20  # bytes of descriptors read at a time
+_BATCH = 64 << 20  # bytes of descriptors per batch
 _DESCRIPTORS = ["key", "stamp", "descriptor", "descriptor_sum"]
 _COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes", "entry_sum"]
 _THUMBNAIL = ["key", "thumbnail", "thumbnail_sum"]
 _TIDY_EVERY = 16  # commits
-_SMALL_FILES = 32  # are made into larger ones
-_LARGE_FILE = 128 << 20  # bytes: left as it is
+_SMALL_FILES = 32  # this many are joined into a larger one
+_LARGE_FILE = 128 << 20  # bytes: a file of this size is not joined
 _SLACK = 64 << 20  # bytes of old versions that are always allowed
-_OLD = timedelta(minutes=1)  # a version this old is read by nobody
+_OLD = timedelta(minutes=1)  # no process reads a version that is older
 
 
 class Rows(NamedTuple):
-    """Descriptors as they stand in the table: keys, stamps, both [n], and rows [n, C]."""
+    """Rows of the table: keys and stamps, both int64 [n], and descriptors, float32 [n, C]."""
 
     keys: Keys
     stamps: Keys
@@ -69,7 +69,8 @@ class RawRows(NamedTuple):
 class EntryTable:
     """Entries in LanceDB. Several threads and processes may read while one writes.
 
-    Each row has a stamp, which changes whenever its entry is written.
+    Each row has a stamp, a random number that is new whenever its entry is written, and the
+    checksums of `listwise.search.checksums`.
     """
 
     def __init__(self, folder: Path, table: Any) -> None:
@@ -80,7 +81,7 @@ class EntryTable:
 
     @classmethod
     def create(cls, folder: Path, dim: int) -> "EntryTable":
-        """An empty table, in place of one that may be there."""
+        """Create an empty table; it replaces the table of an unfinished attempt."""
         with _one_line_errors(folder):
             mode = "overwrite" if (folder / f"{_NAME}.lance").exists() else "create"
             table = _connect(folder).create_table(_NAME, schema=_schema(dim), mode=mode)
@@ -90,7 +91,7 @@ class EntryTable:
 
     @classmethod
     def open(cls, folder: Path) -> "EntryTable":
-        """The table of an index."""
+        """Open the table of an index."""
         with _one_line_errors(folder):
             return cls(folder, _connect(folder).open_table(_NAME))
 
@@ -106,9 +107,10 @@ class EntryTable:
             return int(self._table.count_rows())
 
     def put(self, new: NewEntries, stamp: int, replacing: bool) -> None:
-        """Write entries with distinct keys in one commit, in place of any with the same keys.
+        """Write entries with distinct keys in one commit.
 
-        Without such ones, which the writer's lock lets one know, it is faster.
+        With `replacing`, they replace entries with the same keys. Without, no entry may have one
+        of the keys, and writing is faster.
         """
         with _one_line_errors(self.folder):
             rows = _as_table(new, stamp, self._table.schema)
@@ -118,13 +120,13 @@ class EntryTable:
                 self._table.add(rows)
 
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries in one commit, and return how many there were."""
+        """Remove entries in one commit and return their number."""
         with _one_line_errors(self.folder):
-            # One condition, or a kill might come between two.
+            # A single condition, because a kill could come between two deletions.
             return int(self._table.delete(_among("key", keys)).num_deleted_rows)
 
     def has_any(self, keys: Keys) -> bool:
-        """Whether there is an entry with one of these keys."""
+        """Whether an entry has one of these keys."""
         with _one_line_errors(self.folder):
             parts = in_parts(keys.tolist(), _NAMED)
             return any(self._table.count_rows(_among("key", part)) for part in parts)
@@ -170,13 +172,13 @@ class EntryTable:
         return found
 
     def page(self, start: int, count: int) -> list[Entry]:
-        """Some entries in the table's order."""
+        """`count` entries from position `start`, in the order of the table."""
         with _one_line_errors(self.folder):
             query = self._table.search().select(self._present(_COLUMNS))
             return self._as_entries(query.offset(start).limit(count).to_arrow())
 
     def thumbnail(self, key: int) -> bytes | None:
-        """The thumbnail of an entry, None if there is none."""
+        """The thumbnail of an entry; None if it has none."""
         with _one_line_errors(self.folder):
             found = self._taken([key], self._present(_THUMBNAIL)).to_pylist()
         if not found:
@@ -218,9 +220,9 @@ class EntryTable:
             self._index_columns()
 
     def tidy(self) -> None:
-        """Keep reading fast and the disk small, now and then; for the one process that writes.
+        """Join small files and remove old versions, after every few commits.
 
-        Entries and stamps stay as they are.
+        Only the process that holds the lock may call it. Entries and stamps do not change.
         """
         with _one_line_errors(self.folder):
             if self._table.version % _TIDY_EVERY:
@@ -233,21 +235,21 @@ class EntryTable:
 
     def _merge(self, rows: pa.Table) -> None:
         merge = self._table.merge_insert("key").when_matched_update_all()
-        # With the index it reads whole rows where the index does not reach; keys alone are quick.
+        # With the index, LanceDB would read all columns of the rows that are not indexed yet.
         merge.when_not_matched_insert_all().use_index(False).execute(rows)
 
     def _taken(self, keys: Sequence[int], columns: list[str]) -> pa.Table:
-        """Columns of some keys' rows, the key among them.
+        """Read columns, with the key among them, of the rows with these keys.
 
-        First where they are, then the rows: a condition on rows that the index does not reach
-        would read all columns of all of them.
+        It finds the row numbers first and then reads those rows: a query with a condition would
+        read all columns of all rows that are not indexed yet.
         """
         condition = _among("key", keys)
         places = self._table.search().where(condition).select(["key"]).with_row_id(True).to_arrow()
         query = self._table.take_row_ids(places["_rowid"].to_pylist()).select(columns)
         found = query.to_arrow()
         if not np.array_equal(np.sort(found["key"].to_numpy()), np.sort(places["key"].to_numpy())):
-            # Another process moved them just now.
+            # Another process has just moved the rows.
             found = self._table.search().where(condition).select(columns).to_arrow()
         return found
 
@@ -295,14 +297,14 @@ class EntryTable:
             self._table.create_index(column, config=BTree())
 
     def _join_small_files(self) -> None:
-        """Write the rows of small files again, together, in one commit.
+        """Rewrite the rows of small files into one file, in one commit.
 
-        LanceDB's own compaction would rewrite almost the whole table each time.
+        The compaction of LanceDB would rewrite almost the whole table each time.
         """
         found = self._table.search().select(["key"]).with_row_id(True).to_arrow()
         if not found.num_rows:
             return
-        # A row's number begins with that of its file.
+        # The upper 32 bits of a row number are the number of its file.
         _, owner, counts = np.unique(
             found["_rowid"].to_numpy() >> 32, return_inverse=True, return_counts=True
         )
@@ -313,7 +315,7 @@ class EntryTable:
         joined: list[int] = []
         total = 0
         for file in small[np.argsort(counts[small], kind="stable")]:
-            # Of like size only: a row is written again a few times, not each time.
+            # Only files of similar size, so that a row is rewritten a few times, not every time.
             if (len(joined) > 1 and counts[file] > 2 * total) or total > large:
                 break
             joined.append(int(file))
@@ -322,22 +324,22 @@ class EntryTable:
         self._merge(self._table.take_row_ids(rows.tolist()).to_arrow())
 
     def _drop_dead_rows(self) -> None:
-        """Rewrite the table if most of the disk holds removed rows and old versions."""
+        """Rewrite the table if most of its disk space holds removed rows and old versions."""
         stats = self._table.stats()
         files = stats["fragment_stats"]
-        rows = files["num_fragments"] * files["lengths"]["mean"]  # the removed ones too
+        rows = files["num_fragments"] * files["lengths"]["mean"]  # including removed ones
         alive = stats["total_bytes"] * stats["num_rows"] / max(1, rows)
         if disk_bytes(self.folder / f"{_NAME}.lance") < 2 * alive + _SLACK:
             return
-        # What was dropped stays on disk until it is old: doing it again earlier frees nothing.
+        # Old versions stay on disk until they are old enough; cleaning earlier frees nothing.
         if time.monotonic() > self._dropped + _OLD.total_seconds():
-            # Writers hold the index's lock: files that no version knows are a killed one's.
+            # This process holds the lock, so files without a version are from a killed writer.
             self._table.optimize(cleanup_older_than=_OLD, delete_unverified=True)
             self._dropped = time.monotonic()
 
 
 def _connect(folder: Path) -> Any:
-    # Each read sees the last commit.
+    # Every read sees the last commit.
     return lancedb.connect(folder, read_consistency_interval=timedelta(0))
 
 
@@ -390,7 +392,7 @@ def as_rows(found: pa.Table) -> Rows:
 
 
 def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:
-    """The condition that a column has one of these values."""
+    """The SQL condition that a column has one of these values."""
     quoted = (
         "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(int(value))
         for value in values
@@ -399,13 +401,13 @@ def _among(column: str, values: Sequence[int] | Sequence[str]) -> str:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder and below."""
+    """Total size of the files in a folder and its subfolders, in bytes."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.stat(os.path.join(place, name)).st_size
-            except FileNotFoundError:  # another process tidies
+            except FileNotFoundError:  # removed by another process
                 continue
     return total
 

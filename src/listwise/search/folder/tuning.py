@@ -1,4 +1,4 @@
-"""From what a user wants of search to how it is done, by measuring."""
+"""Choose a search method for an intent, by measurement."""
 
 import os
 import time
@@ -12,18 +12,18 @@ from listwise.search.folder.flat import FlatSearch, exact_memory
 from listwise.search.measuring import RECALL_AT, ExactNeighbours, median_milliseconds
 from listwise.search.store import SearchIntent, TuningResult
 
-_EXACT_MILLISECONDS = 100.0  # exact search is fast up to this
+_EXACT_MILLISECONDS = 100.0  # latency up to which exact search is used by default
 _RECALL = 0.95  # of compressed search, by default
 _MEMORY_SHARE = 0.5  # of the machine's memory, by default
 _CANDIDATES = (16, 32, 64, 128, 256, 512)
-_SLOWEST = 5e9  # bytes of descriptors searched a second: less is a machine busy with other things
+_SLOWEST = 5e9  # bytes searched per second; a lower measurement means a busy machine
 
 
 def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool = False) -> bool:
-    """Whether exact search keeps within what is wanted, by an estimate of its time.
+    """Whether exact search meets the intent, by an estimate of its latency.
 
-    An index that is searched exactly stays so until it takes twice the time that is fast: times
-    vary, and another way of searching takes minutes to build.
+    An index with exact search (`is_exact`) keeps it up to twice the default latency, because
+    measurements vary and a compressed search takes minutes to build.
     """
     memory = intent.memory or _MEMORY_SHARE * machine_memory()
     if exact_memory(entries, dim) > memory:
@@ -35,13 +35,13 @@ def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool =
 
 
 def exact_milliseconds(entries: int, dim: int) -> float:
-    """An estimate of a query's time."""
+    """An estimate of the latency of exact search, in milliseconds."""
     return 1000 * entries * 4 * dim / _bytes_per_second()
 
 
 @cache
 def _bytes_per_second() -> float:
-    """How fast this machine searches exactly."""
+    """The speed of exact search on this machine."""
     dim, entries = 1024, 1 << 15
     search = FlatSearch(dim)
     rows = np.full((entries, dim), dim**-0.5, np.float32)
@@ -55,7 +55,7 @@ def _bytes_per_second() -> float:
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process may use, of the machine's or of its container's."""
+    """Memory that this process may use, of the machine or of its container, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
@@ -65,12 +65,13 @@ def machine_memory() -> int:
 
 
 def set_probes(search: CompressedSearch, exact: ExactNeighbours, wanted: float | None) -> None:
-    """Set lists to look into and candidates to re-score: the cheapest that reach the recall.
+    """Set the cheapest numbers of lists and candidates that reach the recall.
 
-    As candidates are re-scored exactly, an answer among them is found; so recall needs no table.
+    Candidates are re-scored exactly, so a neighbour among them is always found, and recall is
+    measured without reading the table.
     """
     target = _RECALL if wanted is None else wanted
-    target += (1 - target) / 10  # what is measured on a few is met by the others too
+    target += (1 - target) / 10  # a margin, because recall is measured on a sample
     row = _milliseconds_a_row(search, exact)
     choices: list[tuple[float, float, int, int]] = []
     probes = 1
@@ -95,7 +96,7 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbours, wanted: float |
 
 
 def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbours) -> float:
-    """What one more candidate costs."""
+    """The time to re-score one more candidate."""
     search.probes = 1
     times = []
     for search.candidates in (_CANDIDATES[0], _CANDIDATES[-1]):
@@ -104,7 +105,7 @@ def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbours) -> flo
 
 
 def shortcomings(intent: SearchIntent, tuned: TuningResult) -> list[str]:
-    """What of an intent is not met, in words."""
+    """The requirements of an intent that are not met, in words."""
     lacking = []
     if intent.memory is not None and tuned.memory > intent.memory:
         lacking.append(f"{tuned.memory} bytes of memory instead of {intent.memory}")

@@ -1,4 +1,4 @@
-"""A connection to one collection of Milvus: a server's, a cluster's, or a milvus-lite file's."""
+"""A connection to one collection of Milvus, on a server or cluster or in a milvus-lite file."""
 
 import logging
 import os
@@ -13,19 +13,19 @@ from urllib.parse import unquote, urlsplit
 from listwise.errors import InputError
 from listwise.optional import requires
 
-_CONNECT = 5.0  # seconds to wait for a server's first answer
-_ANSWER = 60.0  # and for every other
+_CONNECT = 5.0  # seconds to wait for the first answer of a server
+_ANSWER = 60.0  # seconds to wait for every other answer
 _PORT = 19530
-_COLLECTION = "listwise"  # the name that a file's one collection has
+_COLLECTION = "listwise"  # name of the only collection in a file
 
-# milvus-lite serves a file to all clients of this process, and to no other process.
+# milvus-lite serves a file to all clients of one process, and to no other process.
 _users: Counter[str] = Counter()
 _users_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a collection is: `shown` names it to people and has no password in it."""
+    """The address of a collection; `shown` is its name in messages, without the password."""
 
     shown: str
     address: str
@@ -47,14 +47,16 @@ def parse_place(uri: str) -> Place:
     name = "" if host is None else parts.path.strip("/")
     if not host or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name):
         shown = re.sub(r"//.*@", "//", uri)
-        raise InputError(f"{shown}: write milvus://host:port/name, name of letters, digits and _")
+        raise InputError(
+            f"{shown}: write milvus://host:port/name with a name of letters, digits and _"
+        )
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
     return Place(f"milvus://{where}/{name}", f"http://{where}", name, token)
 
 
 class Connection:
-    """A client of one collection, whose errors are one line each. Safe with several threads."""
+    """A client of one collection with one-line errors. Several threads may use it."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -71,7 +73,7 @@ class Connection:
         except self._errors as error:
             self._release_file()
             if place.file is not None:
-                reason = "is it open in another process, or not milvus-lite's?"
+                reason = "it may be open in another process, or not be a file of milvus-lite"
                 raise InputError(f"{place.shown} cannot be opened: {reason}") from error
             raise InputError(
                 f"no Milvus server answers at {place.address.removeprefix('http://')}: "
@@ -79,7 +81,7 @@ class Connection:
             ) from error
 
     def call(self, method: str, *, timeout: float | None = _ANSWER, **arguments: Any) -> Any:
-        """Call a method of pymilvus's client on the collection."""
+        """Call a method of the pymilvus client on the collection."""
         try:
             return getattr(self._client, method)(
                 collection_name=self.place.collection, timeout=timeout, **arguments
@@ -97,11 +99,11 @@ class Connection:
 
     @property
     def version_numbers(self) -> tuple[int, ...]:
-        """The numbers of the server's version, for comparisons."""
+        """The version of the server as numbers, for comparisons."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
 
     def close(self) -> None:
-        """Let go of the connection, and of the file when nobody in this process uses it."""
+        """Close the connection, and release the file if no other client of this process uses it."""
         if self._open:
             self._client.close()
             self._release_file()
@@ -121,8 +123,8 @@ class Connection:
 
 
 def _pymilvus(place: Place) -> tuple[Any, tuple[type[Exception], ...]]:
-    """The client of pymilvus, and the errors that its methods raise."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes of every fork
+    """Import the client of pymilvus and the errors that its methods raise."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs a line for every fork
     with requires("milvus", "an index in Milvus"):
         import grpc  # type: ignore[import-untyped]
         from pymilvus import MilvusClient
@@ -131,7 +133,7 @@ def _pymilvus(place: Place) -> tuple[Any, tuple[type[Exception], ...]]:
         if place.file is not None:
             import milvus_lite  # type: ignore[import-untyped]  # noqa: F401
     for name in ("pymilvus", "pymilvus.milvus_client", "milvus_lite", "grpc"):
-        # They write tracebacks of errors that are raised as well.
+        # They log tracebacks of errors that they also raise.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MilvusClient, (MilvusException, grpc.RpcError)
 
@@ -141,7 +143,9 @@ def _check_file(place: Place) -> None:
     if path.exists() and not path.is_dir():
         raise InputError(f"{place.shown} is not a folder of milvus-lite 3: give another name")
     if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent} for {path.name}")
+        raise InputError(
+            f"no folder {path.parent} for {path.name}: create it, or give another name"
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -13,14 +13,14 @@ from listwise.search.entries import NewEntries, as_row
 ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
 OLD_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
 FIELDS = {*OLD_FIELDS, *SUMS}
-MESSAGE = 16 << 20  # bytes in a message; servers take 64 MiB
-_TEXT = 65535  # bytes that Milvus holds in a text
+MESSAGE = 16 << 20  # bytes per message; servers accept 64 MiB
+_TEXT = 65535  # maximum bytes of a text in Milvus
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
 _TEXTS = ["id", "path", "box", "digest", "attributes", "thumbnail"]
 
 
 def schema(dim: int) -> Any:
-    """The fields of a collection."""
+    """The fields of a collection of descriptors with `dim` dimensions."""
     from pymilvus import DataType, MilvusClient
 
     fields = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -54,7 +54,7 @@ def as_rows(new: NewEntries, with_sums: bool) -> Iterator[dict[str, Any]]:
 
 
 def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Rows in lists that fit into messages."""
+    """Group rows into lists that fit into a message."""
     message: list[dict[str, Any]] = []
     size = 0
     for row in rows:

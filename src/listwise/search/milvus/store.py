@@ -45,23 +45,23 @@ from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
-_MOST = 16384  # rows that a server gives at once
-_NAMED = 1000  # rows asked for by name at once
+_MOST = 16384  # maximum rows per answer of a server
+_NAMED = 1000  # maximum keys or digests per request
 _ROW = 64 << 10  # bytes of texts and thumbnail that an entry rarely exceeds
-_KEYS = 1 << 63  # keys are below
-_WINDOW = 4096  # keys that one step of a walk expects
-_SESSION = "Session"  # a reader sees what this process has written
-_STRONG = "Strong"  # and what all others have
+_KEYS = 1 << 63  # all keys are smaller
+_WINDOW = 4096  # expected keys per step when all keys are read
+_SESSION = "Session"  # a read sees the writes of this process
+_STRONG = "Strong"  # a read sees the writes of all processes
 
-_FAST = 200.0  # milliseconds that exact search may take where nothing else is asked for
+_FAST = 200.0  # milliseconds up to which exact search is used by default
 _RECALL = 0.99
 _SCORE = 1.5  # times the norm of the query: no search of unit descriptors scores more
-_GAIN = 0.001  # of recall, that twice the effort has to bring
+_GAIN = 0.001  # minimum gain of recall from twice the effort
 _NO_WALK: tuple[Keys, int] = (np.zeros(0, np.int64), 0)
 
 
 class _State(BaseModel):
-    """What a collection remembers of its search: how, why, and what was measured."""
+    """The search method of a collection, the intent it was chosen for, and measurements."""
 
     method: Method = EXACT
     intent: SearchIntent = SearchIntent()
@@ -70,10 +70,10 @@ class _State(BaseModel):
 
 
 class MilvusStore(Store):
-    """An index in a collection of Milvus; several threads and processes may use it at once.
+    """A store in a collection of Milvus. Several threads and processes may use it.
 
-    A process sees its own changes at once, and those of others within a moment, or at once after
-    `refresh`.
+    A process sees its own changes immediately, and the changes of others shortly after, or
+    immediately after `refresh`.
     """
 
     engine = "milvus"
@@ -90,7 +90,7 @@ class MilvusStore(Store):
 
     @staticmethod
     def exists(place: str) -> bool:
-        """Whether there is an index; an unfinished one does not count."""
+        """Whether an index exists; an unfinished one does not count."""
         where = parse_place(place)
         if where.file is not None and not where.file.is_dir():
             return False
@@ -115,7 +115,7 @@ class MilvusStore(Store):
 
     @classmethod
     def create(cls, place: str, header: IndexHeader) -> "MilvusStore":
-        """Make an empty index; what an unfinished try has left there makes place for it."""
+        """Create an empty index; it replaces an unfinished one."""
         connection = Connection(parse_place(place))
         try:
             _make_place(connection)
@@ -124,7 +124,7 @@ class MilvusStore(Store):
             )
             index = cls(connection, header, _State())
             index._build()
-            # Last, since it makes the collection an index.
+            # Written last: a collection without a header is not an index.
             index._remember({_HEADER: header.model_dump_json()})
         except BaseException:
             connection.close()
@@ -135,9 +135,9 @@ class MilvusStore(Store):
         return self._count(_SESSION)
 
     def put(self, new: NewEntries) -> None:
-        """Write entries in place of those with the same keys.
+        """Write entries; they replace entries with the same keys.
 
-        Each is written whole or not at all; those that fit into one message, in one step.
+        Each message of entries is written in one step.
         """
         if not new.entries:
             return
@@ -151,7 +151,7 @@ class MilvusStore(Store):
         self._walk = _NO_WALK
 
     def remove(self, keys: Sequence[int]) -> int:
-        """Remove entries, and return how many there were."""
+        """Remove entries and return their number."""
         removed = 0
         for some in in_parts(sorted({int(key) for key in keys}), _MOST):
             present = [row["key"] for row in self._rows(some, ["key"])]
@@ -164,12 +164,12 @@ class MilvusStore(Store):
         return removed
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """The entries with these keys; keys without an entry are left out."""
+        """Return the entries with these keys; unknown keys are left out."""
         rows = self._rows(keys, self._with_sum(ENTRY, "entry_sum"))
         return {row["key"]: self._entry(row) for row in rows}
 
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Entries by digest; digests without an entry are left out."""
+        """Return entries by digest; unknown digests are left out."""
         found: dict[str, Entry] = {}
         for some in in_parts(sorted({digest for digest in digests if digest}), _NAMED):
             named = json.dumps(some, ensure_ascii=False)
@@ -179,13 +179,13 @@ class MilvusStore(Store):
         return found
 
     def page(self, start: int, count: int) -> list[Entry]:
-        """Some entries, ordered by key."""
+        """Return `count` entries from position `start`, ordered by key."""
         keys = [int(key) for key in self._keys(start + count)[start:]]
         found = self.get(keys)
         return [found[key] for key in keys if key in found]
 
     def thumbnail(self, key: int) -> bytes | None:
-        """An entry's thumbnail, a JPEG file's content; None if it has none."""
+        """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
         rows = self._rows([key], self._with_sum(["thumbnail"], "thumbnail_sum"))
         if not rows:
             return None
@@ -194,10 +194,10 @@ class MilvusStore(Store):
         return content or None
 
     def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
-        """Scores and keys of the k nearest entries, best first: [Q, C] -> [Q, k'], [Q, k']."""
+        """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
         if k > _MOST:
-            raise InputError(f"k is {k}; Milvus gives between 1 and {_MOST} results")
+            raise InputError(f"k is {k}: Milvus returns at most {_MOST} results")
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
         width = 0
@@ -214,7 +214,7 @@ class MilvusStore(Store):
         return scores[:, :width], keys[:, :width]
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
-        """Descriptors by key, as many at a time as fit into a message."""
+        """Read descriptors by key, one message after the other: keys [n], rows [n, C]."""
         for some in in_parts(keys, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
             rows = self._rows(some, self._with_sum(["descriptor"], "descriptor_sum"))
             if rows:
@@ -244,11 +244,10 @@ class MilvusStore(Store):
         """Do nothing: fields cannot be added to a collection on every version of Milvus."""
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
-        """Choose how to search from what the user wants, measure it, and remember both.
+        """Choose a search method that meets the intent, measure it, and save the choice.
 
-        Exact search if it is fast enough and fits into memory, HNSW if that does, an index of
-        compressed descriptors otherwise. milvus-lite goes through its entries one by one in any
-        case: it stays with exact search.
+        The methods are exact search, HNSW, and compressed descriptors, in this order; the first
+        that is fast enough and fits into memory is used. milvus-lite always searches exactly.
         """
         lite = self._connection.place.file is not None
         self._connection.call("flush", timeout=None)
@@ -262,8 +261,8 @@ class MilvusStore(Store):
             limit = intent.milliseconds or _FAST
             if lite or intent.recall == 1 or exact.milliseconds <= limit:
                 return exact
-        # Servers before 2.5 that keep their data on a disk of their own delete the descriptors
-        # that are read beside an index which does not hold them.
+        # Standalone servers before 2.5 delete descriptors that are read while an index exists
+        # that does not hold them.
         lossy = self._connection.version_numbers >= (2, 5)
         method = fast(len(keys), self.header.dim, intent.memory, lossy)
         if method is not None:
@@ -276,7 +275,7 @@ class MilvusStore(Store):
         )
 
     def facts(self) -> dict[str, Any]:
-        """The server's version, how it searches, and what was measured."""
+        """Version of the server, search method and measurements."""
         state = self._state
         return {
             "server": self._connection.version,
@@ -288,7 +287,7 @@ class MilvusStore(Store):
         }
 
     def refresh(self) -> None:
-        """Read what other processes have written since."""
+        """Read the changes of other processes."""
         _, self._state = _remembered(self._connection)
         self._wait_for_writes()
         self._walk = _NO_WALK
@@ -312,9 +311,9 @@ class MilvusStore(Store):
             raise damage(self.uri, f"a search returned the score {scores[np.abs(scores).argmax()]}")
 
     def _wait_for_writes(self) -> None:
-        """Wait until readers see what every process has written.
+        """Wait until reads see the writes of every process.
 
-        Reads of this process wait for what it has put, but not for what it has removed.
+        Reads of this process wait for its own upserts, but not for its own deletions.
         """
         self._count(_STRONG)
 
@@ -322,22 +321,22 @@ class MilvusStore(Store):
         return int(self._query(["count(*)"], level, filter="")[0]["count(*)"])
 
     def _query(self, fields: list[str], level: str = _SESSION, **which: Any) -> list[Any]:
-        """Fields of the entries that a filter or a list of ids chooses."""
+        """Read fields of the entries that a filter or a list of ids selects."""
         which |= {"output_fields": fields, "consistency_level": level}
         return list(self._connection.call("query", **which))
 
     def _rows(self, keys: Sequence[int] | Keys, fields: Sequence[str]) -> list[dict[str, Any]]:
-        """Fields of the entries with these keys, in any order."""
+        """Read fields of the entries with these keys, in any order."""
         found: list[dict[str, Any]] = []
         for some in in_parts(possible_keys(keys), _NAMED):
             found += self._query(["key", *fields], ids=list(some))
         return found
 
     def _keys(self, count: int | None = None) -> Keys:
-        """The smallest keys, or all: sorted, [count] or as many as there are.
+        """The `count` smallest keys, or all, sorted.
 
-        They are read window by window, since a server gives no more than some thousands of rows
-        at once; keys are hashes, so the width of a window determines how many it holds.
+        They are read window by window, because a server returns a limited number of rows. Keys
+        are hashes and evenly spread, so the width of a window determines how many it holds.
         """
         keys, start = self._walk
         width = 0
@@ -374,7 +373,7 @@ class MilvusStore(Store):
         self._connection.call("alter_collection_properties", properties=texts)
 
     def _build(self) -> None:
-        """Make Milvus search in the way that is remembered, if it does not yet."""
+        """Build and load the Milvus index of the saved method, if it does not exist yet."""
         method = self._state.method
         wanted = {"index_type": method.type, **method.build}
         present = self._connection.call("list_indexes", field_name="descriptor")
@@ -402,7 +401,7 @@ class MilvusStore(Store):
     def _tune_fast(
         self, method: Method, intent: SearchIntent, sample: ExactNeighbours, on_note: Note
     ) -> TuningResult:
-        """Search harder until recall is reached, or harder is of no use or too slow."""
+        """Increase the search effort until recall is reached, stops growing, or is too slow."""
         on_note(f"building {method.type}")
         easier, best = method, None
         for harder in method.efforts():
@@ -420,8 +419,8 @@ class MilvusStore(Store):
         return best
 
     def _try(self, method: Method, intent: SearchIntent, sample: ExactNeighbours) -> TuningResult:
-        """Search in some way from now on, and measure it."""
-        # Remembered first: whoever opens the index meanwhile builds the same.
+        """Use a method from now on, and measure it."""
+        # Saved first, so that a process that opens the index meanwhile builds the same.
         self._state = _State(method=method, intent=intent)
         self._remember()
         self._build()
@@ -448,22 +447,22 @@ def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Float32, NDArray[np
 
 
 def _properties(connection: Connection) -> dict[str, str]:
-    """What a collection remembers; nothing if there is none."""
+    """The properties of a collection; empty if it does not exist."""
     if not connection.call("has_collection"):
         return {}
     return dict(connection.call("describe_collection").get("properties") or {})
 
 
 def _make_place(connection: Connection) -> None:
-    """Drop what an unfinished try to make an index has left."""
+    """Drop the collection of an unfinished index."""
     if not connection.call("has_collection"):
         return
     found = connection.call("describe_collection")
     if _HEADER in (found.get("properties") or {}):
-        raise InputError(f"there is an index at {connection.place.shown} already")
+        raise InputError(f"an index at {connection.place.shown} exists already")
     if {field["name"] for field in found["fields"]} not in (FIELDS, OLD_FIELDS):
         raise InputError(
-            f"{connection.place.shown} is another program's collection: give another name"
+            f"{connection.place.shown} is a collection of another program: give another name"
         )
     connection.call("drop_collection")
 

@@ -1,4 +1,4 @@
-"""How Milvus may search: the methods to choose from, and measuring one of them."""
+"""The search methods of Milvus, and the sample to measure them with."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,14 +9,14 @@ from listwise.search.entries import Keys, in_parts
 from listwise.search.measuring import ExactNeighbours
 from listwise.search.store import Store
 
-SAMPLE = 64  # queries that recall is measured with
-_BLOCK = 8192  # descriptors read at a time
-_SEGMENT = 512 << 20  # bytes of descriptors that a server builds one index of
-_HARDEST = 2048  # candidates that HNSW keeps at most
+SAMPLE = 64  # queries to measure recall with
+_BLOCK = 8192  # descriptors per read
+_SEGMENT = 512 << 20  # bytes of descriptors in a segment, for which a server builds one index
+_HARDEST = 2048  # maximum number of HNSW candidates
 
 
 class Method(BaseModel):
-    """A type of index, how it is built, and how hard it is searched."""
+    """A type of Milvus index with its build and search parameters."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -30,7 +30,7 @@ class Method(BaseModel):
         return "exact" if self.type == "FLAT" else ", ".join(words)
 
     def memory(self, count: int, dim: int) -> int:
-        """Bytes that the index of so many descriptors takes."""
+        """Memory of the index of `count` descriptors, in bytes."""
         row = {
             "FLAT": 4 * dim,
             "HNSW": 4 * dim + 8 * self.build.get("M", 0) + 16,
@@ -40,7 +40,7 @@ class Method(BaseModel):
         return count * row[self.type]
 
     def efforts(self) -> Iterator["Method"]:
-        """The same index, searched harder and harder."""
+        """The same index with increasing search effort."""
         most = self.build.get("nlist", _HARDEST)
         for name, effort in self.search.items():
             while effort < 2 * most:
@@ -52,11 +52,11 @@ EXACT = Method()
 
 
 def fast(count: int, dim: int, memory: int | None, lossy: bool) -> Method | None:
-    """The most exact of the fast methods that fit into so many bytes, if any does.
+    """The most exact approximate method that fits into `memory` bytes; None if none fits.
 
-    Those that keep no whole descriptors are among them if `lossy`.
+    With `lossy`, methods that store compressed descriptors are allowed.
     """
-    # A server builds one index for each segment.
+    # A server builds one index per segment.
     lists = max(1, round(4 * min(count, _SEGMENT // (4 * dim)) ** 0.5))
     probed = {"nprobe": min(8, lists)}
     methods = [Method(type="HNSW", build={"M": 16, "efConstruction": 200}, search={"ef": 32})]
@@ -74,9 +74,9 @@ def fast(count: int, dim: int, memory: int | None, lossy: bool) -> Method | None
 
 
 def take_sample(store: Store, keys: Keys) -> ExactNeighbours:
-    """The first entries of these as queries, and their exact neighbours among all of these.
+    """Use the first entries as queries, and find their exact neighbours among all.
 
-    It reads the descriptors of all. Shape: keys [n].
+    It reads the descriptors of all keys [n].
     """
     sample = ExactNeighbours(keys[:SAMPLE], store.vectors(keys[:SAMPLE]))
     for some in in_parts(keys, _BLOCK):
