@@ -66,6 +66,32 @@ def test_build_add_remove_info(shop, tmp_path):
         assert not any(entry.id.startswith("class3/") for entry in index)
 
 
+def test_check_and_repair(shop):
+    code, out, _ = shop("index", "check", "shop", "--photos")
+    assert (code, out) == (0, "48 photos checked in shop: no damage found\n")
+    header = Path("shop/index.json")
+    content = header.read_text()
+    header.write_text(content.replace('"power": 3.0', '"power": 1.0'))
+    code, _, err = shop("search", "shop", "photos/class2/1.jpg")
+    assert code == 2
+    assert err == (
+        "listwise: shop is damaged: index.json changed after it was written; run listwise index "
+        "check shop --repair\n"
+    )
+    code, out, _ = shop("index", "check", "shop", "--json")
+    answer = json.loads(out)
+    assert (code, answer["files"], answer["ok"]) == (1, ["index.json"], False)
+    code, out, _ = shop("index", "check", "shop", "--repair", "--device", "cpu")
+    assert code == 0
+    assert "48 photos checked in shop: everything is repaired" in out
+    assert header.read_text() == content
+    Path("photos/class0/0.jpg").unlink()
+    code, out, _ = shop("index", "check", "shop")
+    assert code == 0
+    assert "1 entries whose photo does not exist: class0/0.jpg" in out
+    assert shop("index", "check", "nowhere")[0] == 2
+
+
 def test_descriptor_files_make_the_same_index(shop, tmp_path):
     shop("extract", "model", "photos", "all.parquet", "--workers", 0)
     code, out, _ = shop(

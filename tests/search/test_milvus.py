@@ -190,7 +190,8 @@ def test_a_file_in_use_by_another_process_is_one_line(lite_places):
     with create_store(place, HEADER):
         run(say_what_opening_gives, place, answers)
         assert answers.get() == (
-            f"{place} cannot be opened: it may be open in another process, or not be a file of milvus-lite"
+            f"{place} cannot be opened: it may be open in another process, or not be a file of "
+            "milvus-lite"
         )
     run(say_what_opening_gives, place, answers)
     assert answers.get() == 0

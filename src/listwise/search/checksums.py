@@ -5,6 +5,7 @@ its thumbnail. Each is computed when the entry is written and compared when it i
 """
 
 import json
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class EntryCheck:
 
 def damage(uri: str, what: str) -> DamagedIndexError:
     """An error that reports what is damaged, and the command that repairs it."""
-    return DamagedIndexError(f"{uri} is damaged: {what}; run listwise index check {uri} --repair")
+    place = shlex.quote(uri)
+    return DamagedIndexError(f"{uri} is damaged: {what}; run listwise index check {place} --repair")
 
 
 def damaged_entries(uri: str, names: Sequence[str]) -> DamagedIndexError:

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -90,13 +91,13 @@ def check(
     index: options.IndexPlace,
     repair: Annotated[
         bool,
-        typer.Option(
+        options.flag(
             "--repair",
-            help="Restore damaged files, and recompute damaged descriptors from their photos.",
+            "Restore damaged files, and recompute damaged descriptors from the photos.",
         ),
     ] = False,
     photos: Annotated[
-        bool, typer.Option("--photos", help="Read the photos too, and report changed ones.")
+        bool, options.flag("--photos", "Read the photos too, and report those that have changed.")
     ] = False,
     model: options.IndexModel = None,
     device: options.Device = "auto",
