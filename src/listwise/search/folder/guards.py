@@ -9,6 +9,7 @@ LanceDB never changes a file that it has written, so a guard is written once.
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _HEADER = "index.json"
 _TABLE = "entries.lance"
 _TAIL = 64 << 10  # bytes: the end of a data file, which describes its columns
 _SLASH = "@"  # in the name of a guard
+_MARK = re.compile(r"\.\d+-\d+-[0-9a-f]{32}")
 
 
 def update(folder: Path) -> None:
@@ -97,7 +99,9 @@ def _present(folder: Path) -> dict[str, Path]:
         paths = list((folder / _FOLDER).iterdir())
     except FileNotFoundError:  # an index of an earlier version
         return {}
-    return {path.stem.replace(_SLASH, os.sep): path for path in paths if path.suffix != ".tmp"}
+    # Other programs may leave files in any folder.
+    ours = (path for path in paths if _MARK.fullmatch(path.suffix))
+    return {path.stem.replace(_SLASH, os.sep): path for path in ours}
 
 
 def _files(folder: Path) -> Iterator[Path]:
