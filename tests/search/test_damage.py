@@ -76,6 +76,11 @@ def place_of(folder, content):
     raise AssertionError("not stored as it is")
 
 
+def live(expected):
+    """Numbers of the entries that were written once: no removed row holds the same bytes."""
+    return [number for number, one in enumerate(expected[0]) if "a" not in one.attributes]
+
+
 @pytest.fixture(scope="module")
 def queries(original):
     with open_store(original) as store:
@@ -146,7 +151,8 @@ def test_the_manifest_is_restored(damaged, queries):
 
 def test_a_damaged_descriptor_is_named_and_computed_again(damaged, model, queries):
     expected = answers(damaged, queries)
-    entry, row = expected[0][7], expected[4][7]
+    number = live(expected)[7]
+    entry, row = expected[0][number], expected[4][number]
     path, place = place_of(damaged, row.tobytes())
     flip(path, place + 43, bit=6)  # an exponent: the number becomes very large or very small
     with open_store(damaged) as store:
@@ -164,8 +170,9 @@ def test_a_damaged_descriptor_is_named_and_computed_again(damaged, model, querie
 
 def test_thumbnails_and_values(damaged, model, photos, queries):
     expected = answers(damaged, queries)
-    picture, text = expected[0][4], expected[0][9]
-    flip(*_shifted(place_of(damaged, expected[1][4]), 200))
+    first, second = live(expected)[4], live(expected)[9]
+    picture, text = expected[0][first], expected[0][second]
+    flip(*_shifted(place_of(damaged, expected[1][first]), 200))
     flip(*_shifted(place_of(damaged, text.digest.encode()), 5))
     with open_store(damaged) as store:
         with pytest.raises(DamagedIndexError, match="thumbnail"):
@@ -202,9 +209,8 @@ def test_an_entry_whose_photo_is_gone_is_listed(damaged, model, queries):
         index = Index(store, model)
         result = index.check()
         assert (result.missing, result.ok) == (["gone"], True)
-    path, place = place_of(damaged, np.eye(1, 64, dtype=np.float32).tobytes())
-    guards_off = damaged / "guards"
-    shutil.rmtree(guards_off)
+    path, place = place_of(damaged, np.eye(1, model.dim, dtype=np.float32).tobytes())
+    shutil.rmtree(damaged / "guards")  # it holds a copy of this small file
     flip(path, place + 9)
     with open_store(damaged) as store:
         result = Index(store, model).check(repair=True)
