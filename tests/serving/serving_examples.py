@@ -1,5 +1,6 @@
 """Servers to test, and photos for them."""
 
+import base64
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ from listwise.serving.app import create_app
 from listwise.serving.server import server_config
 
 TOKEN = "a token of this test"
+# A transparent WebP file of 46 bytes that declares 7000 × 7000 pixels.
+HUGE = base64.b64decode("UklGRiYAAABXRUJQVlA4TBkAAAAvV9vVFgdQgVQIIAAKGgJJW7ztj4+I6H8AAA==")
 
 
 class InThread:

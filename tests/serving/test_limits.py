@@ -1,6 +1,5 @@
 """`listwise serve` as a process: its work, its connections and its memory have limits."""
 
-import base64
 import concurrent.futures
 import io
 import os
@@ -18,13 +17,11 @@ import numpy as np
 import pytest
 from index_examples import texture
 from PIL import Image
-from serving_examples import TOKEN, Process, wait_for
+from serving_examples import HUGE, TOKEN, Process, wait_for
 
 from listwise.search.entries import entry_key
 
 KEY = entry_key("class0/0.jpg")
-# A transparent WebP file of 46 bytes that declares 7000 × 7000 pixels.
-HUGE = base64.b64decode("UklGRiYAAABXRUJQVlA4TBkAAAAvV9vVFgdQgVQIIAAKGgJJW7ztj4+I6H8AAA==")
 
 
 def encoded(photo, kind="JPEG", **options):

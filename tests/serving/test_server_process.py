@@ -10,7 +10,7 @@ import httpx
 import pytest
 from index_examples import texture
 from PIL import Image
-from serving_examples import TOKEN, Process, wait_for
+from serving_examples import HUGE, TOKEN, Process, wait_for
 
 from listwise.data import read_images
 from listwise.search.filling import add_photos
@@ -160,8 +160,8 @@ def test_for_others_and_with_little_room(server, folder, photos, start):
         elif answer.status_code == 200:
             assert answer.json()["results"][0]["id"] == "class2/1.jpg"
 
-    huge = jpeg(Image.new("RGB", (4000, 3000), "red"))  # some seconds, in its own size
-    late = search(second.client, huge)
+    huge = [("photos", ("huge.webp", HUGE))] * 8  # some seconds to decode
+    late = second.client.post("/api/search", files=huge)
     assert (late.status_code, late.json()) == (504, {"error": "this took longer than 1 s"})
     second.client.close()
     second.popen.send_signal(signal.SIGINT)
