@@ -102,7 +102,7 @@ async function readAddress() {
   const { hash } = location;
   const { entries, own, expand, rerank } = fromHash(hash);
   let examples = [];
-  let problem = own && "Your own photos are lost when the page is loaded again: add them again.";
+  let problem = own && "Your own photos are not kept when the page is loaded again: choose them again.";
   try {
     const found = await Promise.all(entries.map(({ key }) => api.entry(key)));
     examples = found.map((entry, i) => ({ ...ofEntry(entry), box: entries[i].box }));
