@@ -94,10 +94,13 @@ class UploadFolder:
             for found in filter(None, map(_LEFT_OVER.fullmatch, os.listdir(self.folder))):
                 left_over = self.folder / found[0]
                 if found["kind"] == "pending":
-                    # Another index may use this folder too; its photos are not in this one.
-                    if left_over.read_text(encoding="utf-8") != self.index.uri:
+                    # Another index may use this folder too; its photos are not in this one. An
+                    # empty mark is older than any change.
+                    owner = left_over.read_text(encoding="utf-8")
+                    if owner not in ("", self.index.uri):
                         continue
-                    self._delete_unused([found["name"]])
+                    if owner:
+                        self._delete_unused([found["name"]])
                 left_over.unlink(missing_ok=True)
 
     @contextmanager
