@@ -112,6 +112,7 @@ MULTIPART = "Content-Type: multipart/form-data; boundary=b"
 PART = b'--b\r\nContent-Disposition: form-data; name="photos"; filename="a"\r\n\r\n'
 
 
+@pytest.mark.slow
 def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos, pool):
     """At the limit of concurrent requests of an address, with the photos that cost most."""
     bound = float(re.search(r"up to ([\d.]+) GB of memory", server.said)[1]) * 1e9
@@ -147,6 +148,7 @@ def test_a_jpeg_file_with_many_scans_is_refused(server, photos):
     assert seconds < 3
 
 
+@pytest.mark.slow
 def test_overload_is_refused_quickly(start, folder, pool):
     server = start(folder, "--timeout", 5)
     slow = [HUGE] * 4
@@ -178,6 +180,7 @@ def test_one_address_has_a_limit_of_requests(server, photos):
             assert search(other, content, k=1).status_code == 200
 
 
+@pytest.mark.slow
 def test_connections_without_a_request_are_closed(server):
     with ExitStack() as stack:
         wires = [stack.enter_context(connect(server)) for _ in range(1000)]
@@ -193,6 +196,7 @@ def test_connections_without_a_request_are_closed(server):
         wait_for(lambda: all(map(is_closed, wires)), 20)
 
 
+@pytest.mark.slow
 def test_a_header_that_comes_byte_by_byte_is_cut_off(server):
     started = time.monotonic()
     with connect(server) as wire:
@@ -230,6 +234,7 @@ def send_until_closed(wire, piece):
             wire.sendall(piece)
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_leaves_is_deleted_by_the_next(folder, start):
     uploads = folder / "uploads"
     contents = [encoded(texture(seed, (2400, 1800)), quality=90) for seed in range(8)]
