@@ -76,7 +76,7 @@ def test_the_tutorial_on_photos(photos, tmp_path, monkeypatch):
             write_toy(tmp_path / "toy", photos)
         elif language == "python":
             exec(compile(code, "tutorial-photos.md", "exec"), {})
-        for command in code.splitlines() if language == "sh" else ():
+        for command in code.replace("\\\n", "").splitlines() if language == "sh" else ():
             words = shlex.split(command, comments=True)
             if words[1] == "serve":  # runs until it is stopped; has tests of its own
                 continue
