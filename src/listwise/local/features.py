@@ -25,7 +25,7 @@ class Features:
 
     A feature covers the ellipse point + scale · shape · unit circle. All arrays are float32.
 
-    Shapes:
+    Attributes:
         points: [n, 2], x and y in pixels of the photo; the center of the first pixel is 0.
         scales: [n], in pixels.
         shapes: [n, 2, 2], determinant 1.

@@ -23,7 +23,7 @@ _TYPES = {"I32": np.int32, "I64": np.int64, "U64": np.uint64, "U8": np.uint8}
 class Postings:
     """The inverted file of n photos: p postings, in one list for each of the u words that occur.
 
-    Shapes:
+    Attributes:
         words: int32 [u], ascending.
         starts: int64 [u + 1], where the list of each word starts in `photos` and `bits`.
         photos: int32 [p], numbers from 0 to n − 1, ascending in each list.
