@@ -167,7 +167,7 @@ def test_a_name_that_is_nothing_is_explained(tmp_path: Path, monkeypatch) -> Non
     with pytest.raises(InputError, match="no model folder"):
         listwise.load("runs/nothing")
     Path("empty").mkdir()
-    with pytest.raises(InputError, match=r"no config\.json"):
+    with pytest.raises(InputError, match=r"expected config\.json"):
         listwise.load("empty")
 
 
