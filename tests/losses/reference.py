@@ -8,30 +8,36 @@ from torch import Tensor
 
 
 class Triangle(torch.autograd.Function):
-    """δ(x, m) of Eq. 7 with the derivative of Eq. 8, both to the letter.
+    """δ(x, m) of Eq. 7 and its derivative, Eq. 8; at a kink the mean of the two sides' derivatives.
 
-    Bin centers are rarely whole in binary: "equal" means equal up to the last bits.
+    Scores past ±1 count as ±1. Bin centers are rarely whole in binary: "equal" means equal up to
+    the last bits.
     """
 
     @staticmethod
-    def forward(ctx, distance: Tensor, delta: float) -> Tensor:
-        ctx.save_for_backward(distance)
+    def forward(ctx, scores: Tensor, centers: Tensor, delta: float) -> Tensor:
+        ctx.save_for_backward(scores, centers)
         ctx.delta = delta
-        return torch.clamp(1 - distance.abs() / delta, min=0)
+        return torch.clamp(1 - (scores[..., None] - centers).abs() / delta, min=0)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        (distance,) = ctx.saved_tensors
-        inside = (distance.abs() <= ctx.delta + 1e-15).double()
-        sign = distance.sign() * (distance.abs() > 1e-15)
-        return gradient * -sign / ctx.delta * inside, None
+        scores, centers = ctx.saved_tensors
+        distance, delta, near = scores[..., None] - centers, ctx.delta, 1e-15
+        rising = (distance >= -delta - near) & (distance < -near)
+        falling = (distance >= -near) & (distance < delta - near)
+        by_more = (rising.double() - falling.double()) * (scores < 1 - near)[..., None]
+        rising = (distance > -delta + near) & (distance <= near)
+        falling = (distance > near) & (distance <= delta + near)
+        by_less = (rising.double() - falling.double()) * (scores > -1 + near)[..., None]
+        return (gradient * (by_more + by_less) / (2 * delta)).sum(-1), None, None
 
 
 def soft_assignment(scores: Tensor, bins: int) -> Tensor:
     """Eq. 7 for every score and bin: [Q, N] -> [Q, N, M]."""
     delta = 2 / (bins - 1)
     centers = torch.tensor([1 - (m - 1) * delta for m in range(1, bins + 1)], dtype=torch.float64)
-    return Triangle.apply(scores[..., None] - centers, delta)
+    return Triangle.apply(scores, centers, delta)
 
 
 def histograms(scores: Tensor, relevance: Tensor, valid: Tensor, bins: int):
@@ -44,7 +50,8 @@ def quantized(relevant: Tensor, every: Tensor) -> Tensor:
     total = 0
     for m in range(relevant.shape[1]):
         above, below = relevant[:, : m + 1].sum(1), every[:, : m + 1].sum(1)
-        total = total + above / torch.where(below > 0, below, 1) * relevant[:, m]
+        precision = torch.where(below > 0, above / torch.where(below > 0, below, 1), 1)
+        total = total + precision * relevant[:, m]
     return total
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 from listwise.losses import QuantizedAPLoss, TieAwareAPLoss, class_balanced_weights, quantized_ap
 from listwise.losses import histogram as histogram_module
+from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
 LOSSES = {
     "quantized": (QuantizedAPLoss, reference.quantized),
@@ -80,7 +81,7 @@ def test_equals_the_papers_equations(name, include_self, batch, bins, tile):
 @pytest.mark.parametrize("include_self", [False, True])
 def test_scores_exactly_on_bin_centers(name, bins, include_self, tile):
     # Rows of ±1/2: their products are exactly -1, -0.5, 0, 0.5 and 1, and with these numbers of
-    # bins so are the centers. Eq. 8 defines the slope there, so the raw gradient must agree.
+    # bins so are the centers.
     generator = torch.Generator().manual_seed(bins)
     signs = torch.randint(0, 2, (30, 4), generator=generator).double() - 0.5
     labels = torch.randint(0, 5, (30,), generator=generator)
@@ -94,6 +95,75 @@ def test_scores_exactly_on_bin_centers(name, bins, include_self, tile):
     assert value.item() == pytest.approx(expected.item(), abs=1e-12)
     torch.testing.assert_close(descriptors.grad, plain.grad, atol=1e-10, rtol=1e-10)
     assert descriptors.grad.abs().max() > 0
+
+
+FORMULAS = {
+    "quantized": quantized_precision,
+    "tie-aware": tie_aware_precision,
+    "closed": expected_precision,
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 12), bins=st.sampled_from([2, 3, 5, 9]))
+def test_the_slope_on_a_bin_center_is_the_mean_of_both_sides(name, seed, size, bins):
+    # Few scores on centers leave many bins empty, also those before the first score. Each score is
+    # moved alone, up and down, by plain arithmetic: no gradient is involved in what is expected.
+    def precisions(moved):
+        found = histogram_module.score_histograms(moved, relevant.expand_as(moved), bins)
+        return FORMULAS[name](found[0], found[1], relevant.sum())
+
+    generator = torch.Generator().manual_seed(seed)
+    scores = 1 - torch.randint(bins, (1, size), generator=generator).double() * (2 / (bins - 1))
+    relevant = torch.rand(1, size, generator=generator) < 0.5
+    relevant[0, 0] = True
+    step = 1e-6
+    each = step * torch.eye(size, dtype=torch.float64)
+    expected = (precisions(scores + each) - precisions(scores - each)) / (2 * step)
+    scores.requires_grad_()
+    precisions(scores).sum().backward()
+    torch.testing.assert_close(scores.grad[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bins", [2, 3, 5, 20, 21])
+@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
+def test_one_class_has_neither_loss_nor_gradient(make, bins):
+    rows = torch.cat([torch.eye(4), -torch.eye(4), torch.eye(4)[:1]]).double().requires_grad_()
+    value = make(bins)(rows, torch.zeros(9, dtype=torch.int64))
+    value.backward()
+    assert value.item() == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(rows.grad, torch.zeros_like(rows), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("how", ["dual", "jvp", "jacfwd"])
+@pytest.mark.parametrize("kind", ["quantized", "tie-aware", "scores"])
+def test_forward_mode_is_refused(kind, how):
+    def function(rows):
+        if kind == "scores":
+            return quantized_ap(rows @ rows.T, labels[:, None] == labels)
+        return LOSSES[kind][0]()(rows, labels)
+
+    rows, labels = torch.eye(4, dtype=torch.float64)[[0, 1, 2, 3]], torch.tensor([0, 0, 1, 1])
+
+    def with_dual_numbers():
+        with torch.autograd.forward_ad.dual_level():
+            function(torch.autograd.forward_ad.make_dual(rows, torch.ones_like(rows)))
+
+    calls = {
+        "jvp": lambda: torch.func.jvp(function, (rows,), (torch.ones_like(rows),)),
+        "jacfwd": lambda: torch.func.jacfwd(function)(rows),
+        "dual": with_dual_numbers,
+    }
+    with pytest.raises(ValueError, match="no forward-mode derivative"):
+        calls[how]()
+    assert torch.isfinite(function(rows)).all()
+
+
+def test_bins_may_be_any_whole_number():
+    assert QuantizedAPLoss(np.int64(7)).bins == 7
+    scores = torch.eye(4)
+    assert torch.equal(quantized_ap(scores, scores, np.int32(5)), quantized_ap(scores, scores, 5))
 
 
 @settings(max_examples=60, deadline=None)
@@ -169,8 +239,6 @@ def test_shares_of_the_queries_add_up(make, parts, tile):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_closed_form_is_the_mean_over_all_orders(data):
-    from listwise.losses.precision import expected_precision
-
     every = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(lambda n: sum(n)))
     relevant = [data.draw(st.integers(0, n)) for n in every]
     if not sum(relevant):
@@ -186,8 +254,6 @@ def test_closed_form_is_the_mean_over_all_orders(data):
 
 def test_closed_form_at_broken_counts_follows_the_digamma_function():
     mpmath = pytest.importorskip("mpmath")
-    from listwise.losses.precision import expected_precision
-
     mpmath.mp.dps = 50
     generator = np.random.default_rng(0)
     for _ in range(50):
@@ -430,6 +496,7 @@ NAN = torch.full((4, 4), math.nan)
         ((UNIT, torch.arange(4)), "no query has a positive"),
         ((UNIT, LABELS, torch.zeros(4)), "no query has a positive"),
         ((UNIT, LABELS, torch.ones(3)), r"weights must be a tensor \[4\]"),
+        ((UNIT, LABELS, [1.0, 1.0, 1.0, 1.0]), r"weights must be a tensor \[4\].*not list"),
         ((UNIT, LABELS, -torch.ones(4)), "not negative"),
         ((UNIT, LABELS, NAN[0]), "finite"),
     ],

@@ -106,6 +106,28 @@ def compare_operator(size, dim, bins, include_self, start, stop, dtype, classes)
     }
 
 
+def one_class(bins):
+    rows = torch.cat([torch.eye(4), -torch.eye(4), torch.eye(4)[:1]]).to(device).requires_grad_()
+    value = loss(rows, torch.zeros(9, dtype=torch.int64, device=device), None, bins, False, 0, 9)
+    value.backward()
+    return [abs(value.item()), rows.grad.abs().max().item()]
+
+
+def centers(bins):
+    # Scores of -1, -0.5, 0, 0.5 and 1, which are centers of the bins, and many bins are empty.
+    generator = torch.Generator().manual_seed(bins)
+    signs = torch.randint(0, 2, (30, 4), generator=generator) - 0.5
+    labels = torch.randint(0, 9, (30,), generator=generator)
+    exact = signs.double().requires_grad_()
+    expected = reference.loss(exact, labels, bins)
+    expected.backward()
+    there = signs.to(device).requires_grad_()
+    value = loss(there, labels.to(device), None, bins, False, 0, 30)
+    value.backward()
+    error = (there.grad.cpu().double() - exact.grad).norm() / exact.grad.norm()
+    return [abs(value.item() - expected.item()), error.item()]
+
+
 def refuse(change):
     _, descriptors, labels = batch(40, 8, 4, "float32")
     weights = torch.ones(40)
@@ -121,7 +143,13 @@ def refuse(change):
         return str(error)
 
 
-functions = {"loss": compare, "operator": compare_operator, "refuse": refuse}
+functions = {
+    "loss": compare,
+    "operator": compare_operator,
+    "refuse": refuse,
+    "one class": one_class,
+    "centers": centers,
+}
 print(json.dumps([functions[name](*case) for name, *case in cases]))
 """
 CASES = [
@@ -179,6 +207,12 @@ def refusals(device):
         assert expected in found
 
 
+def check_centers(device):
+    for name in ("one class", "centers"):
+        for found in run(device, [(name, bins) for bins in (3, 5, 9, 17)]):
+            assert max(found) < (1e-5 if name == "one class" else 1e-3)
+
+
 def need_a_gpu():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
@@ -192,6 +226,15 @@ def test_kernels_in_the_interpreter():
 
 def test_refusals_in_the_interpreter():
     refusals("cpu")
+
+
+def test_scores_on_bin_centers_in_the_interpreter():
+    check_centers("cpu")
+
+
+def test_scores_on_bin_centers_on_a_gpu():
+    need_a_gpu()
+    check_centers("cuda")
 
 
 def test_kernels_on_a_gpu():

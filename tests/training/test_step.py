@@ -265,6 +265,20 @@ def test_autocast(where, micro_batch):
     assert_equal_gradients(gradients(net), expected, 2e-2)
 
 
+@pytest.mark.parametrize("where", ["argument", "caller"])
+def test_float16_is_refused(where):
+    net, (images, labels) = make_net(torch.float32), make_batch(11, torch.float32)
+    step = MultistageStep(
+        net, SoftmaxLoss(), 4, autocast=torch.float16 if where == "argument" else None
+    )
+    with (
+        torch.autocast("cpu", torch.float16, enabled=where == "caller"),
+        pytest.raises(InputError, match=r"does not run in float16.*torch\.bfloat16"),
+    ):
+        step(images, labels)
+    assert all(p.grad is None for p in net.parameters())
+
+
 def test_updates_inside_one_autocast_context_see_the_new_weights():
     net, (images, labels) = make_net(torch.float32), make_batch(11, torch.float32)
     step = MultistageStep(net, SoftmaxLoss(), 4, autocast=torch.bfloat16)
@@ -718,7 +732,49 @@ def test_a_feature_map_is_no_descriptor():
         MultistageStep(nn.Conv2d(3, 4, 3), SoftmaxLoss(), 2)(images, labels)
 
 
-@pytest.mark.parametrize("micro_batch", [0, -1, 2.5, "all"])
+@pytest.mark.parametrize("given", ["images", "labels"])
+def test_lists_are_refused(given):
+    images, labels = make_batch(6)
+    arguments = {"images": images, "labels": labels}
+    arguments[given] = arguments[given].tolist()
+    with pytest.raises(InputError, match=f"`{given}` must be a tensor, not list"):
+        MultistageStep(make_net(), SoftmaxLoss(), 4)(**arguments)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_step_is_refused(context):
+    images, labels = make_batch(6)
+    with context(), pytest.raises(InputError, match=r"outside of torch\.no_grad") as error:
+        MultistageStep(make_net(), SoftmaxLoss(), 4)(images, labels)
+    assert "\n" not in str(error.value)
+
+
+def test_a_parameter_of_both_network_and_loss_gets_one_gradient():
+    class Tied(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, descriptors, labels, weights=None):
+            return nn.functional.cross_entropy(descriptors @ self.weight[:, :6].T, labels)
+
+    net, (images, labels) = make_net(), make_batch(9)
+    loss = Tied(net.head.weight)
+    _, expected = ordinary(net, lambda d, y, w: loss(d, y), images, labels)
+    step = MultistageStep(net, loss, 4)
+    for _ in range(2):
+        step(images, labels)
+    twice = {name: 2 * gradient for name, gradient in expected.items()}
+    assert_equal_gradients(gradients(net), twice, 1e-9)
+
+
+def test_micro_batch_may_be_any_whole_number():
+    assert MultistageStep(TinyNet(), SoftmaxLoss(), np.int64(3)).micro_batch == 3
+
+
+@pytest.mark.parametrize("micro_batch", [0, -1, 2.5, "all", True])
 def test_micro_batch_must_be_a_number_or_auto(micro_batch):
-    with pytest.raises(InputError, match="`micro_batch` must be"):
+    with pytest.raises(
+        InputError, match=r'`micro_batch` must be a whole number of at least 1 or "auto"'
+    ):
         MultistageStep(TinyNet(), SoftmaxLoss(), micro_batch)

@@ -34,7 +34,7 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
         >>> quantized_ap(torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[1, 0, 0]])).item()
         1.0
     """
-    checks.check_bins(bins)
+    bins = checks.check_bins(bins)
     relevant = checks.check_scores(scores, relevance)
     histograms = score_histograms(scores, relevant, bins)
     positives = relevant.sum(1)
@@ -93,11 +93,12 @@ class QuantizedAPLoss(_HistogramLoss):
         checks.check_shapes(descriptors, labels)
         # The fused loss has no gradient with respect to the weights. torch.compile uses the
         # operator of the base class, which runs the same kernels.
-        learned = weights is not None and weights.requires_grad
+        learned = isinstance(weights, Tensor) and weights.requires_grad
         if learned or torch.compiler.is_compiling() or not on_gpu(descriptors, self.bins):
             return super().forward(descriptors, labels, weights, queries=queries)
         from listwise.losses import gpu
 
+        checks.check_forward_mode(descriptors)
         start, stop = checks.check_queries(queries, len(labels))
         if weights is not None:
             checks.check_weight_shape(weights, len(labels))

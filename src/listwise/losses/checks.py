@@ -1,7 +1,11 @@
 """Check the input of the losses, with one error message per mistake."""
 
+from operator import index
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from listwise.errors import InputError
 from listwise.losses.tiles import accumulation_dtype
@@ -10,11 +14,20 @@ from listwise.losses.tiles import accumulation_dtype
 UNIT_TOLERANCE = 0.01
 
 
-def check_bins(bins: int) -> int:
+def check_bins(bins: SupportsIndex) -> int:
     """Check the number of bins, and return it."""
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
-        raise InputError(f"bins must be a whole number of at least 2, not {bins!r}")
-    return bins
+    return check_count("bins", bins, 2)
+
+
+def check_count(name: str, value: SupportsIndex, least: int, other: str = "") -> int:
+    """Check a whole number of any type, such as NumPy's, and return it as an int."""
+    try:
+        count = index(value)
+    except TypeError:
+        count = least - 1
+    if isinstance(value, bool) or count < least:
+        raise InputError(f"{name} must be a whole number of at least {least}{other}, not {value!r}")
+    return count
 
 
 def check_labels(labels: Tensor) -> None:
@@ -105,6 +118,17 @@ def check_weights(valid: bool) -> None:
     """Raise an `InputError` unless all weights are finite and not negative."""
     if not valid:
         raise InputError("weights must be finite and not negative")
+
+
+def check_forward_mode(tensor: Tensor) -> None:
+    """Raise an `InputError` if a tensor has a tangent, which the operators would drop."""
+    if torch.compiler.is_compiling():
+        return
+    if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        raise InputError(
+            "the average precision losses have no forward-mode derivative (torch.func.jvp, dual "
+            "numbers): use backward(), torch.autograd.grad, torch.func.grad or torch.func.vjp"
+        )
 
 
 def check_positives(total: float) -> None:

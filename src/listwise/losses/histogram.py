@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from listwise.losses.checks import check_forward_mode
 from listwise.losses.tiles import accumulation_dtype, blocks
 from listwise.optional import has_triton
 
@@ -37,6 +38,7 @@ def label_histograms(
     `queries` are the rows (start, stop) that are queries; all rows by default.
     Shapes: descriptors [B, C] unit rows, labels [B] -> [2, Q, M].
     """
+    check_forward_mode(descriptors)
     start, stop = queries or (0, len(descriptors))
     result: Tensor = _label_histograms(descriptors, labels, bins, include_self, start, stop)
     return result
@@ -44,6 +46,7 @@ def label_histograms(
 
 def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     """Compute the soft histograms of scores [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
+    check_forward_mode(scores)
     result: Tensor = _score_histograms(scores, relevance, bins)
     return result
 
@@ -273,26 +276,26 @@ def _slots(position: Tensor, relevance: Tensor, bins: int) -> Tensor:
 def gap_slopes(gradient: Tensor) -> Tensor:
     """Derivative of the loss by a score, for each gap between two bin centers it may lie in.
 
-    In a gap a rising score moves mass from the lower bin to the higher one. Bins beyond the ends
-    count nothing. Shapes: the gradient by the histograms of the relevant and of all images
-    [2, Q, M] -> [Q, 2, M + 1], gaps for the irrelevant images, then for the relevant ones, from
-    the one before the first bin to the one behind the last.
+    In a gap a rising score moves mass from the lower bin to the higher one. Past ±1 a score counts
+    as ±1, so the slope is zero. Shapes: the gradient by the histograms of the relevant and of all
+    images [2, Q, M] -> [Q, 2, M + 1], gaps for the irrelevant images, then for the relevant ones,
+    from the one before the first bin to the one behind the last.
     """
     bins = gradient.shape[-1]
     relevant, every = gradient
     by_bin = torch.stack((every, every + relevant), dim=1)
-    return -torch.nn.functional.pad(by_bin, (1, 1)).diff() * ((bins - 1) / 2)
+    return torch.nn.functional.pad(by_bin.diff() * (-(bins - 1) / 2), (1, 1))
 
 
 def _slopes(gradient: Tensor) -> Tensor:
     """Derivative of the loss by a score, for each slot the score may lie in.
 
-    On a center Eq. 8 adds up the slopes of both gaps beside it. Shapes: as for `gap_slopes`, to
-    [Q, 2(2M − 1)].
+    On a center the loss has a kink, and the slope is the mean of both sides. Shapes: as for
+    `gap_slopes`, to [Q, 2(2M − 1)].
     """
     gaps = gap_slopes(gradient)
     slots = gaps.new_empty(len(gaps), 2, 2 * gradient.shape[-1] - 1)
-    slots[..., 0::2] = gaps[..., :-1] + gaps[..., 1:]
+    slots[..., 0::2] = (gaps[..., :-1] + gaps[..., 1:]) / 2
     slots[..., 1::2] = gaps[..., 1:-1]
     return slots.flatten(1)
 

@@ -24,7 +24,7 @@ LOSS_UNIT = tl.constexpr(2.0**44)
 FAR = tl.constexpr(1e6)
 # Entries of unit rows are small: this factor moves them and their low parts into float16's range.
 DESCRIPTOR_SCALE = tl.constexpr(1024.0)
-# Largest slope after scaling; up to four are added, and float16 ends at 65504.
+# Largest slope after scaling; those of two images are added, and float16 ends at 65504.
 SLOPE_PEAK = tl.constexpr(8192.0)
 
 
@@ -284,10 +284,12 @@ def _precisions(table, line, real, BINS: tl.constexpr, SLOTS: tl.constexpr):
     every_sum = tl.cumsum(every, axis=1)
     # Integers up to here; the unit of the sums cancels in ratios.
     upto = tl.where(every_sum > 0, every_sum, 1).to(tl.float32)
-    precision = relevant_sum.to(tl.float32) / upto
+    # An empty list has the precision 1: that of the first relevant image to come in.
+    precision = tl.where(every_sum > 0, relevant_sum.to(tl.float32) / upto, 1.0)
     next_sum = every_sum + next_every
     next_upto = tl.where(next_sum > 0, next_sum, 1).to(tl.float32)
     next_precision = (relevant_sum + next_relevant).to(tl.float32) / next_upto
+    next_precision = tl.where(next_sum > 0, next_precision, 1.0)
     next_precision = tl.where(following, next_precision, 0.0)
     ratio = relevant.to(tl.float32) / upto
     by_every = ratio * precision
@@ -339,16 +341,17 @@ def precision_kernel(
     factor = (share * ((BINS - 1) * 0.5))[:, None]
     below = factor * by_every
     below_relevant = factor * (by_every - by_relevant)
-    # The gap before the first bin has the negative derivative with respect to that bin alone.
-    before = -tl.sum(below, axis=1)
-    before_relevant = -tl.sum(below_relevant, axis=1)
+    # Past ±1 a score counts as ±1, so the gaps before the first and behind the last bin are flat.
+    between = number + 1 < BINS
+    below = tl.where(between, below, 0.0)
+    below_relevant = tl.where(between, below_relevant, 0.0)
+    flat = tl.zeros((ROWS,), tl.float32)
     target = slopes + row[:, None] + (number + 1).to(tl.int64) * size
     tl.store(target, below, mask=inside)
     tl.store(target + (BINS + 1) * size, below_relevant, mask=inside)
-    tl.store(slopes + row, before, mask=real)
-    tl.store(slopes + row + (BINS + 1) * size, before_relevant, mask=real)
+    tl.store(slopes + row, flat, mask=real)
+    tl.store(slopes + row + (BINS + 1) * size, flat, mask=real)
     peak = tl.max(tl.maximum(tl.abs(below), tl.abs(below_relevant)), axis=1)
-    peak = tl.maximum(peak, tl.maximum(tl.abs(before), tl.abs(before_relevant)))
     tl.atomic_max(slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1)), tl.max(peak, axis=0))
 
     sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
@@ -362,7 +365,7 @@ def precision_kernel(
 def _add_slopes(weight, score, slopes, row, column, size, BINS: tl.constexpr):
     """Add the slopes of both images to each pair whose score is not FAR.
 
-    A score on a center has the slopes of the gaps on both sides.
+    A score on a center has the mean of the slopes of the gaps on both sides.
     """
     center: tl.constexpr = (BINS - 1) * 0.5
     lowest, highest = _range(score)
@@ -371,8 +374,9 @@ def _add_slopes(weight, score, slopes, row, column, size, BINS: tl.constexpr):
     for number in range(first, last + 1):
         mine = tl.load(slopes + number * size + row)
         theirs = tl.load(slopes + number * size + column)
-        inside = tl.abs(score - (center + 0.5 - number)) <= 0.5
-        weight += tl.where(inside, mine[:, None] + theirs[None, :], 0.0)
+        distance = tl.abs(score - (center + 0.5 - number))
+        share = tl.where(distance < 0.5, 1.0, tl.where(distance == 0.5, 0.5, 0.0))
+        weight += share * (mine[:, None] + theirs[None, :])
     return weight
 
 

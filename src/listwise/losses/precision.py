@@ -10,7 +10,10 @@ from torch import Tensor
 
 def quantized_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> Tensor:
     """Compute AP_Q, Eq. 9 to 11: the precision up to each bin times the recall of the bin."""
-    precision = _ratio(relevant.cumsum(-1), every.cumsum(-1))
+    found, ranked = relevant.cumsum(-1), every.cumsum(-1)
+    # Where there is no image up to a bin, the precision is 0/0. It becomes 1 as soon as a relevant
+    # image comes in; an irrelevant one adds nothing. So 1 gives the derivative by either image.
+    precision = torch.where(ranked > 0, found / torch.where(ranked > 0, ranked, 1), 1)
     return (precision * relevant).sum(-1) / positives
 
 
@@ -42,11 +45,6 @@ def expected_precision(relevant: Tensor, every: Tensor, positives: Tensor) -> Te
     growth = torch.where(few, left, right)
     gain = relevant * ((relevant_ahead + 1) * mean_inverse + (relevant - 1) * growth)
     return gain.sum(-1).to(dtype) / positives
-
-
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Divide a part by a whole; 0 where the whole is 0."""
-    return part / torch.where(whole > 0, whole, 1)
 
 
 def _digamma_slope(x: Tensor, step: Tensor, near: float = 0.02) -> Tensor:

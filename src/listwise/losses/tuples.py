@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from listwise.errors import InputError
 from listwise.losses.base import check_inputs, class_sizes
-from listwise.losses.checks import check_positives
+from listwise.losses.checks import check_count, check_positives
 
 _BLOCK = 1024  # queries compared with the batch at a time
 
@@ -15,9 +15,7 @@ class TupleLoss(nn.Module):
 
     def __init__(self, negatives: int) -> None:
         super().__init__()
-        if isinstance(negatives, bool) or not isinstance(negatives, int) or negatives < 1:
-            raise InputError(f"negatives must be a whole number of at least 1, not {negatives!r}")
-        self.negatives = negatives
+        self.negatives = check_count("negatives", negatives, 1)
 
     def forward(
         self,

@@ -39,6 +39,11 @@ class Forward:
         self.autocast = autocast or (
             torch.get_autocast_dtype(self.device.type) if inherited else None
         )
+        if self.autocast == torch.float16:
+            raise InputError(
+                "the step does not run in float16: small gradients would become zero; "
+                "use torch.bfloat16, as in torch.autocast(device, torch.bfloat16)"
+            )
         self.compile = compile
         self.fallback = ""
         self._copy: FoldedCopy | None = None

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from listwise.errors import InputError
+from listwise.losses.checks import check_count
 from listwise.models.net import live_batch_norms
 from listwise.training.distributed import (
     failing_together,
@@ -101,8 +102,8 @@ class MultistageStep:
         autocast: torch.dtype | None = None,
         compile: bool = False,
     ) -> None:
-        if micro_batch != "auto" and (not isinstance(micro_batch, int) or micro_batch < 1):
-            raise InputError(f'`micro_batch` must be "auto" or at least 1, not {micro_batch!r}')
+        if micro_batch != "auto":
+            micro_batch = check_count("`micro_batch`", micro_batch, 1, ' or "auto"')
         if isinstance(net, DistributedDataParallel):
             raise InputError(
                 "the step sums gradients over processes itself, once: pass net.module instead of "
@@ -138,6 +139,11 @@ class MultistageStep:
         Returns:
             The loss, a scalar without a graph.
         """
+        if not torch.is_grad_enabled():
+            raise InputError(
+                "the step computes gradients, which are switched off: call it outside of "
+                "torch.no_grad() and torch.inference_mode()"
+            )
         check_processes(self.loss, world()[1])
         parameters = _trainable(self.net, self.loss)
         forward = self.forward()
@@ -285,11 +291,14 @@ def _trainable(net: nn.Module, loss: Loss) -> list[nn.Parameter]:
     if not parameters:
         raise InputError("the network has no trainable parameter: set requires_grad on some")
     parameters += [p for p in loss_module(loss).parameters() if p.requires_grad]
-    return parameters
+    return list(dict.fromkeys(parameters))  # one that both have gets one gradient
 
 
 def _check(net: nn.Module, images: Tensor, labels: Tensor) -> None:
     """Raise an `InputError` if the images, labels or batch norm cannot be used."""
+    for name, given in (("images", images), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise InputError(f"`{name}` must be a tensor, not {type(given).__name__}")
     if images.ndim != 4 or len(images) == 0 or labels.shape != images.shape[:1]:
         raise InputError(
             f"images {list(images.shape)} and labels {list(labels.shape)} do not match; "
