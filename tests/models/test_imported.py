@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 import pickle
@@ -5,6 +6,7 @@ import struct
 import sys
 import types
 import zipfile
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -355,6 +357,56 @@ def test_the_refused_name_is_reported(tmp_path: Path) -> None:
     path = save({"a": Evil(os.system, "true")}, tmp_path / "a.pt")
     with pytest.raises(InputError, match=rf"would load {os.system.__module__}\.system"):
         read_checkpoint(path)
+
+
+@FORMATS
+def test_common_objects_of_training_runs_are_read_as_data(zipped: bool, tmp_path: Path) -> None:
+    counts = defaultdict(list, {"a": [1, 2]})
+    pca = PCA(2, svd_solver="full", random_state=np.random.RandomState(0))
+    rows = np.random.default_rng(0).normal(size=(9, 4))
+    content = {
+        "args": argparse.Namespace(lr=0.1, names=["x"], inner=argparse.Namespace(deep=True)),
+        "empty": argparse.Namespace(),
+        "devices": [torch.device("cuda:1"), torch.device("cpu")],
+        "counts": counts,
+        "pca": pca.fit(rows),
+    }
+    found = read_checkpoint(save(content, tmp_path / "a.pt", zipped))
+    assert found["args"] == {"lr": 0.1, "names": ["x"], "inner": {"deep": True}}
+    assert found["empty"] == {}
+    assert found["devices"] == ["cuda:1", "cpu"]
+    assert found["counts"] == {"a": [1, 2]}
+    assert type(found["counts"]) is dict
+    np.testing.assert_array_equal(found["pca"]["components_"], pca.components_)
+
+
+@FORMATS
+def test_a_naver_checkpoint_with_such_objects_is_imported(zipped: bool, tmp_path: Path) -> None:
+    extra = {"args": argparse.Namespace(gpu=torch.device("cuda", 0)), "log": defaultdict(float)}
+    path = save(naver_content() | extra, tmp_path / "a.pt", zipped)
+    assert import_checkpoint(path).dim == 24
+
+
+@FORMATS
+def test_hostile_uses_of_such_objects_are_refused(zipped: bool, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    evil = Evil(os.system, f"touch {marker}")
+    hostile = [
+        argparse.Namespace(a=evil),
+        defaultdict(list, {"a": evil}),
+        defaultdict(os.getcwd),
+        Evil(torch.device, evil),
+        Evil(list, "abc"),
+        list,
+        argparse.Namespace,
+        np.random.RandomState,
+        np.random.Generator(np.random.PCG64(0)),
+    ]
+    for value in hostile:
+        with pytest.raises(InputError, match=r"would load|not a readable") as caught:
+            read_checkpoint(save({"a": value}, tmp_path / "a.pt", zipped))
+        assert "\n" not in str(caught.value)
+    assert not marker.exists()
 
 
 def legacy(path: Path, pickled: bytes, storages: bytes = b"") -> Path:

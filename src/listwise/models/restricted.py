@@ -44,6 +44,7 @@ _RECORDS: Final = {
     ("sklearn.decomposition._pca", "PCA"),
     ("utils.watcher", "AverageMeter"),
     ("utils.watcher", "Watch"),
+    ("argparse", "Namespace"),
 }
 
 
@@ -170,13 +171,20 @@ class _Record(Array):
         self.state = state
 
     def real(self, memo: dict[int, Any]) -> Any:
-        return real_value(self.state, memo)
+        # An object without attributes is made without a state.
+        return real_value(getattr(self, "state", {}), memo)
 
 
 def _reconstruct(kind: Any, *_: Any) -> _Record:
     if kind is not _Record:
         raise pickle.UnpicklingError("only records may be reconstructed")
     return _Record()
+
+
+def _device_name(kind: Any, *number: Any) -> str:
+    if type(kind) is not str or not all(type(part) is int for part in number):
+        raise pickle.UnpicklingError("a device of an unknown form")
+    return ":".join([kind, *map(str, number)])
 
 
 _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
@@ -186,6 +194,13 @@ _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("torch", "Size"): tuple,
     ("copyreg", "_reconstructor"): _reconstruct,
     ("builtins", "object"): lambda: None,
+    # A device becomes its name, a dictionary loses its default, a generator becomes its state.
+    ("torch", "device"): _device_name,
+    ("collections", "defaultdict"): lambda *_: {},
+    **{("builtins", name): lambda: None for name in ("list", "dict", "int", "float")},
+    ("numpy.random._pickle", "__randomstate_ctor"): lambda *_: _Record(),
+    ("numpy.random._pickle", "__bit_generator_ctor"): lambda *_: _Record(),
+    ("numpy.random._mt19937", "MT19937"): lambda: None,
 }
 
 
