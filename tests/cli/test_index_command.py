@@ -169,7 +169,7 @@ MISTAKES = [
     (("search", "shop", "--entry", "class0/0.jpg", "--box", "1,2,3,4"), "1 boxes for 0 photos"),
     (("index", "info", "nowhere"), "listwise index build nowhere"),
     (("index", "build", "shop", "photos", "--model", "none"), "none"),
-    (("index", "build", "shop", "photos", *BUILD, "--max-side", 40), "other settings"),
+    (("index", "build", "shop", "photos", *BUILD, "--max-side", 40), "was created with max_side"),
     (("index", "build", "new", "photos", *BUILD, "--memory", "lots"), "500MB or 2GB"),
     (("index", "build", "new", "photos", *BUILD, "--recall", 2), "--recall 2"),
     (("index", "add", "shop", "nowhere"), "nowhere"),
