@@ -260,7 +260,7 @@ def test_an_index_remembers_its_model(
     RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "other")
     with pytest.raises(InputError, match="holds descriptors of the model"):
         listwise.open_index(tmp_path / "shop", tmp_path / "other")
-    with pytest.raises(InputError, match="other settings, max_side None: leave `max_side` out"):
+    with pytest.raises(InputError, match="was created with max_side None: leave `max_side` out"):
         listwise.open_index(tmp_path / "shop", max_side=40)
     with pytest.raises(InputError, match="no index at"):
         listwise.open_index(tmp_path / "nothing", create=False)
