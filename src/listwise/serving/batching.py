@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,6 +14,8 @@ from listwise.serving.settings import Limits
 CLOSE_SECONDS = 30.0
 # Weight of the latest batch in the mean time per unit of cost.
 LATEST = 0.5
+# Maximum number of owners whose last turn is remembered.
+OWNERS = 1000
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -87,6 +89,8 @@ class Batcher(Generic[Given, Result]):
         self._running: list[Job[Given, Result]] = []
         self._started = 0.0
         self._seconds_per_cost = 0.0
+        self._turn = 0
+        self._turns: dict[str, int] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -199,21 +203,21 @@ class Batcher(Generic[Given, Result]):
             batch: list[Job[Given, Result]] = []
             room = self._size
             while self._waiting:
-                job = self._next(batch)
+                # The oldest job of the owner whose last turn was longest ago.
+                job = min(self._waiting, key=lambda job: self._turns.get(job.owner, 0))
                 if batch and job.size > room:
                     break
                 self._waiting.remove(job)
                 if job.future.set_running_or_notify_cancel():
                     room -= job.size
                     batch.append(job)
+                    self._turn += 1
+                    self._turns[job.owner] = self._turn
+            if len(self._turns) > OWNERS:
+                self._turns.clear()
             self._running = list(batch)
             self._started = time.monotonic()
             return batch
-
-    def _next(self, batch: Sequence[Job[Given, Result]]) -> Job[Given, Result]:
-        """The oldest waiting job of the owner with the fewest jobs in this batch."""
-        taken = Counter(job.owner for job in batch)
-        return min(self._waiting, key=lambda job: taken[job.owner])
 
     def _measure(self, batch: Sequence[Job[Given, Result]]) -> None:
         cost = sum(job.cost for job in batch)
