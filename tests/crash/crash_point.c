@@ -1,7 +1,9 @@
-/* Preloaded into a process: counts the calls that change files below one folder, and kills the process
- * at a chosen one. A write is cut in half first, every other call is not made at all. */
+/* Preloaded into a process: counts the calls that change files below one folder. At a chosen one it kills
+ * the process (a write is cut in half first, every other call is not made), or from there on the calls
+ * that need space fail, as on a full disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
@@ -18,9 +20,12 @@ static char folder[PATH_MAX];
 static size_t folder_length;
 static atomic_long calls;
 static long last = -1;
+static int failure;
 
-/* Count calls that change files below `path`; die at call number `at`, or never if it is -1. */
-void crash_arm(const char *path, long at) {
+/* Count calls that change files below `path`. At call number `at` (never if it is -1) the process dies,
+ * or, if `error` is not 0, this call and the following ones fail with that error number. */
+void crash_arm(const char *path, long at, int error) {
+    failure = error;
     folder_length = strlen(path);
     memcpy(folder, path, folder_length + 1);
     calls = 0;
@@ -46,7 +51,15 @@ static int below_file(int file) {
     return below(path);
 }
 
-static int is_last(int concerned) { return concerned && atomic_fetch_add(&calls, 1) == last; }
+enum { PROCEED, DIE, FAIL };
+
+static int verdict(int concerned) {
+    if (!concerned) return PROCEED;
+    long call = atomic_fetch_add(&calls, 1);
+    if (last < 0 || call < last) return PROCEED;
+    if (failure) return FAIL;
+    return call == last ? DIE : PROCEED;
+}
 
 static void die(void) {
     kill(getpid(), SIGKILL);
@@ -54,45 +67,51 @@ static void die(void) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define DIE_IF(concerned) do { if (is_last(concerned)) die(); } while (0)
+/* For calls that free space, and for those that need some. */
+#define FREES(concerned) do { if (verdict(concerned) == DIE) die(); } while (0)
+#define NEEDS(concerned, failed) \
+    do { int end = verdict(concerned); if (end == DIE) die(); if (end == FAIL) { errno = failure; return failed; } } while (0)
+/* For writes: half of it is written before the process dies. */
+#define WRITES(concerned, half, failed) \
+    do { int end = verdict(concerned); if (end == DIE) { half; die(); } if (end == FAIL) { errno = failure; return failed; } } while (0)
 
 ssize_t write(int file, const void *data, size_t size) {
-    if (is_last(below_file(file))) { REAL(write)(file, data, size / 2); die(); }
+    WRITES(below_file(file), REAL(write)(file, data, size / 2), -1);
     return REAL(write)(file, data, size);
 }
 ssize_t writev(int file, const struct iovec *parts, int count) {
-    if (is_last(below_file(file))) { REAL(writev)(file, parts, count / 2); die(); }
+    WRITES(below_file(file), REAL(writev)(file, parts, count / 2), -1);
     return REAL(writev)(file, parts, count);
 }
 ssize_t pwrite64(int file, const void *data, size_t size, off64_t at) {
-    if (is_last(below_file(file))) { REAL(pwrite64)(file, data, size / 2, at); die(); }
+    WRITES(below_file(file), REAL(pwrite64)(file, data, size / 2, at), -1);
     return REAL(pwrite64)(file, data, size, at);
 }
 size_t fwrite(const void *data, size_t size, size_t count, FILE *file) {
-    if (is_last(below_file(fileno(file)))) { REAL(fwrite)(data, size, count / 2, file); fflush(file); die(); }
+    WRITES(below_file(fileno(file)), REAL(fwrite)(data, size, count / 2, file); fflush(file), 0);
     return REAL(fwrite)(data, size, count, file);
 }
-int fsync(int file) { DIE_IF(below_file(file)); return REAL(fsync)(file); }
-int fdatasync(int file) { DIE_IF(below_file(file)); return REAL(fdatasync)(file); }
-int ftruncate64(int file, off64_t size) { DIE_IF(below_file(file)); return REAL(ftruncate64)(file, size); }
-int rename(const char *from, const char *to) { DIE_IF(below(to)); return REAL(rename)(from, to); }
-int renameat(int a, const char *from, int b, const char *to) { DIE_IF(below(to)); return REAL(renameat)(a, from, b, to); }
+int fsync(int file) { NEEDS(below_file(file), -1); return REAL(fsync)(file); }
+int fdatasync(int file) { NEEDS(below_file(file), -1); return REAL(fdatasync)(file); }
+int ftruncate64(int file, off64_t size) { NEEDS(below_file(file), -1); return REAL(ftruncate64)(file, size); }
+int rename(const char *from, const char *to) { NEEDS(below(to), -1); return REAL(rename)(from, to); }
+int renameat(int a, const char *from, int b, const char *to) { NEEDS(below(to), -1); return REAL(renameat)(a, from, b, to); }
 int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
-    DIE_IF(below(to));
+    NEEDS(below(to), -1);
     return REAL(renameat2)(a, from, b, to, flags);
 }
-int link(const char *from, const char *to) { DIE_IF(below(to)); return REAL(link)(from, to); }
+int link(const char *from, const char *to) { NEEDS(below(to), -1); return REAL(link)(from, to); }
 int linkat(int a, const char *from, int b, const char *to, int flags) {
-    DIE_IF(below(to));
+    NEEDS(below(to), -1);
     return REAL(linkat)(a, from, b, to, flags);
 }
-int unlink(const char *path) { DIE_IF(below(path)); return REAL(unlink)(path); }
-int unlinkat(int at, const char *path, int flags) { DIE_IF(below(path) || (at >= 0 && below_file(at))); return REAL(unlinkat)(at, path, flags); }
-int rmdir(const char *path) { DIE_IF(below(path)); return REAL(rmdir)(path); }
-int mkdir(const char *path, mode_t mode) { DIE_IF(below(path)); return REAL(mkdir)(path, mode); }
+int unlink(const char *path) { FREES(below(path)); return REAL(unlink)(path); }
+int unlinkat(int at, const char *path, int flags) { FREES(below(path) || (at >= 0 && below_file(at))); return REAL(unlinkat)(at, path, flags); }
+int rmdir(const char *path) { FREES(below(path)); return REAL(rmdir)(path); }
+int mkdir(const char *path, mode_t mode) { NEEDS(below(path), -1); return REAL(mkdir)(path, mode); }
 
 static int opened(const char *name, const char *path, int flags, mode_t mode) {
-    DIE_IF((flags & (O_CREAT | O_TRUNC)) && below(path));
+    NEEDS((flags & (O_CREAT | O_TRUNC)) && below(path), -1);
     int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, name);
     return real(path, flags, mode);
 }
@@ -104,5 +123,5 @@ int open64(const char *path, int flags, ...) {
     va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest);
     return opened("open64", path, flags, mode);
 }
-FILE *fopen64(const char *path, const char *mode) { DIE_IF(mode[0] != 'r' && below(path)); return REAL(fopen64)(path, mode); }
-FILE *fopen(const char *path, const char *mode) { DIE_IF(mode[0] != 'r' && below(path)); return REAL(fopen)(path, mode); }
+FILE *fopen64(const char *path, const char *mode) { NEEDS(mode[0] != 'r' && below(path), NULL); return REAL(fopen64)(path, mode); }
+FILE *fopen(const char *path, const char *mode) { NEEDS(mode[0] != 'r' && below(path), NULL); return REAL(fopen)(path, mode); }

@@ -1,12 +1,14 @@
 """Kills one operation at each of its writes in turn, then repeats it and compares the results.
 
 Runs as a process of its own with crash_point.c preloaded:
-    python scenarios.py OPERATION FOLDER PHOTOS POINTS
-It prints a JSON object: the calls that change files, the points tried, and what went wrong.
+    python scenarios.py FOLDER PHOTOS POINTS FAULT:OPERATION ...
+FAULT is "kill", or "full": from that call on the disk is full, and there is space again afterwards.
+It prints a JSON object for each: the calls that change files, the points tried, what went wrong.
 Each step runs in a forked process, so that the imports are paid for once.
 """
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -34,6 +36,7 @@ import listwise.search.folder.store
 from listwise.data import read_images
 from listwise.descriptors import extract, learn_whitening, load_model
 from listwise.descriptors.storage import DescriptorFile
+from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search import SearchIntent, open_index
 from listwise.search.opening import store_exists
@@ -201,13 +204,18 @@ KINDS = (Build, Add, Remove, Tune, Extract, Whiten, Train)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 
-def in_child(function: Callable[[], Any]) -> tuple[int, Any]:
-    """Run a function in a forked process: the signal that ended it, and its result or error."""
+def in_child(function: Callable[[], Any], allowed: tuple[type, ...] = ()) -> tuple[int, Any]:
+    """Run a function in a forked process: the signal that ended it, and its result.
+
+    An error of the kinds `allowed` is a result: its message.
+    """
     with tempfile.TemporaryFile() as file:
         child = os.fork()
         if child == 0:
             try:
                 result: Any = ("result", function())
+            except allowed as error:
+                result = ("result", f"{type(error).__name__}: {error}")
             except BaseException:
                 result = ("error", traceback.format_exc())
             file.write(pickle.dumps(result))
@@ -224,11 +232,11 @@ def in_child(function: Callable[[], Any]) -> tuple[int, Any]:
     return 0, value
 
 
-def main(name: str, folder: str, photos: str, wanted: int) -> dict[str, Any]:
-    """Kill an operation at `wanted` of its points, evenly spread (all if it is 0)."""
-    torch.set_num_threads(1)
+def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[str, Any]:
+    """Interrupt an operation at `wanted` of its points, evenly spread (all if it is 0)."""
     shim = ctypes.CDLL(None)
-    base, work = Path(folder, "base"), Path(folder, "work")
+    error = errno.ENOSPC if fault == "full" else 0
+    base, work = folder / "base", folder / "work"
     operation = OPERATIONS[name](work, Path(photos))
 
     def restore() -> None:
@@ -236,7 +244,7 @@ def main(name: str, folder: str, photos: str, wanted: int) -> dict[str, Any]:
         shutil.copytree(base, work)
 
     def run(at: int) -> int:
-        shim.crash_arm(os.fsencode(work), ctypes.c_long(at))
+        shim.crash_arm(os.fsencode(work), ctypes.c_long(at), error)
         operation.run()
         return int(shim.crash_calls())
 
@@ -247,22 +255,33 @@ def main(name: str, folder: str, photos: str, wanted: int) -> dict[str, Any]:
     _, total = in_child(lambda: run(-1))
     _, expected = in_child(operation.observe)
     step = max(1, -(-total // wanted)) if wanted else 1
-    points, failures = list(range(0, total, step)), []
-    killed = 0
+    points, failures, interrupted = list(range(0, total, step)), [], 0
     for point in points:
         restore()
         try:
-            ended_by, _ = in_child(lambda point=point: run(point))
-            assert ended_by in (0, signal.SIGKILL), f"ended by signal {ended_by}"
-            killed += ended_by == signal.SIGKILL
+            # What the command line reports in one line.
+            signalled, result = in_child(lambda point=point: run(point), (InputError, OSError))
+            assert signalled == (0 if error else signal.SIGKILL) or isinstance(result, int)
+            interrupted += not isinstance(result, int)
             in_child(lambda: operation.check_interrupted(expected))
             in_child(operation.run)
             _, observed = in_child(operation.observe)
             assert observed == expected, f"{observed} instead of {expected}"
-        except AssertionError as error:
-            failures.append(f"point {point}: {error}")
-    return {"calls": total, "points": len(points), "killed": killed, "failures": failures}
+        except AssertionError as failed:
+            failures.append(f"point {point}: {failed}")
+    return {
+        "calls": total,
+        "points": len(points),
+        "interrupted": interrupted,
+        "failures": failures,
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))))
+    torch.set_num_threads(1)
+    for case in sys.argv[4:]:
+        fault, operation = case.split(":")
+        report = main(
+            operation, Path(sys.argv[1], fault, operation), sys.argv[2], int(sys.argv[3]), fault
+        )
+        print(json.dumps({"case": case, **report}))
