@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from listwise.errors import InputError
@@ -217,9 +218,15 @@ def test_transformers_are_saved_whole(tmp_path: Path, backbone: str) -> None:
         assert torch.equal(RetrievalNet.load(tmp_path)(images), net(images))
 
 
+def forget_fingerprint(folder: Path) -> None:
+    """Save the weights as earlier versions did: a config may then be edited."""
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
+
+
 def test_preprocessing_comes_from_the_folder(tmp_path: Path) -> None:
     net = small_net().eval()
     net.save(tmp_path)
+    forget_fingerprint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["mean"] = [0.1, 0.2, 0.3]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -272,6 +279,7 @@ def test_folders_that_hold_no_network(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected config\.json"):
         RetrievalNet.load(tmp_path)
     small_net().save(tmp_path)
+    forget_fingerprint(tmp_path)
     path = tmp_path / "config.json"
     good = path.read_text()
 
