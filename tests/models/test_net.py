@@ -279,7 +279,6 @@ def test_folders_that_hold_no_network(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected config\.json"):
         RetrievalNet.load(tmp_path)
     small_net().save(tmp_path)
-    forget_fingerprint(tmp_path)
     path = tmp_path / "config.json"
     good = path.read_text()
 
