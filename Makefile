@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev ## run every test
 
 # Every crash point, and the other tests that take long to be thorough.
 soak: $(VENV)/.installed-dev ## run the reliability tests in full (hours)
-	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash
+	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash tests/fuzz
 
 # In an environment of its own (several GB), without any extra.
 FLOORS := .floors

@@ -1,0 +1,3 @@
+"""A tiny model for the photos."""
+
+from index_examples import model_folder  # noqa: F401

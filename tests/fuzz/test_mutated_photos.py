@@ -1,0 +1,62 @@
+"""Damaged photos in every format: each is read or reported, and nothing else happens.
+
+2,000 by default, 100,000 with LISTWISE_SOAK=1 (`make soak`).
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mutations import FORMATS, encoded_photos, mutate, write_mutated
+
+from listwise.descriptors import DescriptorFile
+
+COUNT = 100_000 if os.environ.get("LISTWISE_SOAK") else 2_000
+# A file may declare up to 178 million pixels before Pillow refuses it.
+MEMORY = 3 * 2**30
+
+
+@pytest.fixture(scope="module")
+def mutated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz") / "photos"
+    assert len(list(write_mutated(folder, COUNT))) == COUNT
+    return folder
+
+
+def run(folder, *arguments):
+    """The JSON that a command prints, and the most memory that it or its workers took."""
+    command = [sys.executable, "-m", "listwise", *map(str, arguments), "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads(done.stdout), max(before, peak) * 1024
+
+
+def test_index_and_extract_report_each_damaged_photo(mutated, model_folder, tmp_path):
+    built, memory = run(tmp_path, "index", "build", "shop", mutated, "--model", model_folder)
+    assert memory < MEMORY
+    extracted, memory = run(tmp_path, "extract", model_folder, mutated, "out.parquet")
+    assert memory < MEMORY
+    file = DescriptorFile.open(tmp_path / "out.parquet")
+    rows = file.read()
+    assert np.isfinite(rows).all()
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    # Both read the same photos; the index keeps one entry for equal files.
+    unreadable = {error.partition(":")[0] for error in extracted["unreadable"]}
+    assert len(file) + len(extracted["unreadable"]) == COUNT
+    assert len(unreadable) == len(extracted["unreadable"])
+    assert len(built["errors"]) == len(extracted["unreadable"])
+    assert 0 < len(file) < COUNT
+
+
+def test_every_format_is_damaged_and_read():
+    generator = np.random.default_rng(0)
+    originals = encoded_photos(0)
+    assert len(originals) >= len(FORMATS) >= 6
+    assert all(mutate(data, generator) != data for data in originals for _ in range(3))
