@@ -54,14 +54,14 @@ def test_a_mistake_is_one_line(listwise, photos):
     photo = photos / "class0" / "0.jpg"
     for arguments, said in [
         (("search", "nowhere", photo), "no index at nowhere"),
-        (("search", "found", photo), "hessian-affine-rootsift-60"),
+        (("search", "found", photo), "extract the features with --count 60, or"),
         (("search", "found", "no.jpg", "--count", 60), "no.jpg"),
         (("index", "new", "all.arrow"), "--codebook"),
         (("index", "found", "--remove", "none.jpg"), "has no photo none.jpg"),
-        (("index", "found", "none.arrow"), "no file of local features none.arrow"),
+        (("index", "found", "none.arrow"), "no file of local features at none.arrow"),
         (("codebook", "all.arrow", "w", "--words", 100000), "give more photos"),
         (("extract", "nowhere", "x.arrow"), "nowhere"),
-        (("evaluate", photos, "--codebook", "words.safetensors"), "a benchmark has"),
+        (("evaluate", photos, "--codebook", "words.safetensors"), "a benchmark contains"),
         (("extract", photos, "x.arrow", "--delf", "nowhere"), "nowhere"),
         (("codebook", "all.arrow", "all.arrow", "--words", 400), "all.arrow exists"),
     ]:

@@ -116,7 +116,7 @@ def test_the_guide_names_flags_that_exist(listwise):
         (["bins", "PHOTOS", "--rates", "fast", "--out", "o"], "numbers separated by commas"),
         (
             ["bins", "PHOTOS", "--variants", "1", "--out", "o"],
-            "`bins` must be greater than or equal to 2",
+            "--variants contains '1': bins must be greater than or equal to 2, not 1",
         ),
         (["bins", "PHOTOS", "--config", "gone.yaml", "--out", "o"], "gone.yaml"),
         (["classes", "PHOTOS", "--variants", "8", "--out", "o"], "or all"),

@@ -147,8 +147,24 @@ def test_the_fingerprint_tells_codebooks_apart():
 def test_an_extractor_is_required():
     book = Codebook(similar(30, 16), INFO)
     book.require("test extractor 2000")
-    with pytest.raises(InputError, match="test extractor 2000, not of another"):
+    with pytest.raises(InputError, match="test extractor 2000, not of another: extract .* again"):
         book.require("another")
+
+
+@pytest.mark.parametrize(
+    ("learned_from", "given", "advice"),
+    [
+        ("hessian-affine-rootsift-2000", "hessian-affine-rootsift-500", "with `count=2000`"),
+        ("delf-0123abcd-1000-side1024-scales1", "delf-0123abcd-50-side1024-scales1", "=1000`"),
+        ("delf-0123abcd-1000-side1024-scales1", "delf-ffff-1000-side1024-scales1", "as `delf`"),
+        ("delf-0123abcd-1000-side1024-scales1", "hessian-affine-rootsift-2000", "as `delf`"),
+        ("hessian-affine-rootsift-2000", "delf-ffff-2000-side1024-scales1", "without `delf`"),
+    ],
+)
+def test_the_error_names_the_argument_that_differs(learned_from, given, advice):
+    book = Codebook(similar(30, 16), INFO.model_copy(update={"extractor": learned_from}))
+    with pytest.raises(InputError, match=rf"extract the features [^,]*{advice}, or learn another"):
+        book.require(given)
 
 
 def test_damaged_files_are_said_to_be(tmp_path):

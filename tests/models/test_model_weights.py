@@ -16,6 +16,7 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
+from listwise.descriptors import load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.models.weights import lite0_to_timm, load_backbone
@@ -262,6 +263,21 @@ def test_the_advice_for_no_network_works(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     exec(advice[1].replace("pretrained=True", "pretrained=False"))
     load_backbone("vit_tiny_patch16_224", tmp_path / "vit_tiny_patch16_224.safetensors")
+
+
+@pytest.mark.usefixtures("bare_hub")
+def test_a_model_by_name_without_network_is_replaced_by_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model("resnet18", "cpu")
+    message = str(caught.value)
+    assert "`weights" not in message  # most commands take a model but no weights
+    advice = re.search(r'python -c "(.+?)"\) and give the folder (\S+) as the model', message)
+    assert advice is not None
+    monkeypatch.chdir(tmp_path)
+    exec(advice[1].replace("'resnet18')", "'resnet18', weights='random')"))
+    assert load_model(advice[2], "cpu").dim == 512
 
 
 @pytest.mark.usefixtures("broken_hub")

@@ -174,15 +174,15 @@ def test_settings_of_the_study_itself_are_refused(photos, tmp_path):
         plan("losses", photos, tmp_path, {"triplet": {"tuples": 3}})
     with pytest.raises(InputError, match="cannot be given together"):
         plan("bins", photos, tmp_path, rates=(1e-3,))
-    with pytest.raises(InputError, match="fewer than one update of tl-64, which takes 192"):
+    with pytest.raises(InputError, match="fewer than one update of tl-64, which has 192 images"):
         plan("losses", photos, tmp_path)
     with pytest.raises(InputError, match="larger than the 36 training photos"):
         plan("batch-size", photos, tmp_path, variants=["64"])
-    with pytest.raises(InputError, match="whole number, not 'x'"):
+    with pytest.raises(InputError, match="whole numbers, not 'x'"):
         plan("bins", photos, tmp_path, variants=["x"])
     with pytest.raises(InputError, match="no variant 'tl-7': choose from ap"):
         plan("losses", photos, tmp_path, variants=["tl-7"])
-    with pytest.raises(InputError, match="one twice"):
+    with pytest.raises(InputError, match="a variant twice"):
         plan("bins", photos, tmp_path, variants=["5", "05"])
 
 

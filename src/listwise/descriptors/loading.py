@@ -13,6 +13,7 @@ from listwise.models import RetrievalNet
 from listwise.models.backbone import check_backbone
 from listwise.models.imported import WHITEN_POWER, ImportedModel, import_model
 from listwise.models.storage import CONFIG_FILE
+from listwise.models.weights import MissingWeightsError
 
 
 def load_model(
@@ -72,8 +73,8 @@ def _off_the_shelf(name: str, weights: str | Path, device: str) -> Model:
     machine = Machine.detect(device)
     try:
         net = RetrievalNet(name, weights=weights).eval()
-    except InputError as error:
-        raise InputError(f"{error}; or give a model folder instead of {name}") from error
+    except MissingWeightsError as error:
+        raise InputError(f"{error.reason}; {error.advice_for_model}") from error
     # The name alone identifies the model only with the default weights.
     return Model(_on_device(net, machine), name=name if weights == "auto" else "")
 

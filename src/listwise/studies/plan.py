@@ -68,8 +68,8 @@ class StudyPlan:
         updates = updates_within(self.images, config, self.plan.train.labels)
         if updates == 0:
             raise InputError(
-                f"{self.images} images are fewer than one update of {variant.name}, which takes "
-                f"{config.images_per_update}: give more `images`, or other `variants`"
+                f"{self.images} images are fewer than one update of {variant.name}, which has "
+                f"{config.images_per_update} images: give more `images`, or other `variants`"
             )
         every = math.ceil(updates / self.validations)
         schedule = {

@@ -74,7 +74,9 @@ def compare_poolings(
     described = describe_benchmark(model, benchmark, on_progress, **how)
     others = model.describe(whiten_on, on_progress=on_progress, **how)
     if not others.kept:
-        raise InputError(f"no photo to learn the whitening on can be read: {others.errors[0]}")
+        raise InputError(
+            f"none of the photos to learn the whitening from can be read: {others.errors[0]}"
+        )
     if others.errors:
         on_unreadable(tuple(others.errors))
     rows = []

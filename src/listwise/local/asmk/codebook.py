@@ -1,6 +1,7 @@
 """The codebook: visual words of local descriptors, and their fast lookup."""
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +89,8 @@ class Codebook:
         if extractor != self.info.extractor:
             raise InputError(
                 f"the codebook is for descriptors of {self.info.extractor}, not of {extractor}: "
-                "learn another codebook, or extract again"
+                f"extract the features {_how(self.info.extractor, extractor)}, "
+                "or learn another codebook"
             )
 
     def assign(self, descriptors: NDArray[np.floating], count: int = 1) -> Words:
@@ -99,7 +101,9 @@ class Codebook:
         """
         rows = check_descriptors(descriptors, self.dim)
         if not 1 <= count <= len(self):
-            raise InputError(f"`count` is {count}; the codebook has {len(self)} words")
+            raise InputError(
+                f"`count` must be from 1 to {len(self)}, the number of words, not {count}"
+            )
         if self._on_gpu is not None:
             given = torch.from_numpy(rows).to(self._on_gpu.device)
             words: Words = nearest_words(given, self._on_gpu, count).int().cpu().numpy()
@@ -168,6 +172,18 @@ def is_codebook(path: str | Path) -> bool:
     except InputError:
         return False
     return True
+
+
+def _how(wanted: str, given: str) -> str:
+    """Return how to extract features for the extractor `wanted` instead of `given`."""
+    count = re.fullmatch(r"(.*rootsift-|delf-[0-9a-f]+-)(\d+)(.*)", wanted)
+    if count is None:
+        return "again"
+    if re.fullmatch(rf"{re.escape(count[1])}\d+{re.escape(count[3])}", given):
+        return f"with `count={count[2]}`"
+    if wanted.startswith("delf-"):
+        return "with the network of the codebook as `delf`"
+    return "without `delf`"
 
 
 def check_descriptors(descriptors: NDArray[np.floating], dim: int) -> Float32:
