@@ -147,7 +147,7 @@ def test_the_fingerprint_tells_codebooks_apart():
 def test_an_extractor_is_required():
     book = Codebook(similar(30, 16), INFO)
     book.require("test extractor 2000")
-    with pytest.raises(InputError, match="test extractor 2000, not of another: extract .* again"):
+    with pytest.raises(InputError, match=r"test extractor 2000, not of another: extract .* again"):
         book.require("another")
 
 
