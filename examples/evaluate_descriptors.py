@@ -8,8 +8,8 @@ labelled set. The descriptors may come from any network: one unit row per photo.
     python examples/evaluate_descriptors.py --ground-truth gnd_roxford5k.pkl \\
         --queries queries.npy --database database.npy
 
-Rows are in the order of `qimlist` and `imlist` of the ground truth file. Without arguments a small
-ground truth and random descriptors are generated.
+The rows of the two arrays must be in the order of `qimlist` and `imlist` in the ground truth file.
+Without arguments, the script generates a small ground truth and random descriptors.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
     hardest = int(np.nanargmin(results["Medium"].per_query_ap))
     print(f"lowest AP (Medium): {judged.queries[hardest]}")
 
-    # A labelled set: every row is searched among all the others.
+    # A labelled set: each row is a query, and all other rows are its database.
     labels = np.arange(60) // 6
     descriptors = unit(rng.normal(size=(10, 32))[labels] + rng.normal(size=(60, 32)))
     labelled = evaluate_labelled(descriptors, labels)

@@ -6,8 +6,8 @@ optimization, for batches whose activations do not fit into memory.
     pip install . lightning
     python examples/lightning_module.py
 
-Lightning runs on one device here. For several GPUs, `MultistageStep` does the communication itself:
-see docs/step.md.
+Lightning runs on one device here. With several GPUs, `MultistageStep` does the communication
+between processes itself: see docs/step.md.
 """
 
 import lightning
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Retrieval(lightning.LightningModule):
-    """Trains a retrieval network on average precision; validates with mAP."""
+    """A retrieval network that is trained on average precision and validated with mAP."""
 
     def __init__(self) -> None:
         super().__init__()

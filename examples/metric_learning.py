@@ -30,7 +30,7 @@ def toy_images(classes: int = 12, per_class: int = 8) -> TensorDataset:
 
 
 def map_at_r(net: nn.Module, data: TensorDataset) -> float:
-    """Mean average precision at R, by pytorch-metric-learning."""
+    """Compute mAP@R with pytorch-metric-learning."""
     images, labels = data.tensors
     net.eval()
     with torch.no_grad():

@@ -28,7 +28,7 @@ def toy_images(
 
 
 def evaluate(net: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """mAP of every image searched among the others."""
+    """Compute the mAP, with each image as a query and all others as the database."""
     net.eval()
     with torch.no_grad():
         descriptors = net(images)
@@ -41,13 +41,13 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     images, labels = toy_images(generator)
 
-    # Any module from images [B, 3, H, W] to unit descriptors [B, C] will do.
+    # Any module that maps images [B, 3, H, W] to unit descriptors [B, C] works.
     net = RetrievalNet("test_resnet", pooling="gem", weights="random")
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     loss = QuantizedAPLoss(bins=20)
     print(f"mAP before training: {evaluate(net, images, labels):.3f}")
 
-    # The loss alone: one batch, as with any other loss.
+    # The loss alone: the whole batch in one pass, as with any other loss.
     for _ in range(5):
         optimizer.zero_grad()
         value = loss(net(images), labels)

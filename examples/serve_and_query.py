@@ -6,7 +6,7 @@ Shows how a program adds and finds photos with the HTTP interface of `listwise s
     python examples/serve_and_query.py photos         # a folder of photos
     python examples/serve_and_query.py                # without photos: draws a few toy buildings
 
-The index goes into the folder `example-server` (`--out` names another).
+The index is written to the folder `example-server`; `--out` sets another folder.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
 
 
 def start_server(index: Path, token: str) -> tuple[subprocess.Popen, str]:
-    """Start `listwise serve` on a free port; returns the process and the address it prints."""
+    """Start `listwise serve` on a free port; return the process and the address that it prints."""
     server = subprocess.Popen(
         [sys.executable, "-m", "listwise", "serve", str(index), "--port", "0"],
         env={**os.environ, "LISTWISE_TOKEN": token},  # writing needs a token, searching does not
@@ -42,7 +42,7 @@ def start_server(index: Path, token: str) -> tuple[subprocess.Popen, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Start the server and query it over HTTP.")
     parser.add_argument("photos", nargs="?", type=Path, help="folder of photos")
-    parser.add_argument("--out", type=Path, default=Path("example-server"), help="where to write")
+    parser.add_argument("--out", type=Path, default=Path("example-server"), help="output folder")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
 
@@ -64,7 +64,7 @@ def main() -> None:
         with httpx.Client(base_url=address, timeout=30) as client:
             print("entries:", client.get("/health").json()["entries"])
 
-            # Add the photo that is missing, then search for it.
+            # Add the photo that is not in the index yet, then search for it.
             content = Path(first).read_bytes()
             added = client.post(
                 "/api/entries",

@@ -6,7 +6,8 @@ Shows `listwise.train`, `listwise.open_index`, `index.add` and `index.search`.
     python examples/train_and_search.py photos        # a folder with one folder of photos per class
     python examples/train_and_search.py               # without photos: draws a few toy buildings
 
-The run, the model and the index go into the folder `example-run` (`--out` names another).
+The run, the model and the index are written to the folder `example-run`; `--out` sets another
+folder.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from listwise.data.toy import TOY_LABELS, make_toy_landmarks
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a network on photos, then search them.")
     parser.add_argument("photos", nargs="?", help="class folders, or a .csv with path and label")
-    parser.add_argument("--out", type=Path, default=Path("example-run"), help="folder to write to")
+    parser.add_argument("--out", type=Path, default=Path("example-run"), help="output folder")
     parser.add_argument("--updates", type=int, default=4, help="optimizer steps of the training")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -30,8 +31,8 @@ def main() -> None:
         toy = make_toy_landmarks(options.out / "toy-landmarks", buildings=9, views=8)
         photos = toy / TOY_LABELS
 
-    # Settings that are not given are chosen from the photos and the machine. Leave out all of these
-    # for a real training: they make the example finish in seconds on a CPU.
+    # These settings make the example finish in seconds on a CPU. Leave them out for a real
+    # training: Listwise then chooses settings from the photos and the machine.
     run = listwise.train(
         photos,
         options.out / "run",
