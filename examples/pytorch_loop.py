@@ -1,7 +1,7 @@
 """Use the AP loss and the three-stage step in a plain PyTorch training loop.
 
 Shows `QuantizedAPLoss` with `loss.backward()`, then `MultistageStep`, which computes the same
-gradient in the memory of one micro-batch, so that a batch may be as large as you like.
+gradient but keeps the activations of only one micro-batch in memory.
 
     pip install .
     python examples/pytorch_loop.py

@@ -53,7 +53,7 @@ class Counts:
 
 
 class MultistageStep:
-    """Computes the gradient of a loss over a whole batch, in the memory of one micro-batch.
+    """Computes the gradient of a loss over a whole batch, one micro-batch in memory at a time.
 
     A call adds to `.grad` of every trainable parameter what `loss(net(images), labels).backward()`
     would add. Under torch.distributed each process passes its own part of the batch and gets the
