@@ -51,5 +51,5 @@ def test_the_command_prints_a_table(command: list[str]) -> None:
 
 
 def test_too_small_databases_are_refused() -> None:
-    with pytest.raises(InputError, match="5000 images are the benchmark's own"):
+    with pytest.raises(InputError, match="the benchmark itself has 5000 images"):
         next(benchmark.run([100]))

@@ -30,7 +30,7 @@ def test_both_ways_find_the_same_scores(tmp_path: Path) -> None:
         assert row.asmk > 0
         assert row.skipped is None
     assert words.figures["same words"] > 0.99
-    assert query.figures["scores apart, same words"] < 1e-6
+    assert query.figures["largest score difference, same words"] < 1e-6
     assert query.unit == "ms"
     assert query.ratio == pytest.approx(query.asmk / query.listwise)
     assert list(tmp_path.iterdir()) == []  # the index is gone again
@@ -57,5 +57,5 @@ def test_without_the_package_it_measures_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_few_photos_are_refused() -> None:
-    with pytest.raises(InputError, match="at least 3 photos of one feature"):
+    with pytest.raises(InputError, match="`photos` must be 3 or more, and `features` 1 or more"):
         next(benchmark.run(2))

@@ -33,7 +33,7 @@ def test_a_method_that_there_is_not(listwise):
         "benchmark", "loss", "--sizes", 32, "--methods", "no", "--device", "cpu"
     )
     assert code == 2
-    assert err.startswith("listwise: --methods takes some of listwise; dense transcription")
+    assert err.startswith("listwise: unknown 'no' in --methods: choose from listwise; dense")
 
 
 @pytest.mark.parametrize("name", ["loss", "evaluation", "search"])

@@ -104,6 +104,6 @@ def test_mistakes_are_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         run()
     with pytest.raises(InputError, match="unknown data set 'birds'"):
         run("birds")
-    with pytest.raises(InputError, match="Cars-196: its original host is gone"):
+    with pytest.raises(InputError, match="Cars-196: its original server is offline"):
         run("Cars-196")
     assert list(tmp_path.iterdir()) == []

@@ -348,7 +348,12 @@ def test_distractors(place: Path) -> None:
         ("CUB-200", "CUB_200_2011/image_class_labels.txt", "1 1\n", "image 2 has no class"),
         ("Cars-196", "cars_annos.mat", "no MATLAB", "not the annotations of Stanford Cars"),
         ("In-shop", "Eval/list_eval_partition.txt", "1\nhead\na b\n", "found 2"),
-        ("landmarks-clean", "annotation_clean_val.txt", "alone\n", "not an address and a class"),
+        (
+            "landmarks-clean",
+            "annotation_clean_val.txt",
+            "alone\n",
+            "expected an address and a class",
+        ),
         ("retrieval-SfM-120k", "retrieval-SfM-120k.pkl", "x", "pickle"),
         ("google-landmarks-v2", "train_clean.csv", "a,b\n1,2\n", "columns should be"),
         ("roxford5k", "gnd_roxford5k.pkl", "x", "pickle"),
@@ -377,7 +382,7 @@ def test_what_is_not_there_is_said_with_the_way_to_it(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="run listwise download SOP --to data/SOP"):
         find_dataset("sop")
-    with pytest.raises(InputError, match="original host is gone"):
+    with pytest.raises(InputError, match="original server is offline"):
         find_dataset("Cars-196")
     with pytest.raises(InputError, match=r"did you mean roxford5k\?"):
         find_dataset("roxford")

@@ -202,8 +202,8 @@ def test_a_missing_file_is_said_at_once(server: Server, tmp_path: Path) -> None:
         fetch(f"{server.address}/none.tgz", target, patience=QUICK)
     host = server.address.removeprefix("http://")
     assert str(caught.value) == (
-        f"cannot reach {host}: it answers 404; download {server.address}/none.tgz by hand to "
-        f"{target} and run again (a folder in place is recognised)"
+        f"cannot reach {host}: it answers 404; run again later, or download "
+        f"{server.address}/none.tgz in another way, save it as {target} and run again"
     )
     assert len(server.asked) == 1
 
@@ -314,7 +314,7 @@ def test_an_archive_downloaded_by_hand_is_taken(server: Server, tmp_path: Path) 
 
 
 def test_a_set_without_addresses_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Cars-196 cannot be downloaded: its original host"):
+    with pytest.raises(InputError, match="Cars-196 cannot be downloaded: its original server"):
         download(ENTRIES["Cars-196"], tmp_path)
 
 

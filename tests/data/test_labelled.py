@@ -356,7 +356,7 @@ def test_hold_out_classes(sizes, fraction, seed):
     images = labelled(sizes)
     several = sum(size >= 2 for size in sizes)
     if several < 4:
-        with pytest.raises(InputError, match=f"at least 4 classes .* and {several} have"):
+        with pytest.raises(InputError, match=f"at least 4 classes .* only {several} have"):
             hold_out_classes(images, fraction, seed)
         return
     train, validation = hold_out_classes(images, fraction, seed)
@@ -394,7 +394,7 @@ def test_check_counts_and_names_unusable_files(tmp_path):
     assert len(report.broken) == 7
     assert report.single == ("bridge",)
     broken, single = report.lines()
-    assert broken.startswith("7 images are unusable")
+    assert broken.startswith("skipped 7 images that cannot be used: ")
     assert all(f"broken{index}.jpg (not a JPEG" in broken for index in range(5))
     assert "broken5" not in broken
     assert broken.endswith("and 2 more")
@@ -418,7 +418,7 @@ def test_names_that_are_not_utf8_are_left_out(tmp_path):
     assert sorted(named(images)) == [("x/1.png", "x"), ("x/2.png", "x"), ("y/1.png", "y")]
     assert images.class_names == ("x", "y")
     text = report.lines()[0]
-    assert text.startswith("2 images are unusable and left out: ")
+    assert text.startswith("skipped 2 images that cannot be used: ")
     assert "y/\\udce9.png (the path is not UTF-8: rename the file or its folder)" in text
     text.encode()
 
@@ -458,7 +458,7 @@ def test_check_of_boxes_and_missing_files(tmp_path):
 def test_no_usable_image_is_an_error(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "a.jpg").touch()
-    with pytest.raises(InputError, match=r"none of the 1 images is usable.*a\.jpg.*empty"):
+    with pytest.raises(InputError, match=r"none of the 1 images can be used.*a\.jpg.*empty"):
         check_images(read_labelled(tmp_path))
 
 
@@ -469,7 +469,7 @@ def test_check_of_unlabelled_images(tmp_path):
     assert images.ids == ("a.png",)
     assert report.single == ()
     assert len(report.lines()) == 1
-    assert report.lines()[0].startswith("1 image is unusable")
+    assert report.lines()[0].startswith("skipped 1 image that cannot be used: ")
 
 
 @pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="needs LISTWISE_REAL_DATA")

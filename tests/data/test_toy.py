@@ -189,14 +189,14 @@ def test_a_break_leaves_no_half_folder(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     for place in (tmp_path / "notes", tmp_path / "notes" / "toy"):
-        with pytest.raises(InputError, match="name another"):
+        with pytest.raises(InputError, match="give another folder"):
             make_toy_landmarks(place, buildings=9, views=6)
     assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("path,label\n")
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="does not contain toy landmarks"):
         make_toy_landmarks(tmp_path, buildings=9, views=6)
     assert (tmp_path / "train.csv").read_text() == "path,label\n"
 

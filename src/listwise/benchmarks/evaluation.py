@@ -200,11 +200,11 @@ def run(
 ) -> Iterator[EvaluationMeasurement]:
     """Measure each method at each database size, one process at a time."""
     if any(size < OWN for size in sizes):
-        raise InputError(f"`sizes` must be {OWN} or more: {OWN} images are the benchmark's own")
+        raise InputError(f"`sizes` must be {OWN} or more: the benchmark itself has {OWN} images")
     for size in sorted(sizes):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             file = Path(name) / "database.npy"
-            on_start(f"making {size:,} descriptors")
+            on_start(f"generating {size:,} descriptors")
             write_database(file, size, dim)
             found: dict[str, EvaluationMeasurement] = {}
             for method in METHODS:

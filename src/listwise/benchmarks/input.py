@@ -66,7 +66,7 @@ def run(
     folder: str | Path | None = None,
     device: str = "cpu",
 ) -> Iterator[InputMeasurement]:
-    """Measure the input side of training, on photos that are made or those in a folder.
+    """Measure the input side of training, on generated photos or the photos of a folder.
 
     `workers` are numbers of processes: one, and one for each core by default. A `device` that is a
     GPU is measured too.

@@ -207,10 +207,10 @@ def run(
 ) -> Iterator[LocalMeasurement]:
     """Measure each step in Listwise and in the package, one after the other."""
     if photos < SAMPLE or features < 1:
-        raise InputError(f"the benchmark needs at least {SAMPLE} photos of one feature or more")
+        raise InputError(f"`photos` must be {SAMPLE} or more, and `features` 1 or more")
     on_start("extracting features")
     yield measure_extraction()
-    on_start("making descriptors")
+    on_start("generating descriptors")
     made = MadePhotos(words, features)
     try:
         package = Package(made.codebook)
@@ -289,8 +289,8 @@ def measure_queries(
     figures = {}
     if apart:
         figures = {
-            "scores apart, same words": float(max(apart)),
-            "scores apart, own words": float(max(own)),
+            "largest score difference, same words": float(max(apart)),
+            "largest score difference, own words": float(max(own)),
         }
     yield _compared("query", "ms", ours, theirs, figures)
     skipped = None if package else NOT_INSTALLED

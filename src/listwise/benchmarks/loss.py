@@ -50,9 +50,9 @@ def dense_loss(descriptors: Tensor, labels: Tensor, bins: int = 20) -> Tensor:
 
 
 def three_products(descriptors: Tensor, labels: Tensor) -> Tensor:
-    """The matrix products that no exact way around the loss avoids, and nothing else.
+    """Compute only the matrix products that every exact computation of the loss needs.
 
-    Scores once forward and once backward, and weights [B, B] with descriptors.
+    These are the scores, once forward and once backward, and weights [B, B] times descriptors.
     """
     for _ in range(2):
         scores = descriptors @ descriptors.T
@@ -132,14 +132,12 @@ def run(
     known = methods_on(device)
     if methods is not None and not set(methods) <= set(known):
         unknown = next(method for method in methods if method not in known)
-        raise InputError(f"`methods` takes some of {'; '.join(known)}, not {unknown!r}")
+        raise InputError(f"unknown {unknown!r} in `methods`: choose from {'; '.join(known)}")
     if any(size < 2 * CLASS_SIZE or size % CLASS_SIZE for size in sizes):
-        raise InputError(
-            f"`sizes` takes multiples of {CLASS_SIZE}, of two classes at least: {2 * CLASS_SIZE}"
-        )
+        raise InputError(f"`sizes` must be multiples of {CLASS_SIZE}, and {2 * CLASS_SIZE} or more")
     on_gpu = device.startswith("cuda")
     if on_gpu and not torch.cuda.is_available():
-        raise InputError("this machine has no CUDA GPU: measure on the CPU")
+        raise InputError('this machine has no CUDA GPU: give `device="cpu"`')
     for method in known if methods is None else methods:
         last: LossMeasurement | None = None
         for size in sorted(sizes):
@@ -166,7 +164,7 @@ def _reason_to_skip(last: LossMeasurement | None, size: int) -> str | None:
     if last.seconds is None:
         return last.skipped
     expected = last.seconds * (size / last.batch) ** _GROWTH.get(last.method, 2)
-    return f"would take some {expected:.0f} s" if expected > PATIENCE else None
+    return f"would take about {expected:.0f} s" if expected > PATIENCE else None
 
 
 def _measure_on_gpu(method: str, size: int, dim: int) -> Measurement:

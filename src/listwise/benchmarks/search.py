@@ -208,13 +208,13 @@ def run(
     for size in sorted(sizes):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             place = Path(name)
-            on_start(f"making {size:,} descriptors")
+            on_start(f"generating {size:,} descriptors")
             write_descriptors(place, size, dim)
-            on_start(f"putting {size:,} descriptors into an index")
+            on_start(f"adding {size:,} descriptors to an index")
             run_alone(write_index, place)
             for method in LARGE if size >= EXACT_FROM else METHODS:
                 on_start(f"{method} among {size:,}")
                 try:
                     yield run_alone(measure_method, place, method)
                 except ModuleNotFoundError:
-                    on_start(f"{method} is left out: it is not installed")
+                    on_start(f"{method} is skipped: it is not installed")

@@ -43,7 +43,7 @@ def run(
     seconds: float = 10.0,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[ServerMeasurement]:
-    """Search by photo through a server on this machine, with so many clients at once.
+    """Measure search by photo through a server, for each number of simultaneous clients.
 
     The clients run on the same cores as the server. The network is tf_efficientnet_lite0 with
     random weights, the photos are JPEG files of noise, `side` pixels on the long side.

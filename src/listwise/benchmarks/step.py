@@ -80,9 +80,9 @@ def run(
     micro_batch: int = 128,
     updates: int = 1,
 ) -> Iterator[StepMeasurement]:
-    """Measure the step in each way; crops come from memory, weights are random.
+    """Measure each method of computing the step; crops come from memory, weights are random.
 
-    The slower ways are timed on a part of the batch.
+    The slower methods are timed on a part of the batch.
     """
     if batch < 2 * CHECKED or batch % CLASS_SIZE:
         raise InputError(f"`batch` must be a multiple of {CLASS_SIZE}, and {2 * CHECKED} or more")
@@ -97,7 +97,9 @@ def run(
         few, few_labels = images[:CHECKED].to(place), labels[:CHECKED].to(place)
         wrong = fold_error(net, few[..., :FOLD_SIDE, :FOLD_SIDE], few_labels)
         if not wrong < FOLD_TOLERANCE:
-            raise RuntimeError(f"the folded gradient is {wrong:.0e} from the plain one in float64")
+            raise RuntimeError(
+                f"the folded gradient differs from the plain one by {wrong:.0e} in float64"
+            )
         plain = plain_gradient(net, few, few_labels)
         single: float | None = None
         for method in METHODS:

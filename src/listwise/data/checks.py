@@ -32,9 +32,9 @@ class ImageReport:
         """Return the problems, one sentence each; empty if there are none."""
         lines = []
         if count := len(self.broken):
-            what = "1 image is" if count == 1 else f"{count} images are"
+            what = "1 image" if count == 1 else f"{count} images"
             named = first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
-            lines.append(f"{what} unusable and left out: {named}")
+            lines.append(f"skipped {what} that cannot be used: {named}")
         if count := len(self.single):
             what = "1 class has" if count == 1 else f"{count} classes have"
             named = first_names(self.single, ", ")
@@ -78,8 +78,8 @@ def check_images(
                 usable.append(index)
                 sizes.append(found)
     if not usable:
-        first = f", the first because: {broken[0]}" if broken else ""
-        raise InputError(f"none of the {len(images)} images is usable{first}")
+        first = f"; the first: {broken[0]}" if broken else ""
+        raise InputError(f"none of the {len(images)} images can be used{first}")
     kept = images.subset(usable)
     single: tuple[str, ...] = ()
     if isinstance(kept, LabelledImages):

@@ -1,7 +1,7 @@
 """Crops and reduced photos made on a GPU, many photos of any sizes at a time.
 
 A sample is a sum over the photo's pixels around it, weighted by the cubic filter that Pillow uses.
-Where the photo is reduced the filter is as much wider, so that no pixel is skipped.
+Where the photo is reduced, the filter is wider by the same factor, so that no pixel is skipped.
 """
 
 import math

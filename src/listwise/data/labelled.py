@@ -103,8 +103,8 @@ class LabelledImages(Images):
         """Return the images of one split."""
         if self.splits is None:
             raise InputError(
-                f"the images have no splits, so none is {name!r}: add a split column to the table, "
-                "or leave `split` out"
+                f"the images have no splits, but the split {name!r} was given: add a split column "
+                "to the table, or leave `split` out"
             )
         chosen = [i for i, split in enumerate(self.splits) if split == name]
         if not chosen:
@@ -135,7 +135,7 @@ def hold_out_classes(
     if len(several) < 4:
         raise InputError(
             "holding out classes for validation needs at least 4 classes of two or more images, "
-            f"and {len(several)} have as many"
+            f"but only {len(several)} have that many"
         )
     count = min(max(round(fraction * len(images.class_names)), 2), len(several) - 2)
     held_out = np.random.default_rng(seed).choice(several, size=count, replace=False)

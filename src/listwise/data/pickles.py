@@ -26,7 +26,7 @@ def read_pickle_restricted(path: str | Path) -> Any:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ForbiddenError as error:
         raise InputError(
-            f"{path}: refused, because it would load {error}; only plain data is allowed"
+            f"{path}: refused, because it contains {error}; only plain data is allowed"
         ) from None
     except Exception as error:  # a malformed pickle raises many kinds of errors
         reason = str(error).split("\n")[0] or type(error).__name__

@@ -40,7 +40,7 @@ class Dataset:
             return [str(error)]
         wanted = self.entry.counts if self.entry else {}
         problems = [
-            f"{self.name}: {len(parts.get(part, ()))} images in its {part} part, not {count}"
+            f"{self.name}: the {part} part has {len(parts.get(part, ()))} images instead of {count}"
             for part, count in wanted.items()
             if len(parts.get(part, ())) != count
         ]

@@ -189,7 +189,7 @@ def _continue(address: str, part: Path, name: str, room: int, progress: Progress
     with urlopen(request, timeout=TIMEOUT) as answer:
         ranged = answer.headers.get("Content-Range", "")
         if answer.status == 206 and not ranged.startswith(f"bytes {offset}-"):
-            raise http.client.HTTPException("it answers with another part than requested")
+            raise http.client.HTTPException("the server sent another part than requested")
         if answer.status != 206:
             offset = 0
         length = answer.headers.get("Content-Length")
@@ -224,8 +224,8 @@ def _text(address: str, folder: Path, patience: Patience) -> str:
 
 def _unreachable(address: str, target: Path, reason: str) -> InputError:
     return InputError(
-        f"cannot reach {urlsplit(address).netloc}: {reason}; download {address} by hand to "
-        f"{target} and run again (a folder in place is recognised)"
+        f"cannot reach {urlsplit(address).netloc}: {reason}; run again later, or download "
+        f"{address} in another way, save it as {target} and run again"
     )
 
 

@@ -1,7 +1,7 @@
-"""What is known of the public data sets: their terms, addresses, layouts and sizes.
+"""The catalogue of public data sets: their terms, addresses, layouts and sizes.
 
-Addresses are those of the makers' own pages and download scripts. A checksum stands here only
-where several public projects print the same one, or where the makers publish it beside the file.
+Addresses are from the pages and download scripts of the authors. A file has a checksum only if
+several public projects print the same one, or if the authors publish it with the file.
 """
 
 from collections.abc import Mapping
@@ -160,10 +160,10 @@ _ALL = (
         "photos belong to their authors; the lists are Naver Labs Europe's",
         "https://github.com/naver/deep-image-retrieval",
         ("annotation_clean_train.txt",),
-        how="its photos are not published, only lists of their addresses, many of them dead: take "
-        "annotation_clean_train.txt and annotation_clean_val.txt from "
+        how="only lists of photo addresses are published, and many photos are not online any more: "
+        "get annotation_clean_train.txt and annotation_clean_val.txt from "
         "http://download.europe.naverlabs.com/Computer-Vision-CodeandModels/ and save each photo "
-        "that still answers as images/MD5-OF-ITS-ADDRESS.jpg",
+        "that is still online as images/MD5-OF-ITS-ADDRESS.jpg",
     ),
     DataSetEntry(
         "retrieval-SfM-120k",
@@ -251,9 +251,9 @@ _ALL = (
         "https://github.com/pytorch/vision/issues/7545",
         ("cars_annos.mat",),
         {"train": 8054, "test": 8131},
-        how="its original host is gone: get car_ims.tgz (MD5 d5c8f0aa497503f355e17dc7886c3f14) and "
-        "cars_annos.mat (MD5 b407c6086d669747186bd1d764ff9dbc) from a copy you trust and unpack "
-        "them side by side",
+        how="its original server is offline: get car_ims.tgz (MD5 d5c8f0aa497503f355e17dc7886c3f14)"
+        " and cars_annos.mat (MD5 b407c6086d669747186bd1d764ff9dbc) from a copy you trust, and "
+        "unpack them into one folder",
     ),
     DataSetEntry(
         "In-shop",
@@ -263,8 +263,8 @@ _ALL = (
         "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
         ("Eval/list_eval_partition.txt", "list_eval_partition.txt"),
         {"train": 25882, "query": 14218, "gallery": 12612},
-        how="its makers give it out after an agreement: ask on the page, then unpack img.zip into "
-        "Img/ and put list_eval_partition.txt into Eval/",
+        how="its authors require an agreement: request access on the page, then unpack img.zip "
+        "into Img/ and put list_eval_partition.txt into Eval/",
     ),
 )
 

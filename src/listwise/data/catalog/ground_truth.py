@@ -46,7 +46,7 @@ def read_ground_truth(path: str | Path) -> JudgedQueries:
 
 
 def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> JudgedQueries:
-    """Read the `gt_files`: NAME_query.txt, NAME_good.txt, NAME_ok.txt and NAME_junk.txt a query.
+    """Read the `gt_files`: NAME_query.txt, NAME_good.txt, NAME_ok.txt and NAME_junk.txt per query.
 
     `names` are the database images (no folder, no extension), which the files do not list. Junk
     that is not among them is left out, as it would have no effect.
@@ -70,7 +70,7 @@ def read_oxford_ground_truth(folder: str | Path, names: Sequence[str]) -> Judged
         if missing:
             raise InputError(
                 f"{file}: the positive {missing[0]} is not among the {len(names)} database "
-                "images; add it or take its name out of the ground truth"
+                "images; add it, or remove its name from the ground truth"
             )
         queries.append(query)
         boxes.append(box)

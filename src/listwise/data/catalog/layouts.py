@@ -1,6 +1,6 @@
-"""The public data sets' own files, read into ours: labelled images with their splits.
+"""Read the files of public data sets as labelled images with their splits.
 
-What cannot be read is an error of one line.
+A file that cannot be read is an error of one line.
 """
 
 import csv
@@ -98,7 +98,7 @@ def _landmarks(folder: Path, root: Path) -> Iterator[LabelledPath]:
         for number, line in _lines(path):
             words = line.split()
             if len(words) < 2:
-                raise InputError(f"{path}, line {number}: not an address and a class")
+                raise InputError(f"{path}, line {number}: expected an address and a class")
             file = f"images/{hashlib.md5(words[0].encode()).hexdigest()}.jpg"
             if (folder / file).exists():
                 yield file, words[1], split
@@ -112,7 +112,9 @@ def _sfm(folder: Path, root: Path) -> Iterator[LabelledPath]:
         try:
             pairs = list(zip(content[split]["cids"], content[split]["cluster"], strict=True))
         except (KeyError, TypeError, ValueError):
-            raise InputError(f"{path}: {split!r} needs cids and cluster of one length") from None
+            raise InputError(
+                f"{path}: {split!r} must have cids and cluster of the same length"
+            ) from None
         for cid, cluster in pairs:
             yield f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}", f"{cluster}", split
 

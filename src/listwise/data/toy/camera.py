@@ -49,7 +49,7 @@ class Camera:
 
     @property
     def sees(self) -> float:
-        """The camera's x in the building's directions: it sees a side if it stands beyond it."""
+        """The camera's x in the building's directions; beyond a side, the camera sees that side."""
         return self.distance * math.sin(self.azimuth)
 
     @property

@@ -57,12 +57,12 @@ def make_toy_landmarks(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Make the toy landmarks in `folder`, or leave them as they are if they are there already.
+    """Draw the toy landmarks into `folder`, unless it contains them already.
 
-    Written are `jpg/*.jpg`, `train.csv` (path, label, split: train or val) and, for buildings that
-    are in neither, `gnd_toylandmarks.pkl` in the layout of the revisited benchmarks. The photos
-    depend on `buildings`, `views` and `seed` alone. `progress` is called with the number of photos
-    made and of all.
+    Writes `jpg/*.jpg`, `train.csv` (path, label, split: train or val) and, for the buildings that
+    are in neither split, `gnd_toylandmarks.pkl` in the layout of the revisited benchmarks. The
+    photos depend only on `buildings`, `views` and `seed`. `progress` is called with the number of
+    photos drawn so far and the total number.
     """
     if buildings < 3 * FAMILY or views < _QUERIES + _JUNK + 2:
         raise InputError(
@@ -93,13 +93,17 @@ def _check_place(folder: Path) -> None:
     """Raise an error unless the folder is empty, missing, or contains toy landmarks."""
     empty = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not empty and not (folder / TOY_PARAMETERS).exists():
-        raise InputError(f"{folder}: is something else than toy landmarks; name another folder")
+        raise InputError(f"{folder} exists and does not contain toy landmarks: give another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); name another") from None
+        raise InputError(
+            f"cannot create {folder} ({error.strerror}): give another folder"
+        ) from None
     if not os.access(folder.parent, os.W_OK):
-        raise InputError(f"{folder}: cannot be made (its folder is read-only); name another")
+        raise InputError(
+            f"cannot create {folder} ({folder.parent} is read-only): give another folder"
+        )
 
 
 def _is_complete(folder: Path, parameters: dict[str, int], photos: int) -> bool:
