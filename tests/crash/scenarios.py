@@ -30,6 +30,7 @@ import pyarrow.parquet  # noqa: F401
 import timm.models  # noqa: F401
 import torch
 import torch.utils.tensorboard
+from starlette.testclient import TestClient
 
 import listwise
 import listwise.search.folder.store
@@ -40,6 +41,8 @@ from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.search import SearchIntent, open_index
 from listwise.search.opening import store_exists
+from listwise.serving.app import create_app
+from listwise.serving.settings import ServeSettings
 from listwise.training import resume
 
 MODEL = "test_resnet.r160_in1k"
@@ -135,6 +138,62 @@ class Tune(IndexOperation):
             index.tune(SearchIntent(memory=1))
 
 
+class Serve(IndexOperation):
+    """`listwise serve`, while a client adds two photos and removes the first of them."""
+
+    first = 2
+
+    def __init__(self, work: Path, photos: Path) -> None:
+        super().__init__(work, photos)
+        self.uploads = self.index / "uploads"
+        self.notes = work.parent / "notes"  # what the client knows; outlives the server
+
+    def run(self) -> None:
+        self.notes.write_text("")
+        settings = ServeSettings(token="token", uploads=self.uploads)
+        headers = {"Authorization": "Bearer token"}
+        with open_index(self.index, load_model(self.model, "cpu")) as index:
+            app = create_app(index, settings)
+            with TestClient(app, "http://127.0.0.1", headers=headers) as client:
+                keys = [self._send(client, photo) for photo in self.photos[4:6]]
+                self._note(f"removing {keys[0]}")
+                self._body(client.delete(f"/api/entries/{keys[0]}"))
+                self._note(f"removed {keys[0]}")
+
+    def _send(self, client: TestClient, photo: str) -> str:
+        files = {"photos": Path(photo).read_bytes()}
+        body = self._body(client.post("/api/entries", files=files))
+        (key,) = [*body["added"], *body["unchanged"]]
+        self._note(f"added {key}")
+        return key
+
+    def _body(self, answer: Any) -> Any:
+        if answer.status_code != 200:
+            raise OSError(answer.text)
+        return answer.json()
+
+    def _note(self, line: str) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{line}\n")
+
+    def observe(self) -> Any:
+        return super().observe() | {"uploads": names(self.uploads)}
+
+    def check_interrupted(self, expected: Any) -> None:
+        """What was answered is in the index, and every entry has its photo."""
+        super().check_interrupted(expected)
+        with open_index(self.index) as index:
+            keys = {str(entry.key) for entry in index}
+            for entry in index:
+                assert Path(entry.path).exists(), f"{entry.path} is lost"
+        known: dict[str, set[str]] = {"added": set(), "removing": set(), "removed": set()}
+        for line in self.notes.read_text().splitlines():
+            what, key = line.split()
+            known[what].add(key)
+        assert known["added"] - known["removing"] <= keys
+        assert not known["removed"] & keys
+
+
 class Extract:
     """`listwise extract`."""
 
@@ -200,7 +259,7 @@ class Train(Extract):
         """Nothing can be said before the run is resumed."""
 
 
-KINDS = (Build, Add, Remove, Tune, Extract, Whiten, Train)
+KINDS = (Build, Add, Remove, Tune, Serve, Extract, Whiten, Train)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 

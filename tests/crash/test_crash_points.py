@@ -42,7 +42,7 @@ def crash_point(tmp_path_factory) -> Path:
     return library
 
 
-OPERATIONS = ["build", "add", "remove", "tune", "extract", "whiten", "train"]
+OPERATIONS = ["build", "add", "remove", "tune", "serve", "extract", "whiten", "train"]
 KILLS = [f"kill:{operation}" for operation in OPERATIONS]
 FULL = [f"full:{operation}" for operation in OPERATIONS]
 CASES = KILLS + FULL if SOAK else [*KILLS, "full:build", "full:train"]
