@@ -1,3 +1,3 @@
-"""A tiny model for the photos."""
+"""A tiny model for the photos, and an index of some."""
 
-from index_examples import model_folder  # noqa: F401
+from index_examples import *  # noqa: F403

@@ -1,6 +1,6 @@
 """The HTTP interface: search, entries, health and metrics, and the web page."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path, PurePath
@@ -21,7 +21,7 @@ from listwise.search.entries import Entry, NoEntryError
 from listwise.search.index import Index
 from listwise.serving.batching import Client, ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
-from listwise.serving.fields import FORM, BadRequestError, K, key_in, search_request
+from listwise.serving.fields import BadRequestError, K, form_fields, key_in, search_request
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
@@ -77,6 +77,7 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
         responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}},
     )
     app.add_middleware(Guard, settings=settings, metrics=metrics)
@@ -88,7 +89,9 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
 
 
 def _add_search(app: FastAPI, service: Service) -> None:
-    @app.post("/api/search", openapi_extra=_form(FORM))
+    form = _form(form_fields(service.limits))
+
+    @app.post("/api/search", openapi_extra=form, responses=_links("results/0/key"))
     async def search(request: Request) -> Answer:
         """Search by photos, by parts of photos, by entries, or by several of these together."""
         async with read_form(request, service.limits, service.held) as form:
@@ -114,7 +117,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
 def _add_entries(app: FastAPI, service: Service) -> None:
     limits = service.limits
 
-    @app.get("/api/entries")
+    @app.get("/api/entries", responses=_links("entries/0/key"))
     def entries(
         start: Annotated[int, Query(ge=0, le=2**31)] = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
@@ -140,7 +143,10 @@ def _add_entries(app: FastAPI, service: Service) -> None:
         found = await to_thread.run_sync(service.entry, _key(key))
         return _picture(request, found, await service.photo(found, _client(request)))
 
-    @app.post("/api/entries", openapi_extra=_form({"photos": FORM["photos"]}))
+    photos = form_fields(limits)["photos"] | {"minItems": 1}
+    form = _form({"photos": photos}, required=["photos"])
+
+    @app.post("/api/entries", openapi_extra=form, responses=_links("added/0"))
     async def add(request: Request) -> AddedView:
         """Add photos to the index. Requires the token."""
         async with read_form(request, limits, service.held) as form:
@@ -176,7 +182,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Report whether the server works and reaches its index."""
         return Health(status="ok", entries=len(service.store))
 
-    @app.get("/metrics", response_class=Response, responses=METRICS)
+    @app.get("/metrics", name="metrics", response_class=Response, responses=METRICS)
     def numbers() -> Response:
         """Return the metrics of the server for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -226,10 +232,21 @@ def _first(error: RequestValidationError) -> str:
     return f"{first['loc'][-1]}: {first['msg']}"
 
 
-def _form(fields: dict[str, Any]) -> dict[str, Any]:
+def _form(fields: dict[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
     """The OpenAPI description of a multipart body."""
-    schema = {"type": "object", "properties": fields}
-    return {"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}}
+    schema: dict[str, Any] = {"type": "object", "properties": fields}
+    if required:
+        schema["required"] = list(required)
+    body = {"content": {"multipart/form-data": {"schema": schema}}, "required": True}
+    return {"requestBody": body}
+
+
+def _links(key: str) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI description of what a client may do with a key at a place in an answer."""
+    parameters = {"key": f"$response.body#/{key}"}
+    operations = ("entry", "similar", "thumbnail", "photo", "remove")
+    links = {name: {"operationId": name, "parameters": parameters} for name in operations}
+    return {200: {"links": links}}
 
 
 def _client(request: Request) -> Client:

@@ -23,8 +23,13 @@ FORM: dict[str, Any] = {
         "type": "string",
         "description": "JSON list: for each photo [x0, y0, x1, y1] in pixels of the upright photo, "
         "or null for the whole photo.",
+        "examples": ["[[10, 20, 300, 400]]"],
     },
-    "keys": {"type": "string", "description": "JSON list: keys of entries that are examples too."},
+    "keys": {
+        "type": "string",
+        "description": "JSON list: keys of entries that are examples too.",
+        "examples": ['["123", "456"]'],
+    },
     "k": {"type": "integer", "default": K, "description": "Maximum number of results."},
     "expand": {
         "type": "boolean",
@@ -37,7 +42,16 @@ FORM: dict[str, Any] = {
         "description": "Re-rank the results by spatial verification.",
     },
 }
-"""The OpenAPI description of the form."""
+"""The OpenAPI description of the form, without the limits of a server."""
+
+
+def form_fields(limits: Limits) -> dict[str, Any]:
+    """The OpenAPI description of the form on a server with these limits."""
+    most = limits.results
+    return FORM | {
+        "photos": FORM["photos"] | {"maxItems": limits.photos},
+        "k": FORM["k"] | {"default": min(K, most), "minimum": 1, "maximum": most},
+    }
 
 
 class BadRequestError(InputError):

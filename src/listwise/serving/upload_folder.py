@@ -37,6 +37,7 @@ class UploadFolder:
         self.index = index
         self.folder = folder.absolute()
         self.max_side = max_side
+        self._mark = os.fsencode(index.uri) + b"\n"
 
     def add(self, photos: Sequence[Upload]) -> AddedView:
         """Store photos and add them to the index; files of photos that fail are deleted."""
@@ -94,13 +95,13 @@ class UploadFolder:
             for found in filter(None, map(_LEFT_OVER.fullmatch, os.listdir(self.folder))):
                 left_over = self.folder / found[0]
                 if found["kind"] == "pending":
-                    # Another index may use this folder too; its photos are not in this one. An
-                    # empty mark is older than any change.
-                    owner = left_over.read_text(encoding="utf-8")
-                    if owner not in ("", self.index.uri):
-                        continue
-                    if owner:
+                    mark = left_over.read_bytes()
+                    if mark == self._mark:
                         self._delete_unused([found["name"]])
+                    elif mark.endswith(b"\n"):
+                        # Another index uses this folder too; its photos are not in this one.
+                        continue
+                    # A mark without its end is older than any change: only the mark is deleted.
                 left_over.unlink(missing_ok=True)
 
     @contextmanager
@@ -110,7 +111,7 @@ class UploadFolder:
         with _locked(self.folder, shared=True):
             try:
                 for mark in marks:
-                    mark.write_text(self.index.uri, encoding="utf-8")
+                    mark.write_bytes(self._mark)
                 yield
             finally:
                 for mark in marks:

@@ -6,7 +6,7 @@ Keys of entries are text, since they are larger than the exact numbers of JavaSc
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from listwise.data.images import Box
 from listwise.search.entries import Entry
@@ -15,6 +15,10 @@ from listwise.search.hits import Hit
 MATCHES = 100
 
 Key = Annotated[str, Field(description="The key of an entry, a number as text.")]
+# Without `prefixItems`, which many programs that read OpenAPI documents do not know.
+_FOUR_NUMBERS = WithJsonSchema(
+    {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
+)
 
 
 class LimitsView(BaseModel):
@@ -49,7 +53,7 @@ class EntryView(BaseModel):
     id: str
     width: int
     height: int
-    box: Box | None
+    box: Annotated[Box, _FOUR_NUMBERS] | None
     attributes: dict[str, str]
 
     @staticmethod
@@ -74,7 +78,7 @@ class Result(EntryView):
     score: float
     inliers: int | None
     photo: int | None
-    matches: list[tuple[float, float, float, float]] | None
+    matches: list[Annotated[tuple[float, float, float, float], _FOUR_NUMBERS]] | None
 
     @staticmethod
     def found(hit: Hit) -> "Result":
