@@ -88,7 +88,7 @@ def form(path: str, token: str, photos: list[bytes], fields: dict[str, bytes]) -
 def valid_requests(photos: list[bytes], key: str, token: str) -> list[bytes]:
     """Searches by photo and by key, lists, pages, pictures, an addition and a removal."""
     keys = json.dumps([key]).encode()
-    paths = ["/", "/health", "/metrics", "/docs", "/openapi.json", "/static/app.js", "/api/info"]
+    paths = ["/", "/health", "/metrics", "/docs", "/openapi.json", "/static/main.js", "/api/info"]
     paths += ["/api/entries", "/api/entries?start=3&count=7", f"/api/entries/{key}"]
     paths += [f"/api/entries/{key}/{what}" for what in ("similar?k=3", "thumbnail", "photo")]
     return [

@@ -1,4 +1,7 @@
-"""Loaded by schemathesis: the photos of forms are photos, damaged photos, or any bytes."""
+"""Loaded by schemathesis: photos in the place of files, and keys and boxes that are often right."""
+
+import json
+from typing import Any
 
 import numpy as np
 import schemathesis
@@ -6,9 +9,40 @@ from hypothesis import strategies as st
 from mutations import encoded_photos, mutate
 from schemathesis.transport.serialization import Binary
 
-PHOTOS = [photo for seed in range(4) for photo in encoded_photos(seed)]
-photos = st.sampled_from(PHOTOS)
+from listwise.search.entries import entry_key
+
+KEY = str(entry_key("class0/0.jpg"))
+photos = st.sampled_from([photo for seed in range(4) for photo in encoded_photos(seed)])
 damaged = st.builds(
     lambda photo, seed: mutate(photo, np.random.default_rng(seed)), photos, st.integers(0, 999)
 )
 schemathesis.openapi.format("binary", (photos | damaged | st.binary()).map(Binary))
+numbers = st.integers(0, 30)
+boxes = st.none() | st.builds(
+    lambda x, y, width, height: [x, y, x + 1 + width, y + 1 + height],
+    *[numbers, numbers, numbers, numbers],
+)
+
+
+@schemathesis.hook
+def flatmap_path_parameters(context: Any, path_parameters: Any) -> st.SearchStrategy[Any]:
+    """An entry that exists, unless it would be removed."""
+    if context.operation.method == "get" and path_parameters:
+        return st.just(path_parameters) | st.just({"key": KEY})
+    return st.just(path_parameters)
+
+
+@schemathesis.hook
+def flatmap_body(context: Any, body: Any) -> st.SearchStrategy[Any]:
+    """Boxes for the photos of a search, and an entry that exists as a further example."""
+    if context.operation.path != "/api/search" or not isinstance(body, dict):
+        return st.just(body)
+    sent = body.get("photos")
+    count = len(sent) if isinstance(sent, list) else 0
+    right = {
+        "boxes": st.lists(boxes, min_size=count, max_size=count).map(json.dumps),
+        "keys": st.just(json.dumps([KEY])),
+    }
+    others = {name: value for name, value in body.items() if name not in right}
+    chosen = st.fixed_dictionaries({}, optional=right).map(lambda fields: others | fields)
+    return st.just(body) | chosen
