@@ -16,6 +16,12 @@ demo: $(VENV)/.installed  ## make a toy data set, train on it, show what trainin
 test: $(VENV)/.installed-dev ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# The parts that most changes touch, without what takes long.
+QUICK := $(addprefix tests/,losses evaluation models data descriptors training/test_step.py \
+  search/test_index.py search/test_folder_store.py cli/test_thin.py test_imports.py)
+quick: $(VENV)/.installed-dev ## run the quick tests (a minute or so)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(QUICK)
+
 # Every crash point, and the other tests that take long to be thorough.
 soak: $(VENV)/.installed-dev ## run the reliability tests in full (hours)
 	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash tests/fuzz

@@ -167,6 +167,7 @@ def check(device):
     assert found[9]
 
 
+@pytest.mark.slow
 def test_resampling_in_the_interpreter():
     check("cpu")
 

@@ -65,6 +65,7 @@ def building_of(name: str) -> str:
     return name.rpartition("_")[0]
 
 
+@pytest.mark.slow
 def test_photos_are_small_rgb_jpegs_of_several_shapes(toy: Path) -> None:
     sizes = set()
     for path in (toy / TOY_PHOTOS).iterdir():
@@ -130,6 +131,7 @@ def test_ground_truth_is_plain_data(toy: Path) -> None:
     assert set(content["gnd"][0]) == {"bbx", "easy", "hard", "junk"}
 
 
+@pytest.mark.slow
 def test_same_photos_from_any_number_of_workers(small: Path, tmp_path: Path) -> None:
     many = make_toy_landmarks(tmp_path / "many", buildings=9, views=6, workers=3)
     assert digest(many) == digest(small)
@@ -154,6 +156,7 @@ def test_complete_folder_is_kept(toy: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in toy.rglob("*")} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["photo", "labels", "truth", "parameters"])
 def test_incomplete_or_different_folder_is_remade(small: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "toy"

@@ -227,6 +227,7 @@ print(json.dumps(kills))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_again_and_again_it_ends_with_the_values_of_an_unbroken_run(photos, tmp_path):
     done = subprocess.run(

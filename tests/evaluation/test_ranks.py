@@ -45,6 +45,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], li
     return queries, database, judged, cuts
 
 
+@pytest.mark.slow
 @given(cases())
 def test_ranks_equal_those_of_the_sorted_list(
     case: tuple[np.ndarray, np.ndarray, list[np.ndarray], list[int]],
@@ -58,6 +59,7 @@ def test_ranks_equal_those_of_the_sorted_list(
     assert [r.tolist() for r in rank_scores(queries @ database.T, judged)] == expected
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 1000]))
 def test_the_revisited_protocols_with_distractors(seed: int, level: int) -> None:
     rng = np.random.default_rng(seed)

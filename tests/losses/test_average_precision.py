@@ -166,6 +166,7 @@ def test_bins_may_be_any_whole_number():
     assert torch.equal(quantized_ap(scores, scores, np.int32(5)), quantized_ap(scores, scores, 5))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -438,6 +439,7 @@ def test_distinct_scores_on_bin_centers_give_the_exact_average_precision(seed, s
     assert ap.item() == pytest.approx(average_precision_score(relevance, scores), abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
 def test_gradient_descent_sorts_free_points(make):
     generator = torch.Generator().manual_seed(0)

@@ -220,14 +220,17 @@ def need_a_gpu():
     return torch
 
 
+@pytest.mark.slow
 def test_kernels_in_the_interpreter():
     check("cpu", CASES)
 
 
+@pytest.mark.slow
 def test_refusals_in_the_interpreter():
     refusals("cpu")
 
 
+@pytest.mark.slow
 def test_scores_on_bin_centers_in_the_interpreter():
     check_centers("cpu")
 

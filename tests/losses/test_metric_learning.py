@@ -65,6 +65,7 @@ def weighted_mean(values, weights):
 CASES = {"fastap": (FastAPLoss, fast_ap), "multi": (MultiSimilarityLoss, multi_similarity)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=15, deadline=None)
 @given(batch=batches(negatives=2))

@@ -32,6 +32,7 @@ def formula(descriptors, labels, weights, temperature):
     return above / below
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(batches(negatives=2), st.floats(0.01, 1), st.sampled_from([1, 40, 2**24]))
 def test_equals_the_formula(batch, temperature, entries):

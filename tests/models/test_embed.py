@@ -202,6 +202,7 @@ def test_broken_photos_decoded_on_a_gpu_are_left_out_and_reported(net, images, o
     torch.testing.assert_close(found.descriptors, expected.descriptors, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_large_photos_are_reduced_on_a_gpu(tmp_path):
     # By Triton's interpreter, which must be chosen before Triton is imported.
     pytest.importorskip("triton")

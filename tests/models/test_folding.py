@@ -122,6 +122,7 @@ def test_gradients_through_the_fold_are_the_formulas():
 BACKBONES = ["test_resnet", "resnet18", "tf_efficientnet_lite0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", [None, 5])
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_the_gradient_is_the_unfolded_network_s(backbone, projection):
@@ -132,6 +133,7 @@ def test_the_gradient_is_the_unfolded_network_s(backbone, projection):
     assert not any(isinstance(m, nn.BatchNorm2d) for m in folded_copy.module.modules())
 
 
+@pytest.mark.slow
 def test_all_of_a_deep_one_is_folded():
     net = RetrievalNet("resnet101", weights="random")
     folded_copy = FoldedCopy(net, photos(1, 32), torch.bfloat16)
@@ -139,6 +141,7 @@ def test_all_of_a_deep_one_is_folded():
     assert {p.dtype for p in folded_copy.module.backbone.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
 def test_half_precision_is_as_near_as_under_autocast(backbone):
     net, images = make_net(backbone, torch.float32), photos(3)
@@ -216,6 +219,7 @@ def test_many_are_folded_at_once():
         torch.testing.assert_close(F.conv2d(images, weight, bias), norm(conv(images)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [4, 8])
 @pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0", "test_vit"])
 def test_channels_of_zeros_beside_the_colours_change_nothing(backbone, channels, monkeypatch):

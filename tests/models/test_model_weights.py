@@ -313,6 +313,7 @@ def test_a_model_without_released_weights_is_reported() -> None:
 # --- real photos ---
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="LISTWISE_REAL_DATA is not set")
 def test_real_weights_bring_photos_of_one_landmark_together() -> None:
     root = Path(os.environ["LISTWISE_REAL_DATA"])

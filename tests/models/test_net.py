@@ -190,6 +190,7 @@ def test_a_backbone_without_a_map_is_refused() -> None:
         net(photos(1, 224, 224))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_save_and_load_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     net = small_net(projection=12).to(dtype).eval()

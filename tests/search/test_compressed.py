@@ -68,6 +68,7 @@ def header() -> IndexHeader:
     return IndexHeader(model="m" * 64, model_folder="m", whitened=False, dim=DIM)
 
 
+@pytest.mark.slow
 def test_recall_is_what_was_measured(tmp_path: Path, rows: np.ndarray) -> None:
     queries = clustered(np.random.default_rng(1), 200)
     notes: list[str] = []
@@ -136,6 +137,7 @@ def test_an_entry_removed_elsewhere_is_not_found_even_before_a_refresh(folder: P
     assert first not in reader.search(query, 10)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "stamps", "state", "swapped"])
 def test_a_damaged_cache_is_made_anew(
     folder: Path, rows: np.ndarray, damage: str, caplog: pytest.LogCaptureFixture

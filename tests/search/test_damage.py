@@ -87,6 +87,7 @@ def queries(original):
         return store.vectors([entry.key for entry in store.page(3, 2)])
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused_or_changes_nothing(damaged, original, queries):
     rng = np.random.default_rng(0)
     expected = answers(damaged, queries)
@@ -112,6 +113,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(damaged, original, queries)
         assert "listwise index check" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -61,6 +61,7 @@ def test_query_expansion_equals_its_formula(
         np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 @given(seeds, st.integers(1, 40), st.sampled_from([0.0, 2.0]), st.integers(1, 50), dtypes)
 def test_augmentation_equals_its_formula(
     seed: int, size: int, alpha: float, k: int, kind: tuple[DTypeLike, float]

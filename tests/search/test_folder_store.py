@@ -75,6 +75,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), changes=steps)
 def test_it_equals_a_dictionary(
