@@ -304,7 +304,7 @@ def test_without_a_model_one_is_chosen_and_named(photos: Path, tmp_path: Path) -
     with listwise.open_index(tmp_path / "shop", device="cpu", on_note=notes.append) as index:
         index.add([photos / "class0" / "0.jpg", photos / "class1"])
     assert len(notes) == 1
-    assert f"the model is {OFF_THE_SHELF}" in notes[0]
+    assert f"using the pretrained model {OFF_THE_SHELF}" in notes[0]
     with listwise.open_index(tmp_path / "shop", device="cpu") as index:
         assert index.info()["model_name"] == OFF_THE_SHELF
         assert repr(index).endswith(f"shop', 7 photos, model='{OFF_THE_SHELF}')")

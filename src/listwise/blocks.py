@@ -118,7 +118,7 @@ def inner_products(queries: Vectors, start: int, block: NDArray[np.generic]) -> 
     if np.isnan(scores).any():
         column = int(np.isnan(scores).any(axis=0).argmax())
         raise InputError(
-            f"scores of database position {start + column} contain NaN, which has no rank: "
+            f"scores of database position {start + column} contain NaN, which cannot be ranked: "
             "check the descriptors"
         )
     return scores

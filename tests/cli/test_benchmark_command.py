@@ -40,4 +40,4 @@ def test_a_method_that_there_is_not(listwise):
 def test_a_mistake_is_one_line(listwise, name):
     code, _, err = listwise("benchmark", name, "--sizes", "few")
     assert code == 2
-    assert err == "listwise: --sizes takes whole numbers separated by commas, not 'few'\n"
+    assert err == "listwise: --sizes must be whole numbers separated by commas, not 'few'\n"

@@ -81,7 +81,7 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
     assert err == "listwise: stopped; run the same command again to resume\n"
     code, out, _ = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
     assert code == 0
-    assert "note: 20 of 48 photos were done before" in out
+    assert "note: resuming: 20 of 48 photos are already done" in out
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,12 @@ def test_an_interrupted_run_says_how_to_go_on(listwise, photos, monkeypatch):
     [
         (("nothing", "photos", "out.parquet"), "no model folder nothing"),
         (("model", "nowhere", "out.parquet"), "nowhere: no such file or folder"),
-        (("model", "photos", "out.parquet", "--scales", "1;2"), "--scales takes numbers"),
+        (("model", "photos", "out.parquet", "--scales", "1;2"), "--scales must be numbers"),
         (("model", "photos", "out.parquet", "--scales", "0"), "above 0"),
-        (("model", "photos", "out.parquet", "--precision", "half"), "--precision 'half'"),
+        (
+            ("model", "photos", "out.parquet", "--precision", "half"),
+            "--precision must be 'float32' or 'bfloat16', not 'half'",
+        ),
         (("model", "photos", "model"), "is not a descriptor file"),
         (("model", "photos", "milvus://localhost:19530/a"), "is not a file: OUT must be the name"),
         (("model", "photos", "\udcfc.parquet"), r"the path \udcfc.parquet is not UTF-8"),

@@ -58,7 +58,7 @@ def test_build_add_remove_info(shop, tmp_path):
     _, out, _ = shop("index", "remove", "shop", "new.jpg", "photos/class3", "class1/2.jpg")
     assert "removed 8 photos from shop; 41 photos left" in out
     code, _, err = shop("index", "remove", "shop", "new.jpg")
-    assert (code, err) == (2, "listwise: shop holds no photo of new.jpg\n")
+    assert (code, err) == (2, "listwise: shop has no entry for new.jpg: nothing was removed\n")
     code, _, err = shop("index", "remove", "shop", "nowhere.jpg")
     assert code == 2
     assert "shop has no photo nowhere.jpg" in err
@@ -110,7 +110,7 @@ def test_descriptors_of_another_model_make_no_index(listwise):
     code, _, err = listwise("index", "build", "shop", "all.parquet", "--model", "model")
     assert code == 2
     assert "all.parquet holds descriptors of the model" in err
-    assert "with --model" in err
+    assert "as --model" in err
     assert err.count("\n") == 1
     assert listwise("index", "build", "shop", "all.parquet", "--model", "other")[0] == 0
 
@@ -171,7 +171,10 @@ MISTAKES = [
     (("index", "build", "shop", "photos", "--model", "none"), "none"),
     (("index", "build", "shop", "photos", *BUILD, "--max-side", 40), "was created with max_side"),
     (("index", "build", "new", "photos", *BUILD, "--memory", "lots"), "500MB or 2GB"),
-    (("index", "build", "new", "photos", *BUILD, "--recall", 2), "--recall 2"),
+    (
+        ("index", "build", "new", "photos", *BUILD, "--recall", 2),
+        "--recall must be less than or equal to 1, not 2",
+    ),
     (("index", "add", "shop", "nowhere"), "nowhere"),
     (("index", "info", "http://somewhere"), "an index is a folder"),
 ]
@@ -205,7 +208,9 @@ def test_an_index_without_a_model_takes_a_backbone_for_this_machine(listwise):
         "index", "build", "shop", "photos/class0", "--device", "cpu", "--workers", 0
     )
     assert (code, err) == (0, "")
-    assert "note: the model is tf_efficientnet_lite0, off the shelf: no GPU is available" in out
+    assert (
+        "note: using the pretrained model tf_efficientnet_lite0, because no GPU is available" in out
+    )
     _, out, _ = listwise("search", "shop", "photos/class0/1.jpg", "-k", 1, "--device", "cpu")
     assert "1.jpg" in out
 
@@ -214,5 +219,5 @@ def test_an_index_of_no_readable_photo_is_an_error(shop):
     Path("broken.jpg").write_text("not an image")
     code, _, err = shop("index", "build", "none", "broken.jpg", *BUILD)
     assert code == 2
-    assert "no photo can be read; the first:" in err
+    assert "none of the photos can be read; the first:" in err
     assert "broken.jpg" in err

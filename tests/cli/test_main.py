@@ -97,7 +97,7 @@ def test_a_reader_that_left_is_no_error(arguments):
         (["train", "photos"], 'use `weights="random"`', "use --weights random"),
         (["train", "photos"], "choose another `run_folder`", "choose another --run-folder"),
         (["whiten", "m"], "give `source`, not `folder`", "give PHOTOS, not `folder`"),
-        (["index", "build", "i"], "`scales` takes numbers", "--scales takes numbers"),
+        (["index", "build", "i"], "`scales` must be numbers", "--scales must be numbers"),
     ],
 )
 def test_the_arguments_of_an_error_are_written_as_typed(said, monkeypatch, words, message, shown):

@@ -74,7 +74,7 @@ def test_another_models_descriptors_are_refused(tmp_path):
     write(tmp_path / "a.parquet", 3, model="made by me")
     file = DescriptorFile.open(tmp_path / "a.parquet")
     file.require("made by me")
-    with pytest.raises(InputError, match=r"another model.*never mixed") as error:
+    with pytest.raises(InputError, match=r"another model.*cannot be compared") as error:
         file.require("made by you")
     assert "\n" not in str(error.value)
 

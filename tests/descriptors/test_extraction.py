@@ -132,7 +132,7 @@ def test_strict_stops_at_the_first_and_looks_again_next_time(model, some_broken,
         Image.new("RGB", (64, 64), "red").save(some_broken.paths[i])
     notes = []
     file = extract(model, some_broken, out, workers=0, strict=True, on_note=notes.append)
-    assert notes == ["5 of 16 photos were done before"]
+    assert notes == ["resuming: 5 of 16 photos are already done"]
     assert len(file) == 16
 
 
@@ -157,7 +157,7 @@ def test_parts_of_another_run_are_not_used(model, images, tmp_path, monkeypatch)
     interrupt()
     notes = []
     before = extract(model, images, out, workers=0, on_note=notes.append).read()
-    assert notes == ["10 of 16 photos were done before"]
+    assert notes == ["resuming: 10 of 16 photos are already done"]
 
     torch.manual_seed(1)
     other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
@@ -244,7 +244,8 @@ def test_killed_again_and_again_it_ends_with_the_values_of_an_unbroken_run(photo
     assert counts == sorted(counts)
     assert 8 <= counts[-1] < 10
     whole, killed = (DescriptorFile.open(tmp_path / name) for name in ("whole", "killed"))
-    assert (tmp_path / "notes").read_text() == f"{5 * counts[-1]} of 48 photos were done before\n"
+    note = f"resuming: {5 * counts[-1]} of 48 photos are already done\n"
+    assert (tmp_path / "notes").read_text() == note
     assert killed.ids == whole.ids
     np.testing.assert_array_equal(killed.read(), whole.read())
     np.testing.assert_array_equal(killed.sizes, whole.sizes)
@@ -264,7 +265,7 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         ((images, picture), {}, "is not a descriptor file: give another name"),
         ((images, tmp_path), {}, "is not a descriptor file"),
         ((images, picture / "below"), {}, "cannot write"),
-        ((images, tmp_path / "b.parquet"), {}, "contains files of yours"),
+        ((images, tmp_path / "b.parquet"), {}, "contains other files"),
         ((empty, out), {}, "no photos"),
         ((nothing, out), {}, r"none of the 2 photos can be read; the first: no\.jpg"),
         ((images, out), {"scales": ()}, "`scales` .*one or more"),

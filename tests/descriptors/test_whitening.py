@@ -117,7 +117,7 @@ def test_fewer_descriptors_than_dimensions():
     ("batches", "options", "message"),
     [
         ([], {}, "no descriptors"),
-        ([np.ones((1, 4))], {}, "two or more"),
+        ([np.ones((1, 4))], {}, "at least two descriptors"),
         ([np.ones((5, 4))], {}, "all equal"),
         ([np.ones((2, 4)), np.ones((2, 5))], {}, r"batch 1 must be \[n, 4\], not \[2, 5\]"),
         ([np.ones(4)], {}, r"must be \[n, C\]"),

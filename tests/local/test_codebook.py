@@ -200,7 +200,7 @@ def test_mistakes_are_named(batches, words, reason):
 
 
 def test_more_words_than_there_are_cannot_be_assigned():
-    with pytest.raises(InputError, match="`count` is 4; the codebook has 3 words"):
+    with pytest.raises(InputError, match="`count` must be from 1 to 3, the number of words, not 4"):
         Codebook(similar(3, 8), INFO).assign(similar(2, 8), 4)
 
 

@@ -189,7 +189,7 @@ def test_an_interrupted_run_goes_on(
         good, out, second, workers=0, on_note=notes.append, on_progress=progress.append
     )
     assert second.seen == ["3.png", "4.png"]  # the part that was not whole
-    assert notes == ["2 of 4 photos were done before"]
+    assert notes == ["resuming: 2 of 4 photos are already done"]
     assert sum(progress) == 4
     assert file.ids == ("a", "b", "d", "e")
 

@@ -99,7 +99,7 @@ def test_opened_without_the_parts_it_names_them(tmp_path):
     )
     with pytest.raises(InputError, match=r"has a pooling of your own.*pooling=Pooling\(\)"):
         RetrievalNet.load(tmp_path, backbone=Backbone())
-    with pytest.raises(InputError, match=r"does not fit its own config.json: tensors"):
+    with pytest.raises(InputError, match=r"do not fit its config.json: tensors"):
         RetrievalNet.load(tmp_path, backbone=nn.Conv2d(3, 12, 3), pooling=Pooling())
 
 

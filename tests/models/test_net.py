@@ -288,7 +288,7 @@ def test_folders_that_hold_no_network(tmp_path: Path) -> None:
 
     for text, reason in [
         ("{", "not JSON"),
-        ("[]", "does not describe a network"),
+        ("[]", "is not the config of a network"),
         (with_fields(format_version=99), "newer Listwise"),
         (with_fields(colour="red"), "colour"),
         (with_fields(mean=[0.5]), "mean"),

@@ -264,9 +264,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
             index.search(np.ones((1, 3)), 1)
         with pytest.raises(InputError, match="not finite"):
             index.search(np.array([[np.inf, 0]]), 1)
-        with pytest.raises(InputError, match="k is 0"):
+        with pytest.raises(InputError, match="`k` must be 1 or more, not 0"):
             index.search(np.ones((1, 2)), 0)
-        with pytest.raises(InputError, match="there is no entry 5"):
+        with pytest.raises(InputError, match="the index has no entry 5"):
             index.vectors([5])
         with pytest.raises(InputError, match=r"not of cccccccccccc"):
             index.header.check("c" * 64, index.uri)
@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         assert index.remove([]) == 0
         assert index.remove([entry_key("other")]) == 0
         monkeypatch.setattr("listwise.search.entries.entry_key", lambda name: entry_key("a"))
-        with pytest.raises(InputError, match="have one key"):
+        with pytest.raises(InputError, match="have the same key"):
             index.put(some(["d"], np.ones((1, 2))))
 
 

@@ -255,7 +255,7 @@ def test_unknown_keys_and_forms_without_examples(server):
     unknown = server.post("/api/search", **upload(keys='["12"]'))
     assert (unknown.status_code, unknown.json()["error"]) == (
         404,
-        "there is no entry 12 in the index",
+        "the index has no entry 12",
     )
     for path in ("12", "12/similar", "12/thumbnail", "12/photo", "x", "x/photo", "9" * 30, "-1"):
         assert server.get(f"/api/entries/{path}").status_code == 404, path
@@ -477,7 +477,7 @@ def test_what_takes_too_long_is_not_waited_for(gated, serve, photos, pool):
     answers += [pool.submit(client.post, "/api/search", **form) for _ in range(3)]
     for answer in answers:
         assert answer.result().status_code == 504
-        assert answer.result().json()["error"] == "this took longer than 0.3 s"
+        assert answer.result().json()["error"] == "the request took longer than 0.3 s"
     assert time.monotonic() - started < 10
     assert numbers(client)["listwise_queue_length"] == 0
     gated.gate.set()

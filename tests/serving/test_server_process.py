@@ -162,7 +162,7 @@ def test_for_others_and_with_little_room(server, folder, photos, start):
 
     huge = [("photos", ("huge.webp", HUGE))] * 8  # some seconds to decode
     late = second.client.post("/api/search", files=huge)
-    assert (late.status_code, late.json()) == (504, {"error": "this took longer than 1 s"})
+    assert (late.status_code, late.json()) == (504, {"error": "the request took longer than 1 s"})
     second.client.close()
     second.popen.send_signal(signal.SIGINT)
     assert second.popen.wait(60) == 0

@@ -1,4 +1,4 @@
-"""`listwise download`: the public data sets by name."""
+"""`listwise download`: download public data sets by name."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`listwise evaluate`: a model and a benchmark to the numbers that papers print."""
+"""`listwise evaluate`: evaluate a model on a benchmark."""
 
 from pathlib import Path
 from typing import Annotated, Any, cast

@@ -1,4 +1,4 @@
-"""`listwise extract`: photos to a descriptor file."""
+"""`listwise extract`: write the descriptors of photos to a file."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`listwise import`: a network that others have released, as a model folder."""
+"""`listwise import`: convert a released checkpoint to a model folder."""
 
 from pathlib import Path
 from typing import Annotated

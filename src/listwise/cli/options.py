@@ -56,6 +56,10 @@ Source = Annotated[
         "of a data set.",
     ),
 ]
+LABELLED_PHOTOS = (
+    "Labelled photos: a folder of class folders, a .csv or .parquet table with columns path and "
+    "label, a .txt list, or the name of a data set."
+)
 INDEX = "Index: a folder, milvus://HOST:PORT/NAME, or a .db file of milvus-lite."
 IndexPlace = Annotated[str, argument("INDEX", INDEX)]
 IndexModel = Annotated[
@@ -132,12 +136,12 @@ def parse_numbers(given: str, option: str, kind: type = float) -> tuple[Any, ...
         return tuple(kind(part) for part in given.split(","))
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"`{option}` takes {what} separated by commas, not {given!r}") from None
+        raise InputError(f"`{option}` must be {what} separated by commas, not {given!r}") from None
 
 
 def parse_box(given: str) -> tuple[float, float, float, float]:
     """Parse a box x0,y0,x1,y1 in pixels."""
     edges = parse_numbers(given, "box")
     if len(edges) != 4:
-        raise InputError(f"`box` takes four numbers x0,y0,x1,y1, not {given!r}")
+        raise InputError(f"`box` must be four numbers x0,y0,x1,y1, not {given!r}")
     return edges[0], edges[1], edges[2], edges[3]

@@ -26,7 +26,7 @@ def serve(
     index: options.IndexPlace,
     model: options.IndexModel = None,
     host: Annotated[
-        str, options.text("Address to listen on; any but this machine's own needs a token.")
+        str, options.text("Address to listen on; if other machines can reach it, set a token.")
     ] = "127.0.0.1",
     port: Annotated[
         int, options.integer("Port to listen on; 0 chooses a free port.", min=0, max=65535)
@@ -53,7 +53,7 @@ def serve(
     max_side: Annotated[
         int | None,
         options.integer(
-            "Long side in pixels that larger photos are reduced to.",
+            "Reduce photos whose longer side has more pixels than this.",
             min=16,
             show_default="maximum of the index, or 1024",
         ),

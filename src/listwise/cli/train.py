@@ -1,4 +1,4 @@
-"""`listwise train`: a folder of labelled photos to a network."""
+"""`listwise train`: train a network on labelled photos."""
 
 import sys
 from pathlib import Path
@@ -24,14 +24,7 @@ EXAMPLES = """Examples:
 
 @with_setting_flags
 def train(
-    data: Annotated[
-        str | None,
-        options.argument(
-            "PHOTOS",
-            "Labelled photos: a folder of class folders, a .csv or .parquet table with columns "
-            "path and label, a .txt list, or the name of a data set.",
-        ),
-    ] = None,
+    data: Annotated[str | None, options.argument("PHOTOS", options.LABELLED_PHOTOS)] = None,
     run: Annotated[
         Path | None,
         # Not --run: torchrun takes that for the beginning of an option of its own.

@@ -103,8 +103,8 @@ def _check_descriptors(
         )
     if file.header.whitened:
         raise InputError(
-            f"{file.path} contains whitened descriptors, and a whitening is learned from "
-            "descriptors that are not: give the photos instead"
+            f"{file.path} contains whitened descriptors, but a whitening is learned from "
+            "descriptors without whitening: give the photos instead"
         )
     file.require(network)
 

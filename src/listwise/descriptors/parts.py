@@ -110,7 +110,7 @@ class Parts(Generic[F]):
         missing = [part for part in self._parts if not self._is_done(part, strict)]
         done = len(self.images) - sum(len(part.photos) for part in missing)
         if done:
-            on_note(f"{done} of {len(self.images)} photos were done before")
+            on_note(f"resuming: {done} of {len(self.images)} photos are already done")
             on_progress(done)
         return missing
 
@@ -146,7 +146,7 @@ class Parts(Generic[F]):
             if not name.exists():
                 if any(self.folder.glob(f"*{self._suffix}")):
                     raise InputError(
-                        f"{self.folder} contains files of yours: move them, or give another name"
+                        f"{self.folder} contains other files: move them, or give another name"
                     )
                 write_text(name, self._key)
         except OSError as error:

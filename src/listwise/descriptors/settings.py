@@ -40,5 +40,9 @@ def make_settings(
         return ExtractSettings(max_side=max_side, scales=scales, power=power, precision=precision)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"`{first['loc'][0]}` {first['input']!r}: {reason}") from error
+        name, given, reason = first["loc"][0], first["input"], first["msg"]
+        if reason.startswith("Input should be "):
+            wanted = reason.removeprefix("Input should be ").partition(", ")[0]
+            raise InputError(f"`{name}` must be {wanted}, not {given!r}") from error
+        reason = reason.removeprefix("Value error, ")
+        raise InputError(f"`{name}` {given!r}: {reason}") from error

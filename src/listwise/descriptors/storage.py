@@ -213,7 +213,8 @@ class DescriptorFile(TableFile[DescriptorHeader]):
         if self.model != fingerprint:
             raise InputError(
                 f"{self.path} was made by another model or whitening ({self.model[:12]}, not "
-                f"{fingerprint[:12]}), and descriptors of two models are never mixed: extract again"
+                f"{fingerprint[:12]}), so its descriptors cannot be compared: extract them again "
+                "with this model"
             )
 
 

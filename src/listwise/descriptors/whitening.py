@@ -124,7 +124,7 @@ class Whitening:
             raise InputError(f"`power` must be between 0 and 1, not {power}")
         moments = _moments(batches)
         if moments.count < 2:
-            raise InputError("a whitening is learned from two or more descriptors")
+            raise InputError("learning a whitening needs at least two descriptors")
         variances, directions = _principal(moments.covariance())
         variances, directions = _keep(variances, directions, dim, moments.count)
         info = WhiteningInfo(method="pca", power=power, learned_from=moments.count)

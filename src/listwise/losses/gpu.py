@@ -6,7 +6,7 @@ The kernels compute the same as `histogram.py` and, for the loss of the paper, `
   it to the histograms of its rows and of its columns. A small kernel turns the histograms of a
   query into its average precision and the slopes of the loss.
 - *Backward*: scores are computed again, strip by strip, and give a strip of weights (G + Gᵀ). A
-  strip takes some thirty megabytes, whatever the size of the batch. cuBLAS multiplies it with the
+  strip takes about thirty megabytes, whatever the size of the batch. cuBLAS multiplies it with the
   descriptors.
 
 **Precision.** Slopes jump at bin centers, so a small error of a score can lead to a very different

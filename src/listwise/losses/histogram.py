@@ -21,7 +21,7 @@ from listwise.losses.checks import check_forward_mode
 from listwise.losses.tiles import accumulation_dtype, blocks
 from listwise.optional import has_triton
 
-# The side of a tile of scores. A tile of 1024 × 1024 and its temporaries take some 30 MB, and the
+# The side of a tile of scores. A tile of 1024 × 1024 and its temporaries take about 30 MB, and the
 # matrix product of such tiles already runs at full speed on CPUs and GPUs.
 TILE = 1024
 

@@ -106,7 +106,7 @@ def import_model(
     else:
         raise InputError(
             f"{path} has neither 'model_options' (naver) nor 'meta' (cirtorch), so its network is "
-            "unknown; for plain weights of a backbone use `weights`"
+            "unknown: give a checkpoint that one of these two projects released"
         )
     return _with_whitening(net, found, whitening, power, path)
 
@@ -129,8 +129,8 @@ def _with_whitening(
     mean, projection = found[wanted]
     if mean.shape != (net.dim,) or projection.ndim != 2 or projection.shape[1] != net.dim:
         raise InputError(
-            f"{path}: the whitening {wanted!r} takes {projection.shape[-1]} dimensions, but the "
-            f"network has {net.dim}"
+            f"{path}: the whitening {wanted!r} is for {projection.shape[-1]} dimensions, but the "
+            f"network has {net.dim}: choose another `whitening`"
         )
     if not (np.isfinite(mean).all() and np.isfinite(projection).all()):
         raise InputError(

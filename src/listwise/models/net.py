@@ -172,7 +172,7 @@ class RetrievalNet(nn.Module):
             raise InputError(
                 f"{folder} has {made_of}: pass it again, as in RetrievalNet.load(folder, {how})"
             )
-        failure = f"{folder} does not fit its own config.json"
+        failure = f"the weights in {folder} do not fit its config.json"
         net = cls.build(config, state, failure, backbone=backbone, pooling=pooling)
         return net.to(device=device)
 

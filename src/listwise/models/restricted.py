@@ -61,7 +61,7 @@ def read_checkpoint(path: str | Path) -> Any:
         raise InputError(f"{path} cannot be read ({error.strerror or error})") from None
     except ForbiddenError as error:
         raise InputError(
-            f"{path} would load {error}: only tensors, arrays and plain data are allowed"
+            f"{path} contains {error}: only tensors, arrays and plain data are allowed"
         ) from None
     except Exception as error:  # a malformed file may raise nearly anything
         reason = str(error).split("\n")[0] or type(error).__name__

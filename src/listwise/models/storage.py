@@ -68,7 +68,7 @@ def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
         InputError: a file is missing or damaged, or does not match the saved fingerprint.
     """
     if not folder.is_dir():
-        raise InputError(f"no model folder {folder}: give one that holds {CONFIG_FILE}")
+        raise InputError(f"no model folder {folder}: give a folder that contains {CONFIG_FILE}")
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise InputError(f"{folder} is not a complete model folder: expected {name}")
@@ -131,4 +131,6 @@ def read_config(path: Path, kind: type[C], what: str = "network") -> C:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise InputError(f"{path} does not describe a {what}: {place}: {first['msg']}") from error
+        raise InputError(
+            f"{path} is not the config of a {what} ({place}: {first['msg']})"
+        ) from error

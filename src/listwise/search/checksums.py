@@ -51,7 +51,7 @@ class EntryCheck:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing of it is damaged."""
+        """Whether no part of the entry is damaged."""
         return self.entry is not None and self.descriptor and self.thumbnail
 
 
@@ -64,7 +64,7 @@ def damage(uri: str, what: str) -> DamagedIndexError:
 def damaged_entries(uri: str, names: Sequence[str]) -> DamagedIndexError:
     """An error that names the first of the damaged entries and counts them."""
     count = "1 entry" if len(names) == 1 else f"{len(names)} entries"
-    return damage(uri, f"{count} cannot be trusted, {', '.join(names[:3])}")
+    return damage(uri, f"the checksums of {count} do not match ({', '.join(names[:3])})")
 
 
 def descriptor_sums(keys: Keys, descriptors: Float32) -> Keys:
@@ -154,7 +154,7 @@ def check_entry(uri: str, row: Mapping[str, Any]) -> None:
 def check_thumbnail(uri: str, key: int, thumbnail: bytes | None, stored: int | None) -> None:
     """Refuse a thumbnail that is not the one that was written."""
     if not _sound_thumbnail(key, thumbnail, stored):
-        raise damage(uri, f"the thumbnail of entry {key} cannot be trusted")
+        raise damage(uri, f"the checksum of the thumbnail of entry {key} does not match")
 
 
 def _sound_entry(row: Mapping[str, Any]) -> bool:

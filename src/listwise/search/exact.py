@@ -31,7 +31,7 @@ def exact_search(
         array([[0]])
     """
     if k < 1:
-        raise InputError(f"k is {k}: it must be at least 1")
+        raise InputError(f"`k` must be 1 or more, not {k}")
     vectors = as_queries(queries)
     best = np.zeros((len(vectors), 0), vectors.dtype)
     places = np.zeros((len(vectors), 0), np.int64)

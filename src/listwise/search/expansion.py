@@ -121,6 +121,6 @@ def _expanded(
 
 def _check(alpha: float, k: int) -> None:
     if not alpha >= 0:
-        raise InputError(f"alpha is {alpha}: it must be 0 or more")
+        raise InputError(f"`alpha` must be 0 or more, not {alpha}")
     if k < 1:
-        raise InputError(f"k is {k}: it must be at least 1")
+        raise InputError(f"`k` must be 1 or more, not {k}")

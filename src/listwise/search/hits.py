@@ -92,7 +92,7 @@ def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
     known = store.get(keys)
     for key in keys:
         if key not in known:
-            raise NoEntryError(f"there is no entry {key} in the index")
+            raise NoEntryError(f"the index has no entry {key}")
     return store.vectors(np.array(keys, np.int64))
 
 

@@ -276,7 +276,9 @@ class Index:
         given = query if several else [] if query is None else [query]
         boxes = [box] if query is not None and not several else list(box or [None] * len(given))
         if len(boxes) != len(given):
-            raise InputError(f"`box`: {len(boxes)} boxes for {len(given)} photos: give each one")
+            raise InputError(
+                f"`box` has {len(boxes)} boxes for {len(given)} photos: give one per photo"
+            )
         photos = [open_photo(photo) for photo in given]
         if not photos:
             return [], np.empty((0, self.header.dim), np.float32)
@@ -290,11 +292,13 @@ class Index:
         if self.store.get([key]):
             return [key]
         if isinstance(named, int) or not Path(named).exists():
-            raise NoEntryError(f"{self.uri} has no photo {named}: give an id of it, or a file")
+            raise NoEntryError(
+                f"{self.uri} has no photo {named}: give the id of an entry, or a file"
+            )
         digests = [file.digest() for file in photos_of(named).files()]
         keys = [entry.key for entry in self.store.with_digests(digests).values()]
         if not keys:
-            raise InputError(f"{self.uri} holds no photo of {named}")
+            raise InputError(f"{self.uri} has no entry for {named}: nothing was removed")
         return keys
 
 

@@ -54,7 +54,9 @@ def open_index(
             raise
     if model is None:
         model, reason = choose_backbone(Machine.detect(device))
-        on_note(f"the model is {model}, off the shelf: {reason}; `model` names another")
+        on_note(
+            f"using the pretrained model {model}, because {reason}; choose another with `model`"
+        )
     opened = _open_model(model, device)
     assert opened is not None
     return Index(create_store(place, header_of(opened, **given)), opened, device)
@@ -77,7 +79,7 @@ def open_index_for(
         if file.model != opened.fingerprint:
             raise InputError(
                 f"{file.path} holds descriptors of the model {file.model[:12]}, not of {model}: "
-                "give the model that made them with `model`"
+                "give the model that made them as `model`"
             )
     made = files[0].settings.model_dump(include={"max_side", "scales", "power"})
     return open_index(uri, opened, **{**settings, **made})
@@ -92,7 +94,7 @@ def check_index(
     device: str = "auto",
     progress: bool | None = None,
 ) -> CheckResult:
-    """Check an index, even one that is too damaged to be opened, and repair it if asked.
+    """Check an index, even one that is too damaged to be opened, and repair it if requested.
 
     If files are damaged and `repair` is False, its entries are not read.
 

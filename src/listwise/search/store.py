@@ -70,7 +70,8 @@ def search_intent(
         return SearchIntent(memory=memory, milliseconds=milliseconds, recall=recall)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"`{first['loc'][0]}` {first['input']}: {first['msg'].lower()}") from None
+        wanted = first["msg"].removeprefix("Input should be ")
+        raise InputError(f"`{first['loc'][0]}` must be {wanted}, not {first['input']}") from None
 
 
 Note = Callable[[str], object]
@@ -193,7 +194,7 @@ class Store(ABC):
             places = np.searchsorted(wanted, some)
             found[places], known[places] = rows, True
         if not known.all():
-            raise NoEntryError(f"there is no entry {wanted[~known][0]} in the index")
+            raise NoEntryError(f"the index has no entry {wanted[~known][0]}")
         return found[inverse]
 
     def info(self) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class Store(ABC):
     def check_queries(self, queries: ArrayLike, k: int) -> Float32:
         """Check queries and convert them to float32 [Q, C]."""
         if k < 1:
-            raise InputError(f"k is {k}: it must be at least 1")
+            raise InputError(f"`k` must be 1 or more, not {k}")
         vectors = np.ascontiguousarray(as_queries(queries), np.float32)
         if vectors.shape[1] != self.header.dim:
             raise InputError(
@@ -235,7 +236,7 @@ class Store(ABC):
                 f"{vectors.shape[1]}: describe both with one model"
             )
         if not np.isfinite(vectors).all():
-            raise InputError("a query is not finite: check its descriptor")
+            raise InputError("the descriptor of a query is not finite: check the model")
         return vectors
 
     def check_new(self, new: NewEntries) -> None:
@@ -253,8 +254,10 @@ class Store(ABC):
         for entry in new.entries:
             if names.setdefault(entry.key, entry.id) != entry.id:
                 raise InputError(
-                    f"the ids {entry.id} and {names[entry.key]} have one key: rename one"
+                    f"the ids {entry.id} and {names[entry.key]} have the same key: rename one"
                 )
         for key, present in self.get(list(names)).items():
             if present.id != names[key]:
-                raise InputError(f"the ids {names[key]} and {present.id} have one key: rename one")
+                raise InputError(
+                    f"the ids {names[key]} and {present.id} have the same key: rename one"
+                )

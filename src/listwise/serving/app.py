@@ -222,7 +222,9 @@ def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
         QueueFullError,
         lambda e: (503, "the server is busy: try again in a second", {"Retry-After": "1"}),
     )
-    answer(TooLateError, lambda e: (504, f"this took longer than {limits.seconds:g} s", None))
+    answer(
+        TooLateError, lambda e: (504, f"the request took longer than {limits.seconds:g} s", None)
+    )
     answer(ClientGoneError, lambda e: (CLIENT_GONE, "the client has disconnected", None))
     answer(ClientDisconnect, lambda e: (CLIENT_GONE, "the client has disconnected", None))
 

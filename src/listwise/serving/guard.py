@@ -81,7 +81,7 @@ class Guard:
         # An attacker's DNS server could give this machine's address to the name of his page.
         host = host_name(headers.get("host", ""))
         if self.settings.local and not is_loopback(host or ""):
-            return _error(403, "this server answers to localhost and 127.0.0.1 only")
+            return _error(403, "this server only accepts requests to localhost or 127.0.0.1")
         if host is None:
             return _error(400, "the Host header is not a host name or address")
         if self._open[address] > self.settings.limits.per_address:

@@ -63,7 +63,7 @@ class EntryView(BaseModel):
 
 
 class Page(BaseModel):
-    """Some entries, and the number of all."""
+    """A page of entries, and the total number of entries."""
 
     entries: list[EntryView]
     total: int

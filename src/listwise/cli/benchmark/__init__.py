@@ -1,4 +1,4 @@
-"""`listwise benchmark`: the measured comparisons."""
+"""`listwise benchmark`: measure speed and memory on this machine."""
 
 import typer
 

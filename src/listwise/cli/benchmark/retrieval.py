@@ -1,4 +1,4 @@
-"""`listwise benchmark evaluation | search | server | local`: what retrieval spends its time on."""
+"""`listwise benchmark evaluation | search | server | local`: benchmarks of retrieval."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How measurements are printed: a table for people, JSON lines for programs."""
+"""Print measurements: a table for people, JSON lines for programs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`listwise benchmark loss | step | input | extraction`: what training spends its time on."""
+"""`listwise benchmark loss | step | input | extraction`: benchmarks of training."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`listwise index`: photos into an index and out of it."""
+"""`listwise index`: build, change, tune and check an index of photos."""
 
 from listwise.cli.help import Program
 from listwise.cli.index import build, manage

@@ -85,7 +85,7 @@ def build(
         with stoppable():
             added = opened.add(sources, root=root, thumbnails=thumbnails, workers=workers)
             if added.errors and not len(opened):
-                raise InputError(f"no photo can be read; the first: {added.errors[0]}")
+                raise InputError(f"none of the photos can be read; the first: {added.errors[0]}")
             with console.status("choosing a search method"):
                 tuned = opened.tune(wanted, partial(note, console))
         shared.report_added(console, opened, added, json, tuned)

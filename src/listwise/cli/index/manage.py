@@ -103,7 +103,7 @@ def check(
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:
-    """Check an index for damage, and repair it."""
+    """Check an index for damage; --repair repairs it."""
     from listwise.search import check_index
 
     with stoppable():

@@ -47,7 +47,7 @@ def parse_intent(
         pattern = r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?"
         found = re.fullmatch(pattern, memory.strip(), re.IGNORECASE)
         if not found:
-            raise InputError(f"`memory` takes a size such as 500MB or 2GB, not {memory!r}")
+            raise InputError(f"`memory` must be a size such as 500MB or 2GB, not {memory!r}")
         size = int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
     return search_intent(size, milliseconds, recall)
 

@@ -42,7 +42,10 @@ def evaluate(
     ] = None,
     descriptors: Annotated[
         list[Path] | None,
-        options.path("Like --model, from a folder of stored descriptors; repeat for several."),
+        options.path(
+            "Also evaluate the model whose descriptors are stored in this folder; repeat for "
+            "several."
+        ),
     ] = None,
     verify: Annotated[
         bool,

@@ -67,8 +67,8 @@ def extract(
 
 
 def train(
-    data: Annotated[str, options.argument("PHOTOS", "Labelled photos, as for listwise train.")],
-    out: Annotated[Path, options.argument("OUT", "Folder to write.")],
+    data: Annotated[str, options.argument("PHOTOS", options.LABELLED_PHOTOS)],
+    out: Annotated[Path, options.argument("OUT", "Folder to write the DELF network to.")],
     backbone: Annotated[str, options.text("Name of a timm ResNet.")] = "resnet50",
     weights: Annotated[
         str,
@@ -79,11 +79,15 @@ def train(
     fine_tune: Annotated[
         bool, options.flag("--fine-tune/--no-fine-tune", "Fine-tune the backbone first.")
     ] = True,
-    updates: Annotated[int, options.integer("Updates in each training step.", min=1)] = 2000,
-    batch_size: Annotated[int, options.integer("Crops per update.", min=2)] = 64,
+    updates: Annotated[
+        int, options.integer("Number of updates of the fine-tuning, and of the attention.", min=1)
+    ] = 2000,
+    batch_size: Annotated[int, options.integer("Number of crops per update.", min=2)] = 64,
     crop: Annotated[int, options.integer("Side of the square crops, in pixels.", min=32)] = 448,
     seed: options.Seed = 0,
-    split: options.Split = None,
+    split: Annotated[
+        str | None, options.text("Use only the photos of this split.", show_default="train, if any")
+    ] = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
 ) -> None:

@@ -32,8 +32,10 @@ def codebook(
     ],
     out: Annotated[Path, options.argument("OUT", "Codebook to write (.safetensors).")],
     words: Annotated[int, options.integer("Number of visual words.", min=2)] = 65_536,
-    per_word: Annotated[int, options.integer("Maximum features per word.", min=1)] = 60,
-    iterations: Annotated[int, options.integer("Iterations of k-means.", min=1)] = 10,
+    per_word: Annotated[
+        int, options.integer("Maximum number of features per word to learn from.", min=1)
+    ] = 60,
+    iterations: Annotated[int, options.integer("Number of k-means iterations.", min=1)] = 10,
     seed: options.Seed = 0,
     device: options.Device = "auto",
 ) -> None:

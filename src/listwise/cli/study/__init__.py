@@ -1,4 +1,4 @@
-"""`listwise study`: the paper's comparisons, on anybody's data."""
+"""`listwise study`: the paper's comparisons on your own photos."""
 
 from listwise.cli.help import Program
 from listwise.cli.study.poolings import EXAMPLES, poolings

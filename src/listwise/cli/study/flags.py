@@ -22,12 +22,18 @@ Photos = Annotated[
 Images = Annotated[
     int | None,
     options.integer(
-        "Number of training images per run.", min=1, show_default="ten times the photos"
+        "Number of training images per run.",
+        min=1,
+        show_default="ten times the photos, with --preset small 3072",
     ),
 ]
 Seeds = Annotated[
     int | None,
-    options.integer("Runs per variant.", min=1, show_default="3, with --preset small 2"),
+    options.integer(
+        "Number of runs per variant, each with another seed.",
+        min=1,
+        show_default="3, with --preset small 2",
+    ),
 ]
 Rates = Annotated[
     str | None,
@@ -39,7 +45,7 @@ Rates = Annotated[
 Validations = Annotated[
     int | None,
     options.integer(
-        "Maximum validations per run.", min=1, show_default="10, with --preset small 4"
+        "Maximum number of validations per run.", min=1, show_default="10, with --preset small 4"
     ),
 ]
 AlsoBenchmark = Annotated[

@@ -22,7 +22,7 @@ def poolings(
     benchmark: Annotated[
         str,
         options.argument(
-            "BENCHMARK", "Name or folder of a benchmark, or toy, which draws toy landmarks."
+            "BENCHMARK", "Name or folder of a benchmark, or toy to draw toy landmarks into --out."
         ),
     ],
     whiten_on: Annotated[

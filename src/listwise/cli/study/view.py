@@ -1,4 +1,4 @@
-"""What a person sees while a study runs."""
+"""Show the progress of a study on the terminal."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from listwise.training.run.view import LiveTrainView, TrainView
 
 
 class LiveStudyView(StudyView):
-    """Prints which run is under way above the bars of its trainer, and calls `on_outcome`."""
+    """Prints the name of the current run above the bars of its trainer, and calls `on_outcome`."""
 
     def __init__(self, console: Console, on_outcome: Callable[[StudyResults], object]) -> None:
         self.console = console

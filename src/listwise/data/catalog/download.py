@@ -48,10 +48,9 @@ def download(
 ) -> list[str]:
     """Fetch and unpack the files of a data set that are not in `folder` yet.
 
-    An archive or file of the right name that lies in `folder` already, downloaded by hand, is
-    taken as it is.
+    An archive or file with the right name that is already in `folder` is used and not downloaded.
 
-    Returns the names of the files without a published checksum, whose SHA-256 was only noted.
+    Returns the names of the files without a published checksum, whose SHA-256 is only recorded.
     """
     if not entry.files:
         raise InputError(f"{entry.name} cannot be downloaded: {entry.how}")

@@ -89,7 +89,7 @@ class Codebook:
         if extractor != self.info.extractor:
             raise InputError(
                 f"the codebook is for descriptors of {self.info.extractor}, not of {extractor}: "
-                f"extract the features {_how(self.info.extractor, extractor)}, "
+                f"extract the features {_how_to_extract(self.info.extractor, extractor)}, "
                 "or learn another codebook"
             )
 
@@ -174,7 +174,7 @@ def is_codebook(path: str | Path) -> bool:
     return True
 
 
-def _how(wanted: str, given: str) -> str:
+def _how_to_extract(wanted: str, given: str) -> str:
     """Return how to extract features for the extractor `wanted` instead of `given`."""
     count = re.fullmatch(r"(.*rootsift-|delf-[0-9a-f]+-)(\d+)(.*)", wanted)
     if count is None:

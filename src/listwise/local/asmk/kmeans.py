@@ -113,7 +113,7 @@ def _sample(
         kept[places[taken]] = rows[taken]
         seen += len(rows)
     if kept is None:
-        raise InputError("the files hold no local descriptors: extract features of more photos")
+        raise InputError("the files contain no local descriptors: extract features of more photos")
     return kept[: min(seen, size)]
 
 

@@ -138,7 +138,7 @@ class Delf(nn.Module):
                 )
         net = cls(read_config(folder / CONFIG_FILE, DelfConfig, "DELF network"))
         state, saved = read_weights(folder / WEIGHTS_FILE)
-        fit_state(net, state, f"{folder} does not fit its own config.json")
+        fit_state(net, state, f"the weights in {folder} do not fit its config.json")
         check_fingerprint(folder, saved, net.fingerprint())
         # Convolutions are faster with channels last, also on CPUs.
         return net.to(device).to(memory_format=torch.channels_last).eval()

@@ -21,9 +21,9 @@ class DelfSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    count: int = Field(1000, ge=1, description="features of a photo at most")
-    scales: tuple[float, ...] = Field(NOH_SCALES, description="sizes at which a photo is seen")
-    max_side: int = Field(1024, ge=32, description="long side of the largest of them")
+    count: int = Field(1000, ge=1, description="Maximum number of features per photo")
+    scales: tuple[float, ...] = Field(NOH_SCALES, description="Scales of the image pyramid")
+    max_side: int = Field(1024, ge=32, description="Maximum long side of a scaled photo, in pixels")
 
     @field_validator("scales")
     @classmethod
@@ -43,38 +43,50 @@ class DelfTraining(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # network
-    backbone: str = Field("resnet50", description="any ResNet of timm")
+    backbone: str = Field("resnet50", description="Name of a timm ResNet")
     weights: str = Field(
         "auto",
-        description="a file, auto, pretrained, random, or the folder of a network that "
-        "listwise train made, which then sets the backbone",
+        description="Initial weights: auto, pretrained, random, a weights file, or a model folder, "
+        "which also sets the backbone",
     )
-    hidden: int = Field(512, ge=1, description="channels of the attention's first layer")
-    dim: int = Field(128, ge=1, description="dimensions of a descriptor, after PCA")
+    hidden: int = Field(512, ge=1, description="Channels of the first layer of the attention")
+    dim: int = Field(128, ge=1, description="Dimensions of a descriptor after PCA")
     # data
     val_fraction: float = Field(
-        0.05, gt=0, lt=1, description="share of the photos held out to choose by, 1000 at most"
+        0.05, gt=0, lt=1, description="Fraction of the photos to validate on, at most 1000 photos"
     )
-    crops: CropSettings = Field(CropSettings(size=448), description="how training crops are drawn")
+    crops: CropSettings = Field(
+        CropSettings(size=448), description="Settings of the training crops"
+    )
     min_scale: float = Field(
-        0.25, gt=0, le=1, description="smallest size that crops are reduced to for the attention"
+        0.25, gt=0, le=1, description="Minimum scale of the crops on which the attention is trained"
     )
     # optimisation
-    fine_tune: bool = Field(True, description="do the first step")
-    fine_tune_updates: int = Field(2000, ge=1, description="updates of the first step")
-    fine_tune_learning_rate: float = Field(1e-4, gt=0, description="Adam's, at the start")
-    attention_updates: int = Field(2000, ge=1, description="updates of the second step")
-    attention_learning_rate: float = Field(1e-3, gt=0, description="Adam's, at the start")
-    weight_decay: float = Field(1e-6, ge=0, description="L2 penalty")
-    batch_size: int = Field(64, ge=2, description="crops an update")
-    seed: int = Field(0, ge=0, description="of crops, batches and random weights")
-    pca_photos: int = Field(500, ge=1, description="photos that the PCA is learned from, at most")
-    validate_every: int = Field(100, ge=1, description="updates between validations, checkpoints")
+    fine_tune: bool = Field(True, description="Fine-tune the backbone first")
+    fine_tune_updates: int = Field(2000, ge=1, description="Number of updates of fine-tuning")
+    fine_tune_learning_rate: float = Field(
+        1e-4, gt=0, description="Initial learning rate of Adam in fine-tuning"
+    )
+    attention_updates: int = Field(2000, ge=1, description="Number of updates of the attention")
+    attention_learning_rate: float = Field(
+        1e-3, gt=0, description="Initial learning rate of Adam for the attention"
+    )
+    weight_decay: float = Field(1e-6, ge=0, description="Weight decay (L2 penalty)")
+    batch_size: int = Field(64, ge=2, description="Number of crops per update")
+    seed: int = Field(0, ge=0, description="Seed of crops, batches and random weights")
+    pca_photos: int = Field(
+        500, ge=1, description="Maximum number of photos from which the PCA is learned"
+    )
+    validate_every: int = Field(
+        100, ge=1, description="Number of updates between two validations, each with a checkpoint"
+    )
     # machine
-    device: str = Field("auto", description="cpu, cuda, cuda:1 ...; auto takes a GPU if any")
+    device: str = Field(
+        "auto", description="Device: cpu, cuda, cuda:1, or auto, which uses a GPU if available"
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="bfloat16 runs the network under autocast; auto does on a GPU"
+        "auto", description="Precision in which the network computes; auto is bfloat16 on a GPU"
     )
     workers: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="processes that decode photos; from the cores by default"
+        None, description="Number of processes that decode photos; from the CPU cores by default"
     )

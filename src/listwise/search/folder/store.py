@@ -191,7 +191,7 @@ class FolderStore(Store):
                 tuned = self._tune_compressed(intent, kept)
             lacking = shortcomings(intent, tuned)
             if lacking:
-                on_note(f"the best search found here has {', '.join(lacking)}")
+                on_note(f"no search method meets all limits; the best one has {', '.join(lacking)}")
             return tuned
 
     def facts(self) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class MilvusStore(Store):
         """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
         if k > _MOST:
-            raise InputError(f"k is {k}: Milvus returns at most {_MOST} results")
+            raise InputError(f"`k` must be {_MOST} or less, the maximum of Milvus, not {k}")
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
         width = 0
@@ -271,7 +271,8 @@ class MilvusStore(Store):
             return exact
         raise InputError(
             f"{len(keys)} descriptors of {self.header.dim} dimensions do not fit into "
-            f"{intent.memory} bytes: allow more" + ("" if lossy else ", or use Milvus 2.5 or later")
+            f"{intent.memory} bytes: allow more `memory`"
+            + ("" if lossy else ", or use Milvus 2.5 or later")
         )
 
     def facts(self) -> dict[str, Any]:
