@@ -270,9 +270,9 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         ((nothing, out), {}, r"none of the 2 photos can be read; the first: no\.jpg"),
         ((images, out), {"scales": ()}, "`scales` .*one or more"),
         ((images, out), {"scales": (1, -0.5)}, "above 0"),
-        ((images, out), {"power": 0.0}, "`power` 0.0: .*greater than 0"),
-        ((images, out), {"max_side": 0}, "`max_side` 0"),
-        ((images, out), {"precision": "half"}, "`precision` 'half'.*bfloat16"),
+        ((images, out), {"power": 0.0}, "`power` must be greater than 0, not 0.0"),
+        ((images, out), {"max_side": 0}, "`max_side` must be .*, not 0"),
+        ((images, out), {"precision": "half"}, "`precision` must be .*bfloat16.*, not .half."),
     ):
         with pytest.raises(InputError, match=message) as error:
             extract(model, *arguments, workers=0, **change)
