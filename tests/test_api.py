@@ -329,7 +329,7 @@ def test_photos_are_added_from_everywhere(
         assert "broken.jpg" in added.errors[0]
         assert len(index.add(tmp_path / "all.parquet", root=photos).added) == 48
         assert index.entry("class7/3.jpg").path == str(photos / "class7" / "3.jpg")
-        with pytest.raises(InputError, match="keeps the places of its photos"):
+        with pytest.raises(InputError, match="stores the paths of its photos"):
             index.add([Image.new("RGB", (8, 8))])  # type: ignore[list-item]
         with pytest.raises(InputError, match="nowhere"):
             index.add(tmp_path / "nowhere.jpg")
@@ -343,7 +343,7 @@ def test_photos_are_removed_by_id_key_entry_and_file(index: listwise.Index, phot
     ids = {hit.id for hit in index.search(photos / "class0" / "0.jpg", k=48)}
     assert not {"class0/0.jpg", "class0/1.jpg", "class0/2.jpg"} & ids
     for gone in ("class0/0.jpg", 7, photos / "class3"):
-        with pytest.raises(InputError, match="no photo"):
+        with pytest.raises(InputError, match=r"has no photo|has no entry for"):
             index.remove(gone)
     with pytest.raises(InputError, match=r"has no photo class0/0\.jpg"):
         index.search(like="class0/0.jpg")
