@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -51,16 +52,14 @@ class Process:
         command = [sys.executable, "-m", "listwise", "serve", *map(str, arguments)]
         if "--port" not in arguments:
             command += ["--port", "0"]
+        # A file: a server whose log nobody reads would stop at a full pipe.
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.popen = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            command, env=environment, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         self.said = self.popen.stdout.readline()
         found = re.search(r"http://[\w.:\[\]]+", self.said)
-        assert found, self.popen.communicate(timeout=30)
+        assert found, (self.popen.wait(30), self.log())
         self.url = found[0]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.client = httpx.Client(base_url=self.url, timeout=30, headers=headers)
@@ -69,8 +68,13 @@ class Process:
         """Exit code and what was said on stderr."""
         self.client.close()
         self.popen.send_signal(number)
-        _, err = self.popen.communicate(timeout=30)
-        return self.popen.returncode, err
+        self.popen.communicate(timeout=30)
+        return self.popen.returncode, self.log()
+
+    def log(self):
+        """What the process has written to stderr."""
+        self._log.seek(0)
+        return self._log.read()
 
 
 def wait_for(condition, seconds=20):

@@ -174,7 +174,7 @@ def without_length(lines: list[bytes]) -> list[bytes]:
 
 def flip_bits(content: bytes, generator: np.random.Generator) -> bytes:
     """Flip one to eight bits."""
-    damaged = bytearray(content)
+    damaged = bytearray(content or b"\0")
     for place in generator.integers(0, len(damaged), int(generator.integers(1, 9))):
         damaged[int(place)] ^= 1 << int(generator.integers(0, 8))
     return bytes(damaged)

@@ -222,6 +222,17 @@ def test_a_refused_body_is_not_read_further(server):
         assert time.monotonic() - answered < 15
 
 
+def test_a_body_that_is_malformed_is_refused_once(server):
+    """Also where the header alone has an answer, which is then not sent."""
+    bad = head("Transfer-Encoding: chunked").replace(b"/api/search", b"/nothing") + b"zz\r\n"
+    with connect(server) as wire:
+        wire.sendall(bad)
+        received = b"".join(iter(lambda: wire.recv(10_000), b""))
+    assert received.startswith(b"HTTP/1.1 400")
+    assert received.count(b"HTTP/1.1") == 1
+    assert "Traceback" not in server.log()
+
+
 def is_answered(wire):
     return bool(select.select([wire], [], [], 0)[0])
 

@@ -132,7 +132,7 @@ def test_photos_are_added_and_a_running_request_ends_well(server, folder):
         assert answer.result().status_code == 200
         assert len(answer.result().json()["results"]) == 2
     assert server.popen.wait(40) == 0
-    assert server.popen.stderr.read() == ""
+    assert server.log() == ""
 
 
 def test_for_others_and_with_little_room(server, folder, photos, start):

@@ -78,6 +78,19 @@ class BoundedProtocol(H11Protocol):
         elif "header" not in self._timers:
             self._start("header", self.limits.header_seconds, self._end)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a malformed request and close the connection.
+
+        If its beginning was well-formed, it may already be processed or answered: work on it stops.
+        """
+        if not self.idle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         """Close a connection whose client still sends a body that nobody needs."""
         super().on_response_complete()
