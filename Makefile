@@ -24,7 +24,8 @@ quick: $(VENV)/.installed-dev ## run the quick tests (a minute or so)
 
 # Every crash point, and the other tests that take long to be thorough.
 soak: $(VENV)/.installed-dev ## run the reliability tests in full (hours)
-	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash tests/fuzz
+	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash tests/fuzz \
+	  tests/training/test_damaged_run.py
 
 # In an environment of its own (several GB), without any extra.
 FLOORS := .floors

@@ -13,7 +13,8 @@ def publish(partial: Path, final: Path) -> None:
     """Move a finished file to its final place, atomically.
 
     Readers see the old file or the new one, and so does the next run after a kill or a power
-    failure. The file gets the permissions of an ordinary new file.
+    failure; once the function has returned, it is the new one. The file gets the permissions of an
+    ordinary new file.
 
     Args:
         partial: the finished file, on the same file system.
@@ -25,6 +26,18 @@ def publish(partial: Path, final: Path) -> None:
     os.umask(mask)
     partial.chmod(0o666 & ~mask)
     os.replace(partial, final)
+    sync_folder(final.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on the disk."""
+    if os.name == "nt":  # Windows cannot open folders
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def write_text(path: Path, text: str) -> None:

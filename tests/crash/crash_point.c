@@ -1,10 +1,12 @@
 /* Preloaded into a process: counts the calls that change files below one folder. At a chosen one it kills
- * the process (a write is cut in half first, every other call is not made), or from there on the calls
- * that need space fail, as on a full disk. */
+ * the process (a write is cut in half first, every other call is not made), or from there on calls fail:
+ * those that need space, as on a full disk, or all of them, as in a folder that is read-only. It can also
+ * show the process a clock that is ahead, and put it back at the chosen call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -12,8 +14,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static char folder[PATH_MAX];
@@ -21,6 +25,10 @@ static size_t folder_length;
 static atomic_long calls;
 static long last = -1;
 static int failure;
+static long ahead;
+static int clock_only;
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 /* Count calls that change files below `path`. At call number `at` (never if it is -1) the process dies,
  * or, if `error` is not 0, this call and the following ones fail with that error number. */
@@ -33,6 +41,46 @@ void crash_arm(const char *path, long at, int error) {
 }
 
 long crash_calls(void) { return calls; }
+
+/* Show a clock that is `seconds` ahead. With `returns`, call number `at` of `crash_arm` does not end the
+ * process: the clock goes back there. */
+void crash_clock(long seconds, int returns) {
+    ahead = seconds;
+    clock_only = returns;
+}
+
+static int later(const char *path, const struct stat *state, int kind, struct FTW *place) {
+    (void)kind;
+    (void)place;
+    struct timespec times[2] = {state->st_atim, state->st_mtim};
+    times[1].tv_sec += ahead;
+    utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW);
+    return 0;
+}
+
+/* Put the clock back. The files so far were written while it was ahead, so they are from the future. */
+void crash_clock_back(void) {
+    nftw(folder, later, 16, FTW_PHYS);
+    ahead = 0;
+}
+
+int clock_gettime(clockid_t kind, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);  /* called too often to be looked up each time */
+    if (!real) real = REAL(clock_gettime);
+    int done = real(kind, now);
+    if (kind == CLOCK_REALTIME || kind == CLOCK_REALTIME_COARSE) now->tv_sec += ahead;
+    return done;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    int done = REAL(gettimeofday)(now, zone);
+    now->tv_sec += ahead;
+    return done;
+}
+time_t time(time_t *now) {
+    time_t found = REAL(time)(NULL) + ahead;
+    if (now) *now = found;
+    return found;
+}
 
 static int below(const char *path) {
     if (!folder_length || !path) return 0;
@@ -58,17 +106,23 @@ static int verdict(int concerned) {
     long call = atomic_fetch_add(&calls, 1);
     if (last < 0 || call < last) return PROCEED;
     if (failure) return FAIL;
-    return call == last ? DIE : PROCEED;
+    if (call != last) return PROCEED;
+    if (!clock_only) return DIE;
+    crash_clock_back();
+    return PROCEED;
 }
+
+/* Whether calls fail now that need no space, such as opening a file to change it. */
+static int read_only(void) { return failure && failure != ENOSPC && last >= 0 && calls > last; }
 
 static void die(void) {
     kill(getpid(), SIGKILL);
     for (;;) pause();
 }
 
-#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 /* For calls that free space, and for those that need some. */
-#define FREES(concerned) do { if (verdict(concerned) == DIE) die(); } while (0)
+#define FREES(concerned) \
+    do { if (verdict(concerned) == DIE) die(); if ((concerned) && read_only()) { errno = failure; return -1; } } while (0)
 #define NEEDS(concerned, failed) \
     do { int end = verdict(concerned); if (end == DIE) die(); if (end == FAIL) { errno = failure; return failed; } } while (0)
 /* For writes: half of it is written before the process dies. */
@@ -112,6 +166,7 @@ int mkdir(const char *path, mode_t mode) { NEEDS(below(path), -1); return REAL(m
 
 static int opened(const char *name, const char *path, int flags, mode_t mode) {
     NEEDS((flags & (O_CREAT | O_TRUNC)) && below(path), -1);
+    if ((flags & O_ACCMODE) != O_RDONLY && read_only() && below(path)) { errno = failure; return -1; }
     int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, name);
     return real(path, flags, mode);
 }

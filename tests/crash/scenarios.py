@@ -1,8 +1,14 @@
-"""Kills one operation at each of its writes in turn, then repeats it and compares the results.
+"""Disturbs one operation at each of its writes in turn, then repeats it and compares the results.
 
 Runs as a process of its own with crash_point.c preloaded:
     python scenarios.py FOLDER PHOTOS POINTS FAULT:OPERATION ...
-FAULT is "kill", or "full": from that call on the disk is full, and there is space again afterwards.
+FAULT is what happens at one of the calls that change files:
+    kill      the process is killed
+    full      the disk is full from there on, and has space again afterwards
+    readonly  the file system is read-only from there on, and can be written to again afterwards
+    denied    the permission to write is lost, and granted again afterwards
+    clock     the clock goes back by an hour: while the operation runs, and again between a kill at
+              that call and the repetition
 It prints a JSON object for each: the calls that change files, the points tried, what went wrong.
 Each step runs in a forked process, so that the imports are paid for once.
 """
@@ -17,8 +23,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +42,7 @@ from starlette.testclient import TestClient
 
 import listwise
 import listwise.search.folder.store
+import listwise.search.folder.table
 from listwise.data import read_images
 from listwise.descriptors import extract, learn_whitening, load_model
 from listwise.descriptors.storage import DescriptorFile
@@ -46,6 +55,8 @@ from listwise.serving.settings import ServeSettings
 from listwise.training import resume
 
 MODEL = "test_resnet.r160_in1k"
+ERRORS = {"full": errno.ENOSPC, "readonly": errno.EROFS, "denied": errno.EACCES}
+HOUR = 3600
 
 
 def sha(data: np.ndarray | bytes) -> str:
@@ -126,6 +137,21 @@ class Remove(IndexOperation):
         with open_index(self.index, load_model(self.model, "cpu")) as index:
             rows = index.store.vectors([entry.key for entry in index])
             return {"vectors": {entry.id: sha(row) for entry, row in zip(index, rows, strict=True)}}
+
+
+class Tidy(IndexOperation):
+    """Photos added one by one; after each commit, files are joined and old versions removed."""
+
+    first = 2
+
+    def run(self) -> None:
+        table = listwise.search.folder.table
+        table._TIDY_EVERY, table._SMALL_FILES, table._SLACK = 1, 2, 0
+        table._OLD = timedelta(milliseconds=1)
+        with open_index(self.index, load_model(self.model, "cpu")) as index:
+            for path in self.photos[:4]:
+                index.add(path, workers=0)
+            index.remove(self.photos[0])
 
 
 class Tune(IndexOperation):
@@ -259,7 +285,7 @@ class Train(Extract):
         """Nothing can be said before the run is resumed."""
 
 
-KINDS = (Build, Add, Remove, Tune, Serve, Extract, Whiten, Train)
+KINDS = (Build, Add, Remove, Tidy, Tune, Serve, Extract, Whiten, Train)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 
@@ -291,49 +317,99 @@ def in_child(function: Callable[[], Any], allowed: tuple[type, ...] = ()) -> tup
     return 0, value
 
 
+class Shim:
+    """What crash_point.c offers, for one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.library = ctypes.CDLL(None)
+        self.folder = os.fsencode(folder)
+
+    def arm(self, at: int, error: int) -> None:
+        self.library.crash_arm(self.folder, ctypes.c_long(at), error)
+
+    def set_clock(self, ahead: int, returns: bool = False) -> None:
+        self.library.crash_clock(ctypes.c_long(ahead), int(returns))
+
+    def put_clock_back(self) -> None:
+        self.arm(-1, 0)
+        self.library.crash_clock_back()
+
+    def calls(self) -> int:
+        return int(self.library.crash_calls())
+
+
 def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[str, Any]:
-    """Interrupt an operation at `wanted` of its points, evenly spread (all if it is 0)."""
-    shim = ctypes.CDLL(None)
-    error = errno.ENOSPC if fault == "full" else 0
+    """Disturb an operation at `wanted` of its points, evenly spread (all if it is 0)."""
     base, work = folder / "base", folder / "work"
+    shim, error = Shim(work), ERRORS.get(fault, 0)
+    ahead = HOUR if fault == "clock" else 0
     operation = OPERATIONS[name](work, Path(photos))
 
     def restore() -> None:
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(base, work)
 
-    def run(at: int) -> int:
-        shim.crash_arm(os.fsencode(work), ctypes.c_long(at), error)
+    def run(at: int, clock_returns: bool = False) -> int:
+        shim.arm(at, error)
+        shim.set_clock(ahead, clock_returns)
+        started = time.time()
         operation.run()
-        return int(shim.crash_calls())
+        assert (time.time() < started) == clock_returns, "the clock is not as it should be"
+        return shim.calls()
+
+    def disturb(point: int, clock_returns: bool) -> bool:
+        """Whether the operation was disturbed at the point; then it is repeated without."""
+        restore()
+        shim.set_clock(ahead)
+        # What the command line reports in one line.
+        allowed = () if clock_returns else (InputError, OSError)
+        signalled, result = in_child(lambda: run(point, clock_returns), allowed)
+        finished = isinstance(result, int)
+        assert finished or signalled == (0 if error else signal.SIGKILL)
+        assert finished or "\n" not in str(result), result
+        if ahead and not clock_returns:
+            in_child(shim.put_clock_back)
+        shim.set_clock(0)
+        in_child(lambda: operation.check_interrupted(expected))
+        in_child(operation.run)
+        assert_same()
+        return clock_returns or not finished
+
+    def assert_same(read_only: bool = False) -> None:
+        def observe() -> Any:
+            if read_only:
+                shim.arm(0, error)
+            return operation.observe()
+
+        _, observed = in_child(observe)
+        assert observed == expected, f"{observed} instead of {expected}"
 
     work.mkdir(parents=True)
+    shim.set_clock(ahead)
     in_child(operation.prepare)
     work.rename(base)
     restore()
     _, total = in_child(lambda: run(-1))
     _, expected = in_child(operation.observe)
+    if wanted and ahead:  # each point is tried in two ways
+        wanted = max(1, wanted // 2)
     step = max(1, -(-total // wanted)) if wanted else 1
-    points, failures, interrupted = list(range(0, total, step)), [], 0
+    # Errors from the first call on are usual; the clock usually goes back later.
+    points = list(range(step // 2 if ahead else 0, total, step))
+    failures, disturbed = [], 0
     for point in points:
-        restore()
-        try:
-            # What the command line reports in one line.
-            signalled, result = in_child(lambda point=point: run(point), (InputError, OSError))
-            assert signalled == (0 if error else signal.SIGKILL) or isinstance(result, int)
-            interrupted += not isinstance(result, int)
-            in_child(lambda: operation.check_interrupted(expected))
-            in_child(operation.run)
-            _, observed = in_child(operation.observe)
-            assert observed == expected, f"{observed} instead of {expected}"
+        for clock_returns in (True, False) if ahead else (False,):
+            try:
+                disturbed += disturb(point, clock_returns)
+            except AssertionError as failed:
+                failures.append(f"point {point}: {failed}")
+    if fault in ("readonly", "denied"):
+        try:  # what was written can be read where nothing can be changed
+            assert_same(read_only=True)
         except AssertionError as failed:
-            failures.append(f"point {point}: {failed}")
-    return {
-        "calls": total,
-        "points": len(points),
-        "interrupted": interrupted,
-        "failures": failures,
-    }
+            failures.append(f"read-only: {failed}")
+    shim.set_clock(0)
+    return {"calls": total, "points": len(points), "interrupted": disturbed, "failures": failures}
 
 
 if __name__ == "__main__":
@@ -343,4 +419,4 @@ if __name__ == "__main__":
         report = main(
             operation, Path(sys.argv[1], fault, operation), sys.argv[2], int(sys.argv[3]), fault
         )
-        print(json.dumps({"case": case, **report}))
+        print(json.dumps({"case": case, **report}), flush=True)

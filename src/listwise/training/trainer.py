@@ -37,6 +37,7 @@ from listwise.training.run.folder import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
     MODEL_FOLDER,
+    check_settings,
     check_unused,
     read_run,
     reopen_run,
@@ -159,6 +160,11 @@ class Trainer:
         if record and record.damaged:
             lines = ", ".join(map(str, record.damaged))
             self.view.message(f"note: removed damaged lines of {METRICS_FILE}: {lines}")
+        elif record and progress.metrics_sum not in (None, record.sum):
+            self.view.message(
+                f"note: {METRICS_FILE} is damaged or was edited: its lines up to update "
+                f"{progress.update} may be wrong; the training itself does not use them"
+            )
         try:
             self.view.start(progress.update, self.plan.config.updates)
             self._train(record)
@@ -408,6 +414,7 @@ class Trainer:
             record.flush()
             self.progress.counts = asdict(self.step.counts)
             self.progress.tuples = self._tuples.tolist()
+            self.progress.metrics_sum = record.sum
             save_checkpoint(
                 self.run / CHECKPOINT_FILE,
                 self.net,
@@ -474,6 +481,7 @@ def resume(
     """
     about = read_run(run)
     settings = read_settings(Path(run) / CONFIG_FILE)
+    check_settings(run, about, settings)
     given = {"loss": loss, "backbone": backbone, "pooling": pooling}
     for kind, part in given.items():
         if part is None:

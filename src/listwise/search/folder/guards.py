@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from listwise.files import publish
+from listwise.files import publish, sync_folder
 
 _FOLDER = "guards"
 _HEADER = "index.json"
@@ -44,6 +44,20 @@ def update(folder: Path) -> None:
         guard.unlink(missing_ok=True)
 
 
+def sync(folder: Path) -> None:
+    """Wait until the files that have no guard yet are on the disk: LanceDB does not.
+
+    Call it before `update`. Then a finished change survives a power failure.
+    """
+    present = _present(folder)
+    new = [path for path in _files(folder) if str(path.relative_to(folder)) not in present]
+    for path in new:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for parent in {path.parent for path in new} | {folder, folder / _TABLE}:
+        sync_folder(parent)
+
+
 def damaged_files(folder: Path) -> list[str]:
     """Names of the guarded files that have changed since they were written."""
     found = []
@@ -56,6 +70,18 @@ def damaged_files(folder: Path) -> list[str]:
         except FileNotFoundError:
             continue  # removed by another process; LanceDB reports the files that it misses
     return sorted(found)
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Names of the manifests of changes that were committed, but not finished with `update`."""
+    present = _present(folder)
+    found = []
+    for path in _manifests(folder):
+        file = str(path.relative_to(folder))
+        if file in present:
+            return found
+        found.append(file)
+    return []  # an index of an earlier version
 
 
 def damaged_copies(folder: Path) -> list[str]:
@@ -109,11 +135,14 @@ def _files(folder: Path) -> Iterator[Path]:
     table = folder / _TABLE
     if (folder / _HEADER).exists():
         yield folder / _HEADER
-    # LanceDB counts down in the names of manifests, so the first name is the last version.
-    manifests = sorted((table / "_versions").glob("*.manifest"))
-    yield from manifests[:1]
+    yield from _manifests(folder)[:1]
     for kind in ("_deletions", "_indices", "data"):
         yield from (path for path in (table / kind).rglob("*") if path.is_file())
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """The manifests of a table, the last version first: LanceDB counts down in their names."""
+    return sorted((folder / _TABLE / "_versions").glob("*.manifest"))
 
 
 def _end(path: Path, count: int) -> bytes:

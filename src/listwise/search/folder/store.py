@@ -101,6 +101,7 @@ class FolderStore(Store):
                 if cls.exists(place):
                     raise InputError(f"an index at {folder} exists already")
                 table = EntryTable.create(folder, header.dim)
+                guards.sync(folder)
                 # Written last: a folder without it is not an index, and the next attempt restarts.
                 write_text(folder / _HEADER, header.model_dump_json(indent=2))
                 guards.update(folder)
@@ -236,7 +237,7 @@ class FolderStore(Store):
         """Names of the damaged files of an index, relative to its folder."""
         folder = Path(place)
         files = guards.damaged_files(folder) + guards.damaged_copies(folder)
-        return files + damaged_caches(folder)
+        return files + damaged_caches(folder) + _lost_changes(folder)
 
     @classmethod
     def repair_files(cls, place: str) -> list[str]:
@@ -249,6 +250,8 @@ class FolderStore(Store):
         with FileLock(folder / _LOCK):
             damaged = cls.damaged_files(place)
             left = guards.restore(folder)
+            for file in _lost_changes(folder):
+                (folder / file).unlink()
             lost = [file for file in left if not guards.is_index_file(file)]
             if lost:
                 raise DamagedIndexError(
@@ -260,6 +263,7 @@ class FolderStore(Store):
             # The new version uses none of these, or makes them again.
             for file in left + guards.damaged_copies(folder) + damaged_caches(folder):
                 (folder / file).unlink()
+            guards.sync(folder)
             guards.update(folder)
         return damaged
 
@@ -285,13 +289,24 @@ class FolderStore(Store):
             mirror = self._mirror
             nothing_missed = mirror is not None and self._table.version == mirror.seen
             yield
-            try:
+            with self._warning():
                 self._table.tidy()
+            try:
+                guards.sync(self._folder)
+            except OSError as error:
+                raise InputError(f"cannot write to {self._folder}: {error.strerror}") from error
+            with self._warning():
                 guards.update(self._folder)
-            except (InputError, OSError) as error:  # the change itself is committed
-                _log.warning("%s: old files are not removed: %s", self.uri, error)
             if mirror is not None and nothing_missed:
                 mirror.seen = self._table.version
+
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Log errors of what may fail after a change is committed."""
+        try:
+            yield
+        except (InputError, OSError) as error:
+            _log.warning("%s: old files are not removed: %s", self.uri, error)
 
     @contextmanager
     def _locked(self, patience: float = -1) -> Iterator[None]:
@@ -412,6 +427,16 @@ class FolderStore(Store):
             return  # another process writes; the saved state is older but valid
         except (OSError, RuntimeError, InputError) as error:  # FAISS raises RuntimeError
             _log.warning("%s: the search method is not saved: %s", self.uri, error)
+
+
+def _lost_changes(folder: Path) -> list[str]:
+    """Names of the manifests of the last changes, if a power failure has lost a part of them.
+
+    LanceDB commits a change before its files are on the disk. Without these manifests, it reads the
+    version before.
+    """
+    unfinished = guards.unfinished(folder)
+    return [] if not unfinished or EntryTable.can_read(folder) else unfinished
 
 
 def _examine(raw: RawRows) -> list[EntryCheck]:

@@ -95,6 +95,15 @@ class EntryTable:
         with _one_line_errors(folder):
             return cls(folder, _connect(folder).open_table(_NAME))
 
+    @classmethod
+    def can_read(cls, folder: Path) -> bool:
+        """Whether LanceDB can read all rows of a table."""
+        try:
+            parts = cls.open(folder).raw()
+            return all(table is not None for part in parts for table in part[1:])
+        except InputError:
+            return False
+
     @property
     def version(self) -> int:
         """The number of the last commit of any process."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from listwise.errors import InputError
 from listwise.files import write_tensors
+from listwise.models.storage import FINGERPRINT, state_digest
 
 
 @dataclass
@@ -18,6 +19,7 @@ class Progress:
     """The progress of a run: everything besides tensors that the next update depends on.
 
     `tuples` are the last mined ones; they cannot be mined again, because the network has changed.
+    `metrics_sum` is the checksum of `metrics.jsonl` up to this update.
     """
 
     update: int = 0
@@ -29,6 +31,7 @@ class Progress:
     seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     tuples: list[list[int]] = field(default_factory=list)
+    metrics_sum: int | None = None
 
 
 def save_checkpoint(
@@ -55,13 +58,19 @@ def save_checkpoint(
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    write_tensors(path, tensors, {"progress": json.dumps(asdict(progress))})
+    state = json.dumps(asdict(progress))
+    fingerprint = state_digest({"progress": state}, tensors)
+    write_tensors(path, tensors, {"progress": state, FINGERPRINT: fingerprint})
 
 
 def load_checkpoint(
     path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
 ) -> Progress:
-    """Load the state that `save_checkpoint` saved into network, optimizer and loss."""
+    """Load the state that `save_checkpoint` saved into network, optimizer and loss.
+
+    Raises:
+        InputError: the file is damaged, or does not fit the network or the loss.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -71,6 +80,13 @@ def load_checkpoint(
         raise InputError(
             f"{path} is damaged or not a checkpoint of this version ({error}): start a new run"
         ) from error
+    # Checkpoints of earlier versions have no fingerprint.
+    saved = metadata.get(FINGERPRINT)
+    if saved is not None and saved != state_digest({"progress": metadata["progress"]}, tensors):
+        raise InputError(
+            f"{path} is damaged (it does not match its fingerprint): restore a copy of it, or "
+            "start a new run"
+        )
     try:
         net.load_state_dict(_part(tensors, "net."))
         if loss is not None:

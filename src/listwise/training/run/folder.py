@@ -1,17 +1,21 @@
 """The folder of a run: its files, and the record of its data and settings."""
 
+import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from listwise.errors import InputError
 from listwise.files import read_json, write_text
+from listwise.models.storage import read_network
 
 if TYPE_CHECKING:
     from listwise.training.plan import TrainPlan
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
+# Settings that may be edited before a run is resumed: they depend on the machine.
+_FREE = ("device", "workers", "checkpoint_every")
 
 
 def start_run(run: Path, plan: "TrainPlan") -> None:
@@ -27,10 +31,12 @@ def start_run(run: Path, plan: "TrainPlan") -> None:
         raise InputError(
             f"cannot create the run folder {run} ({error.strerror}): choose another `run_folder`"
         ) from error
-    write_text(run / CONFIG_FILE, yaml.safe_dump(plan.config.model_dump(), sort_keys=False))
+    settings = yaml.safe_dump(plan.config.model_dump(), sort_keys=False)
+    write_text(run / CONFIG_FILE, settings)
     about = {
         "data": str(plan.data.resolve()),
         "data_fingerprint": plan.fingerprint(),
+        "settings_fingerprint": _digest(yaml.safe_load(settings)),
         "listwise": __version__,
         "torch": torch.__version__,
     }
@@ -38,11 +44,14 @@ def start_run(run: Path, plan: "TrainPlan") -> None:
 
 
 def reopen_run(run: Path, plan: "TrainPlan") -> None:
-    """Check that the data of a run are unchanged, and remove unfinished files."""
+    """Check that data and best model of a run are unchanged, and remove unfinished files."""
     if read_run(run)["data_fingerprint"] != plan.fingerprint():
         raise InputError(
             f"{plan.data} has other photos or labels than {run} was trained on: start a new run"
         )
+    # The run may end without a better model, and would then present a damaged one as its result.
+    if (run / MODEL_FOLDER).exists() and (run / CHECKPOINT_FILE).exists():
+        read_network(run / MODEL_FOLDER)
     # safetensors first writes to a hidden file .tmp….
     for unfinished in (*run.rglob("*.tmp"), *run.rglob(".tmp*")):
         unfinished.unlink()
@@ -64,6 +73,22 @@ def read_run(run: str | Path) -> dict[str, str]:
     return about
 
 
+def check_settings(run: str | Path, about: dict[str, str], settings: dict[str, Any]) -> None:
+    """Raise an `InputError` if settings of a run that affect its result have changed.
+
+    Args:
+        run: the folder of the run.
+        about: what `read_run` returned.
+        settings: the settings in its config file.
+    """
+    # Runs of earlier versions have no fingerprint of their settings.
+    if about.get("settings_fingerprint") not in (None, _digest(settings)):
+        raise InputError(
+            f"{Path(run) / CONFIG_FILE} is damaged or was edited after the run was started: "
+            "restore it, or start a new run with it"
+        )
+
+
 def check_unused(run: str | Path) -> None:
     """Raise an `InputError` if a folder contains a run already."""
     if (Path(run) / RUN_FILE).exists():
@@ -71,3 +96,8 @@ def check_unused(run: str | Path) -> None:
             f'{run} contains a run already: resume it with `resume="{run}"`, or choose another '
             "`run_folder`"
         )
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    kept = {name: value for name, value in settings.items() if name not in _FREE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """Write the metrics of a run to `metrics.jsonl` and TensorBoard, with pictures of ranked lists."""
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class Record:
 
     A run that is resumed after `update` keeps the metrics up to that update and removes later ones;
     with 0 a new run starts, and all earlier metrics are removed. Damaged lines are removed too;
-    `damaged` has their numbers.
+    `damaged` has their numbers. `sum` is a checksum of all lines of the file.
     """
 
     def __init__(self, run: Path, update: int = 0) -> None:
@@ -32,15 +33,18 @@ class Record:
         path = run / METRICS_FILE
         first = update + 1 if update else 0
         entries, self.damaged = _read_entries(path)
-        kept = [json.dumps(entry) + "\n" for entry in entries if entry["update"] < first]
-        write_text(path, "".join(kept))
+        kept = "".join(json.dumps(entry) + "\n" for entry in entries if entry["update"] < first)
+        write_text(path, kept)
+        self.sum = zlib.crc32(kept.encode())
         self._file = path.open("a", encoding="utf-8")
         self._board: Any = SummaryWriter(str(run / TENSORBOARD_FOLDER), purge_step=first)
 
     def write(self, update: int, **values: float) -> None:
         """Write the metrics of an update."""
-        self._file.write(json.dumps({"update": update, **values}) + "\n")
+        line = json.dumps({"update": update, **values}) + "\n"
+        self._file.write(line)
         self._file.flush()
+        self.sum = zlib.crc32(line.encode(), self.sum)
         for name, value in values.items():
             self._board.add_scalar(name, value, update)
 
