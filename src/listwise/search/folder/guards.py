@@ -75,7 +75,7 @@ def damaged_files(folder: Path) -> list[str]:
 def unfinished(folder: Path) -> list[str]:
     """Names of the manifests of changes that were committed, but not finished with `update`."""
     present = _present(folder)
-    found = []
+    found: list[str] = []
     for path in _manifests(folder):
         file = str(path.relative_to(folder))
         if file in present:
@@ -86,7 +86,7 @@ def unfinished(folder: Path) -> list[str]:
 
 def damaged_copies(folder: Path) -> list[str]:
     """Names of the guards whose copy is damaged, which `update` makes again once deleted."""
-    found = []
+    found: list[str] = []
     for file, guard in _present(folder).items():
         size = int(guard.suffix[1:].split("-")[0])
         if not is_index_file(file) and _mark(guard.read_bytes(), size) != guard.suffix[1:]:
