@@ -52,7 +52,9 @@ def test_no_function_is_long() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 name = f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}"
-                lengths[name] = (node.end_lineno or 0) - node.lineno + 1
+                docstring = ast.get_docstring(node, clean=False) or ""
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                lengths[name] = lines - len(docstring.splitlines())
     assert len(lengths) > 1000
     assert {name: length for name, length in lengths.items() if length > FUNCTION_LINES} == {}
 

@@ -49,7 +49,7 @@ GOOD = "oxc1_all_souls_000003 1 2 3 4"
         ("oxc1_all_souls_000003 1 2 3", [NAMES[0]], [], "four numbers"),
         ("", [NAMES[0]], [], "four numbers"),
         ("oxc1_all_souls_000003 3 2 1 4", [NAMES[0]], [], "left, top"),
-        (GOOD, ["nowhere_000001"], [], "nowhere_000001 is to be found"),
+        (GOOD, ["nowhere_000001"], [], "nowhere_000001 is not among"),
         (GOOD, [NAMES[0]], [NAMES[0]], "judged twice"),
     ],
 )
