@@ -150,11 +150,11 @@ def test_the_descriptors_of_a_stream() -> None:
 def test_bad_settings_are_refused() -> None:
     vectors = np.eye(3)
     for call in (alpha_query_expansion, exact_search):
-        with pytest.raises(InputError, match="at least 1|1 or more"):
+        with pytest.raises(InputError, match=r"at least 1|1 or more"):
             call(vectors, vectors, k=0)
     with pytest.raises(InputError, match="0 or more"):
         alpha_query_expansion(vectors, vectors, alpha=-1)
-    with pytest.raises(InputError, match="at least 1|1 or more"):
+    with pytest.raises(InputError, match=r"at least 1|1 or more"):
         database_augmentation(vectors, k=0)
     with pytest.raises(InputError, match="3 dimensions"):
         alpha_query_expansion(vectors, np.eye(4))
