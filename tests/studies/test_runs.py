@@ -266,7 +266,7 @@ def test_no_query_wants_more_negatives_than_there_are_other_classes(photos, tmp_
         made = plan("losses", photos, tmp_path / "out", given, variants=["ap", "contrastive"])
         assert len(made.plan.train.class_names) == 6
         assert made.config(made.variants[1], 0, 1e-3).contrastive.negatives == had
-        noted = [note for note in made.plan.notes if "negatives of different classes" in note]
+        noted = [note for note in made.plan.notes if "exceeds the number of other classes" in note]
         assert len(noted) == (asked != had)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import warnings
 from typing import Annotated, Any
 
@@ -72,6 +73,7 @@ def main() -> None:
         # Warnings of libraries are meant for their callers, not for users of a command.
         warnings.simplefilter("ignore")
     set_thread_environment()
+    threading.excepthook = _report_thread
     try:
         code = app(prog_name="listwise", standalone_mode=False)
         sys.stdout.flush()
@@ -97,6 +99,12 @@ def main() -> None:
         if torch is None or not isinstance(error, torch.OutOfMemoryError):
             raise
         _leave(with_flags(str(error)))
+
+
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Print the errors of threads, except those that the main thread reports in one line."""
+    if not issubclass(failed.exc_type, OSError):  # TensorBoard's writer raises these again
+        threading.__excepthook__(failed)
 
 
 def _leave(reason: str) -> None:
