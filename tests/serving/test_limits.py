@@ -150,18 +150,18 @@ def test_a_jpeg_file_with_many_scans_is_refused(server, photos):
 
 @pytest.mark.slow
 def test_overload_is_refused_quickly(start, folder, pool):
-    server = start(folder, "--timeout", 5)
+    server = start(folder, "--timeout", 15)
     slow = [HUGE] * 4
     with client_of(server) as client:
         search(client, HUGE)  # from now on the server knows how long such photos take
         answers = [pool.submit(timed, search, client, *slow) for _ in range(30)]
         answers = [answer.result() for answer in answers]
     codes = [answer.status_code for answer, _ in answers]
-    assert codes.count(503) > 20
+    assert codes.count(503) > 15
     for answer, seconds in answers:
         if answer.status_code == 503:
             assert answer.headers["retry-after"] == "1"
-            assert seconds < 2
+            assert seconds < 5  # long before the time limit, also on a busy machine
 
 
 def test_one_address_has_a_limit_of_requests(server, photos):
