@@ -118,7 +118,7 @@ def test_queries_together_find_what_each_finds_alone(index):
 
 
 def test_what_cannot_be_searched_for(index):
-    with pytest.raises(NoEntryError, match="no entry 7 in the index"):
+    with pytest.raises(NoEntryError, match="the index has no entry 7"):
         entry_vectors(index.store, [7])
     with pytest.raises(InputError, match="nothing to search for"):
         index.search(np.empty((0, index.model.dim), np.float32), 5)

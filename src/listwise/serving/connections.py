@@ -13,6 +13,8 @@ from listwise.serving.settings import Limits
 
 # Time for a refused client to read its answer while it still sends a body.
 LINGER_SECONDS = 2.0
+# Bodies up to this many bytes are read to the end, so that the connection can be used again.
+SHORT_BODY = 65536
 # Time for a client to read an answer that is ready.
 READ_SECONDS = 30.0
 
@@ -32,7 +34,7 @@ class BoundedProtocol(H11Protocol):
 
     - The header of a request has to arrive within `limits.header_seconds`.
     - When an answer is complete before the body of its request, the rest of the body is discarded
-      and the connection closed.
+      and the connection closed, unless the body is short.
     - A client that does not read its answer is disconnected.
     - When there are too many connections, in total or of one address, the oldest one without a
       request is closed, so that new clients are always answered.
@@ -94,12 +96,17 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Close a connection whose client still sends a body that nobody needs."""
         super().on_response_complete()
-        if self.idle and self.conn.their_state is h11.SEND_BODY:
+        if self.idle and self.conn.their_state is h11.SEND_BODY and not self._has_short_body():
             # Closing immediately would make the client's system discard the answer.
             self._refused = True
             if self.transport.can_write_eof() and not self.transport.is_closing():
                 self.transport.write_eof()
             self._start("linger", LINGER_SECONDS, self.transport.abort)
+
+    def _has_short_body(self) -> bool:
+        """Whether the request declares a body of at most SHORT_BODY bytes."""
+        length = dict(self.cycle.scope["headers"]).get(b"content-length")
+        return length is not None and int(length) <= SHORT_BODY
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection on which no further request arrives."""
