@@ -45,7 +45,12 @@ def modules_of(extra: str) -> set[str]:
     return found
 
 
-EXTRAS = {extra: modules_of(extra) for extra in PROJECT["optional-dependencies"] if extra != "dev"}
+# Those for users; `dev` and `docs` are for people who change the code.
+EXTRAS = {
+    extra: modules_of(extra)
+    for extra in PROJECT["optional-dependencies"]
+    if extra not in ("dev", "docs")
+}
 OPTIONAL = set.union(*EXTRAS.values())
 USES = {use.__name__: needed for use, needed in uses.NEEDS.items()}
 SLOW = "milvus_file"

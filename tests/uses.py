@@ -197,7 +197,7 @@ def adapted_loss(folder: Path) -> None:
 
 CORE = [loss, step, evaluation, search, model, evaluate_model]
 TRAIN, INDEX = {"cv2", "tensorboard", "yaml"}, {"faiss", "filelock", "lancedb", "pyarrow"}
-SERVE = {"anyio", "fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn"}
+SERVE = {"anyio", "fastapi", "prometheus_client", "python_multipart", "uvicorn"}
 # What a use needs beyond the core.
 NEEDS = {
     config_file: {"yaml"},
