@@ -608,7 +608,7 @@ def test_live_batch_norm_is_refused_by_name():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
     images, labels = make_batch(8, torch.float32)
     step = MultistageStep(net, SoftmaxLoss(), 4)
-    with pytest.raises(InputError, match=r"'1'.*stage 1.*\.eval\(\)") as error:
+    with pytest.raises(InputError, match=r"'1'.*is not frozen.*\.eval\(\)") as error:
         step(images, labels)
     assert "\n" not in str(error.value)
     assert all(p.grad is None for p in net.parameters())
@@ -728,7 +728,7 @@ def test_batches_that_do_not_match_are_refused(images, labels):
 
 def test_a_feature_map_is_no_descriptor():
     images, labels = make_batch(4, torch.float32)
-    with pytest.raises(InputError, match=r"\[2, 4, 6, 6\] of 2 images"):
+    with pytest.raises(InputError, match=r"\[2, 4, 6, 6\] for 2 images"):
         MultistageStep(nn.Conv2d(3, 4, 3), SoftmaxLoss(), 2)(images, labels)
 
 
