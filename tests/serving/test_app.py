@@ -24,6 +24,7 @@ from listwise.search.filling import add_photos
 from listwise.search.hits import entry_vectors
 from listwise.search.index import Index
 from listwise.search.opening import open_store
+from listwise.serving.connections import SHORT_BODY
 from listwise.serving.settings import Limits
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -390,6 +391,26 @@ def test_a_refused_client_that_sends_on_sees_why(server):
     answer = server.post("/api/search", content=content, headers=MULTIPART)
     assert answer.status_code == 413
     assert server.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("length", [2_000, 60_000, 70_000, 2_000_000])
+def test_a_client_that_is_refused_before_its_body_knows_whether_it_can_go_on(server, length):
+    """The header and the body come one after the other."""
+    head = request_head("/api/entries", f"Content-Length: {length}")
+    with connection(server) as wire:
+        wire.sendall(head)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += wire.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 403")
+        wire.sendall(b"x" * length)
+        if b"connection: close" in answer.lower():
+            assert length > SHORT_BODY
+            assert wire.recv(10_000) == b""
+        else:
+            assert length <= SHORT_BODY
+            wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert wire.recv(10_000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_slow_upload_ends(server):

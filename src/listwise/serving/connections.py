@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from listwise.serving.settings import Limits
@@ -33,8 +34,9 @@ class BoundedProtocol(H11Protocol):
     """uvicorn's HTTP connection with limits of its own.
 
     - The header of a request has to arrive within `limits.header_seconds`.
-    - When an answer is complete before the body of its request, the rest of the body is discarded
-      and the connection closed, unless the body is short.
+    - When a request is answered before its body has arrived, the answer announces that the
+      connection will be closed, and the rest of the body is discarded. Short bodies are read to the
+      end instead.
     - A client that does not read its answer is disconnected.
     - When there are too many connections, in total or of one address, the oldest one without a
       request is closed, so that new clients are always answered.
@@ -44,8 +46,10 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._answer = self.app
+        self.app = self._announcing
         self.opened = time.monotonic()
-        self._refused = False
+        self.refused = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -60,7 +64,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first header."""
-        super().connection_made(transport)
+        super().connection_made(_Closing(transport, self))  # type: ignore[arg-type]
         self._start("header", self.limits.header_seconds, self._end)
         self._make_room()
 
@@ -72,7 +76,7 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of a request."""
-        if self._refused:
+        if self.refused:
             return
         super().data_received(data)
         if not self.idle:
@@ -93,15 +97,30 @@ class BoundedProtocol(H11Protocol):
         else:
             self.transport.close()
 
-    def on_response_complete(self) -> None:
-        """Close a connection whose client still sends a body that nobody needs."""
-        super().on_response_complete()
-        if self.idle and self.conn.their_state is h11.SEND_BODY and not self._has_short_body():
-            # Closing immediately would make the client's system discard the answer.
-            self._refused = True
-            if self.transport.can_write_eof() and not self.transport.is_closing():
-                self.transport.write_eof()
-            self._start("linger", LINGER_SECONDS, self.transport.abort)
+    async def _announcing(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; say so if the connection will be closed after it."""
+
+        async def sending(message: Any) -> None:
+            early = self.conn.their_state is h11.SEND_BODY and not self._has_short_body()
+            if message["type"] == "http.response.start" and early:
+                message = message | {"headers": [*message["headers"], CLOSE_HEADER]}
+            await send(message)
+
+        await self._answer(scope, receive, sending)
+
+    def linger(self) -> bool:
+        """Before closing: whether the client still sends, so that it needs time to read its answer.
+
+        Closing immediately would make the client's system discard the answer.
+        """
+        if self.refused or self.conn.their_state is not h11.SEND_BODY or not self.idle:
+            return self.refused
+        self.refused = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._start("linger", LINGER_SECONDS, self.transport.abort)
+        return True
 
     def _has_short_body(self) -> bool:
         """Whether the request declares a body of at most SHORT_BODY bytes."""
@@ -153,3 +172,23 @@ class BoundedProtocol(H11Protocol):
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
+
+
+class _Closing:
+    """A transport that closes when its client has had time to read the last answer."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is read or written."""
+        return self._protocol.refused or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection, immediately unless the client still sends."""
+        if self._transport.is_closing() or not self._protocol.linger():
+            self._transport.close()
