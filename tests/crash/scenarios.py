@@ -1,27 +1,22 @@
 """Disturbs one operation at each of its writes in turn, then repeats it and compares the results.
 
-Runs as a process of its own with crash_point.c preloaded:
-    python scenarios.py FOLDER PHOTOS POINTS FAULT:OPERATION ...
-FAULT is what happens at one of the calls that change files:
+It needs a process with crash_point.c preloaded. Faults, at one of the calls that change files:
     kill      the process is killed
     full      the disk is full from there on, and has space again afterwards
     readonly  the file system is read-only from there on, and can be written to again afterwards
     denied    the permission to write is lost, and granted again afterwards
     clock     the clock goes back by an hour: while the operation runs, and again between a kill at
               that call and the repetition
-It prints a JSON object for each: the calls that change files, the points tried, what went wrong.
 Each step runs in a forked process, so that the imports are paid for once.
 """
 
 import ctypes
 import errno
 import hashlib
-import json
 import os
 import pickle
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -339,7 +334,10 @@ class Shim:
 
 
 def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[str, Any]:
-    """Disturb an operation at `wanted` of its points, evenly spread (all if it is 0)."""
+    """Disturb an operation at `wanted` of its points, evenly spread (all if it is 0).
+
+    Returns the number of calls that change files, the points tried, and what went wrong.
+    """
     base, work = folder / "base", folder / "work"
     shim, error = Shim(work), ERRORS.get(fault, 0)
     ahead = HOUR if fault == "clock" else 0
@@ -410,13 +408,3 @@ def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[
             failures.append(f"read-only: {failed}")
     shim.set_clock(0)
     return {"calls": total, "points": len(points), "interrupted": disturbed, "failures": failures}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for case in sys.argv[4:]:
-        fault, operation = case.split(":")
-        report = main(
-            operation, Path(sys.argv[1], fault, operation), sys.argv[2], int(sys.argv[3]), fault
-        )
-        print(json.dumps({"case": case, **report}), flush=True)

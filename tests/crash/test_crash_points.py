@@ -1,8 +1,10 @@
 """Operations are disturbed at the Nth call that changes a file: see scenarios.py for the faults.
 
-Then they are repeated, and the result is the same as without the interruption.
+Commands are also killed at random moments, with their workers: see random_kills.py. Then they are
+repeated, and the result is the same as without the interruption.
 
-Two points of each operation by default; all of them with LISTWISE_SOAK=1 (`make soak`).
+Two points of each operation and two random kills of each command by default; all points and 1,000
+kills with LISTWISE_SOAK=1 (`make soak`).
 """
 
 import json
@@ -43,25 +45,28 @@ def crash_point(tmp_path_factory) -> Path:
 
 
 OPERATIONS = ["build", "add", "remove", "tidy", "tune", "serve", "extract", "whiten", "train"]
+COMMANDS = ["build", "add", "remove", "extract", "train"]
+POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 2)
 FAULTS = ["kill", "full", "readonly", "denied", "clock"]
 DEFAULT = [
     *(f"kill:{operation}" for operation in OPERATIONS if operation != "tidy"),
     *("full:build", "full:train"),
     *("readonly:build", "denied:extract", "clock:tidy", "clock:train"),
+    *("random:add", "random:extract"),
 ]
 ALL = [
     f"{fault}:{operation}"
     for fault in FAULTS
     for operation in OPERATIONS
     if operation != "serve" or fault in ("kill", "full")
-]
+] + [f"random:{command}" for command in COMMANDS]
 CASES = ALL if SOAK else DEFAULT
 
 
 @pytest.mark.parametrize("cases", [[case] for case in CASES] if SOAK else [CASES])
 def test_an_interrupted_operation_can_be_repeated(cases, crash_point, photos, tmp_path):
-    program = [sys.executable, "-W", "ignore::RuntimeWarning", HERE / "scenarios.py"]
-    command = [*program, tmp_path, photos, "0" if SOAK else "2", *cases]
+    program = [sys.executable, "-W", "ignore::RuntimeWarning", HERE / "run_cases.py"]
+    command = [*program, tmp_path, photos, str(POINTS), str(KILLS), *cases]
     environment = {**os.environ, "LD_PRELOAD": str(crash_point), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -72,7 +77,8 @@ def test_an_interrupted_operation_can_be_repeated(cases, crash_point, photos, tm
         assert report["points"] >= 1 + (not report["case"].startswith("clock"))
         # Errors do not stop everything: a search method that cannot be saved is used anyway.
         fault, operation = report["case"].split(":")
-        times = {"kill": 1, "clock": 2}.get(fault)  # the clock goes back twice at each point
+        # The clock goes back twice at each point.
+        times = {"kill": 1, "random": 1, "clock": 2}.get(fault)
         least = times * report["points"] if times else int(operation != "tune")
         assert report["interrupted"] >= least, report["case"]
     print(*reports, sep="\n")
