@@ -40,6 +40,7 @@ COMMON = [
     "plugins",
     "settings",
     "progress",
+    "running",
 ]
 
 

@@ -1,7 +1,9 @@
 """`listwise search`: find photos in an index."""
 
+from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -60,43 +62,77 @@ def search(
     if sheet is not None and sheet.suffix.lower() not in PICTURES:
         raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
     console = open_console(json)
-
-    from listwise.search import open_index
-
-    with open_index(index, model, device=device, create=False) as opened:
+    results = None
+    if not (entries or sheet or model) and device == "auto":
         with console.status("searching"):
-            hits = opened.search(names, k, like=entries, box=boxes, expand=expand, rerank=rerank)
-        if sheet is not None:
-            from listwise.search.sheet import draw_sheet
+            results = _ask_server(index, names, boxes, k, expand, rerank)
+    if results is None:
+        from listwise.search import open_index
 
-            draw_sheet(opened, hits, names, boxes, entries).save(sheet)
+        with open_index(index, model, device=device, create=False) as opened:
+            with console.status("searching"):
+                hits = opened.search(
+                    names, k, like=entries, box=boxes, expand=expand, rerank=rerank
+                )
+            if sheet is not None:
+                from listwise.search.sheet import draw_sheet
+
+                draw_sheet(opened, hits, names, boxes, entries).save(sheet)
+        results = [_as_json(hit) for hit in hits] if json else list(map(_row, hits))
     if json:
-        from listwise.serving.views import Result
-
-        print_json({"index": index, "results": [Result.found(hit) for hit in hits]})
+        print_json({"index": index, "results": results})
         return
-    _print(console, hits)
+    _print(console, results)
     if sheet is not None:
         say(console, f"wrote a picture of the results to {sheet}")
 
 
-def _print(console: Console, hits: "list[Hit]") -> None:
+def _ask_server(
+    index: str,
+    photos: Sequence[str],
+    boxes: Sequence[tuple[float, ...]],
+    k: int,
+    expand: bool,
+    rerank: bool,
+) -> list[dict[str, Any]] | None:
+    """The results of a running server of the index; None if there is none or it cannot answer."""
+    from listwise.running import find_server
+
+    server = find_server(index)
+    if server is None or len(boxes) not in (0, len(photos)):
+        return None
+    fields = {"k": str(k), "expand": str(expand), "rerank": str(rerank)}
+    answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})
+    return None if answer is None else answer["results"]
+
+
+def _as_json(hit: "Hit") -> dict[str, Any]:
+    from listwise.serving.views import Result
+
+    return Result.found(hit).model_dump()
+
+
+def _row(hit: "Hit") -> dict[str, Any]:
+    return {name: getattr(hit, name) for name in ("id", "score", "inliers", "attributes")}
+
+
+def _print(console: Console, results: list[dict[str, Any]]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", justify="right", style="dim")
     table.add_column("score", justify="right")
-    matched = any(hit.inliers is not None for hit in hits)
+    matched = any(hit["inliers"] is not None for hit in results)
     if matched:
         table.add_column("inliers", justify="right")
     table.add_column("photo", overflow="fold")
-    attributes = any(hit.attributes for hit in hits)
+    attributes = any(hit["attributes"] for hit in results)
     if attributes:
         table.add_column("", style="dim", overflow="fold")
-    for rank, hit in enumerate(hits, start=1):
-        row = [str(rank), f"{hit.score:.3f}"]
+    for rank, hit in enumerate(results, start=1):
+        row = [str(rank), f"{hit['score']:.3f}"]
         if matched:
-            row.append("" if hit.inliers is None else str(hit.inliers))
-        row.append(escape(hit.id))
+            row.append("" if hit["inliers"] is None else str(hit["inliers"]))
+        row.append(escape(hit["id"]))
         if attributes:
-            row.append(escape(", ".join(f"{k} {v}" for k, v in hit.attributes.items())))
+            row.append(escape(", ".join(f"{k} {v}" for k, v in hit["attributes"].items())))
         table.add_row(*row)
     console.print(table)

@@ -1,5 +1,6 @@
 """`listwise serve`: serve an index as a web page and an HTTP interface."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from listwise.cli.output import open_console, say
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
+    from listwise.search import Index
     from listwise.serving.settings import ServeSettings
 
 EXAMPLES = """Examples:
@@ -108,7 +110,22 @@ def _serve(
             address = f"http://{shown}:{listening.getsockname()[1]}"
             others = " and all other addresses of this machine" if anywhere else ""
             memory = f" with up to {limit / 1e9:.1f} GB of memory" if limit else ""
-            typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}{memory}")
-            if console.is_terminal:
-                say(console, "press Ctrl-C to stop")
-            run_server(app, listening, settings.limits)
+            with _announced(place, address, opened, settings):
+                typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}{memory}")
+                if console.is_terminal:
+                    say(console, "press Ctrl-C to stop")
+                run_server(app, listening, settings.limits)
+
+
+def _announced(
+    place: str, address: str, index: "Index", settings: "ServeSettings"
+) -> AbstractContextManager[None]:
+    """Let `listwise search` use this server, unless it requires a token."""
+    from listwise.running import announce
+    from listwise.serving.memory import longest_side
+
+    if not settings.local:
+        return nullcontext()
+    limit = longest_side(index, settings.limits)
+    reduced = None if limit == index.header.settings.max_side else limit
+    return announce(place, address, settings.instance, reduced)

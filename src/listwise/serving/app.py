@@ -96,6 +96,8 @@ def _add_search(app: FastAPI, service: Service) -> None:
         """Search by photos, by parts of photos, by entries, or by several of these together."""
         async with read_form(request, service.limits, service.held) as form:
             query = search_request(form, service.limits)
+            if "no-cache" in request.headers.get("cache-control", ""):
+                await to_thread.run_sync(service.refresh)
             return await service.search(query, _client(request))
 
     most = service.limits.results
@@ -174,6 +176,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
             engine=engine,
             can_write=settings.can_write,
             token_needed=not settings.local,
+            instance=settings.instance,
             limits=LimitsView(**limits.model_dump(include=set(LimitsView.model_fields))),
         )
 

@@ -81,9 +81,9 @@ class Engine:
         self._reranker = _BoundedReranker(self.decoding)
         self._refreshed = time.monotonic()
 
-    def fresh(self) -> Store:
-        """The store of the index, with what other processes wrote up to a second ago."""
-        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+    def fresh(self, seconds: float = REFRESH_SECONDS) -> Store:
+        """The store of the index, with what other processes wrote up to some seconds ago."""
+        if time.monotonic() - self._refreshed >= seconds:
             self._refreshed = time.monotonic()
             self.index.store.refresh()
         return self.index.store

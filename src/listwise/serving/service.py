@@ -73,6 +73,10 @@ class Service:
         """The store of the index, with recent changes of other processes."""
         return self._engine.fresh()
 
+    def refresh(self) -> None:
+        """Read what other processes wrote to the index."""
+        self._engine.fresh(0.0)
+
     async def search(self, request: SearchRequest, client: Client) -> Answer:
         """Search, and re-rank the hits if the request wants it."""
         started = time.monotonic()

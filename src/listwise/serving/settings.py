@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from listwise.running import new_instance
+
 MAX_SIDE = 1024
 """Long side that photos are reduced to where the index has no maximum of its own."""
 
@@ -72,6 +74,7 @@ class ServeSettings(BaseModel):
         token: secret that clients send to add and remove photos; without one nobody can.
         uploads: folder for photos that clients add.
         limits: limits of the server.
+        instance: a random text by which the server is recognized.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,6 +83,7 @@ class ServeSettings(BaseModel):
     token: SecretStr | None = None
     uploads: Path | None = None
     limits: Limits = Limits()
+    instance: str = Field(default_factory=new_instance)
 
     @property
     def local(self) -> bool:

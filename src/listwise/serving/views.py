@@ -41,6 +41,7 @@ class Info(BaseModel):
     engine: str
     can_write: bool
     token_needed: bool
+    instance: str
     limits: LimitsView
 
 

@@ -1,0 +1,171 @@
+"""Servers that the same user runs on this machine, and searches that they answer.
+
+A running server has its model and index in memory, so it answers in a fraction of the time that a
+new process needs to load them. Only the standard library is imported here, for the same reason.
+"""
+
+import http.client
+import json
+import os
+import secrets
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+CONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server of an index.
+
+    Attributes:
+        url: its address on this machine.
+        instance: a random text that the server confirms, so that another program which uses the
+            port now is not mistaken for it.
+        pid: its process.
+        max_side: long side in pixels that it reduces query photos to; None if a search without
+            the server does the same.
+    """
+
+    url: str
+    instance: str
+    pid: int
+    max_side: int | None
+
+    def search(
+        self, photos: Sequence[Path], fields: Mapping[str, str], seconds: float = 60.0
+    ) -> dict[str, Any] | None:
+        """Search by photo files, and return the JSON of the answer.
+
+        Args:
+            photos: image files.
+            fields: the other fields of the search form, as text.
+            seconds: time limit.
+
+        Returns:
+            None if the server no longer runs, would reduce one of the photos, or refuses the
+            search; the index itself can then be searched.
+        """
+        try:
+            limit = self.max_side
+            if limit is not None and any(_long_side(photo) > limit for photo in photos):
+                return None
+            if self._request("GET", "/api/info", CONNECT_SECONDS).get("instance") != self.instance:
+                return None
+            return self._request("POST", "/api/search", seconds, *_form(photos, fields))
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+
+    def _request(
+        self, method: str, path: str, seconds: float, body: bytes = b"", kind: str = ""
+    ) -> dict[str, Any]:
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, seconds)
+        try:
+            headers = {"Content-Type": kind, "Cache-Control": "no-cache"}
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}")
+        found: dict[str, Any] = json.loads(content)
+        return found
+
+
+@contextmanager
+def announce(index: str, url: str, instance: str, max_side: int | None) -> Iterator[None]:
+    """Let `find_server` find a server of this process while the context lasts."""
+    server = RunningServer(url, instance, os.getpid(), max_side)
+    folder = _folder()
+    if folder is None:
+        yield
+        return
+    file = folder / f"{_name(index)}-{server.pid}-{server.instance}.json"
+    partial = file.with_suffix(".tmp")
+    try:
+        with suppress(OSError):
+            partial.write_text(json.dumps(asdict(server)))
+            partial.replace(file)
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink()
+
+
+def find_server(index: str) -> RunningServer | None:
+    """Find a running server of an index; None if this user runs none on this machine."""
+    folder = _folder()
+    if folder is None:
+        return None
+    for file in sorted(folder.glob(f"{_name(index)}-*.json")):
+        try:
+            server = RunningServer(**json.loads(file.read_text()))
+            os.kill(server.pid, 0)
+        except (OSError, ValueError, TypeError):
+            # Left by a server that was killed.
+            with suppress(OSError):
+                file.unlink()
+        else:
+            return server
+    return None
+
+
+def new_instance() -> str:
+    """Return a random text that identifies a server."""
+    return secrets.token_hex(8)
+
+
+def _folder() -> Path | None:
+    """The folder of this user for running servers; None if there cannot be one."""
+    if os.name == "nt":  # os.kill would end the process
+        return None
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base) / f"listwise-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    # Others may write in the folder for temporary files: they could have created this one first.
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return folder if own and not found.st_mode & 0o077 else None
+
+
+def _name(index: str) -> str:
+    place = index if "://" in index else str(Path(index).resolve())
+    return sha256(place.encode(errors="surrogateescape")).hexdigest()[:20]
+
+
+def _long_side(photo: Path) -> int:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(action="error"), Image.open(photo) as image:
+            return max(image.size)
+    except (Image.DecompressionBombError, Warning):
+        return sys.maxsize
+
+
+def _form(photos: Sequence[Path], fields: Mapping[str, str]) -> tuple[bytes, str]:
+    """A multipart form: its bytes and its content type."""
+    boundary = secrets.token_hex(16)
+    parts = []
+    for name, value in fields.items():
+        parts.append(f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode())
+    for number, photo in enumerate(photos):
+        head = f'Content-Disposition: form-data; name="photos"; filename="{number}"\r\n\r\n'
+        parts.append(head.encode() + photo.read_bytes())
+    mark = f"--{boundary}".encode()
+    body = b"".join(mark + b"\r\n" + part + b"\r\n" for part in parts) + mark + b"--\r\n"
+    return body, f"multipart/form-data; boundary={boundary}"
