@@ -66,6 +66,30 @@ def test_build_add_remove_info(shop, tmp_path):
         assert not any(entry.id.startswith("class3/") for entry in index)
 
 
+def test_filters(listwise, photos):
+    lines = [f"{path},{i},red" for i, path in enumerate(sorted(photos.rglob("*.jpg")))]
+    Path("t.csv").write_text("\n".join(["path,price,color", *lines]))
+    assert listwise("index", "build", "shop", "t.csv", *BUILD)[0] == 0
+    photo = "photos/class2/1.jpg"
+    _, out, _ = listwise("search", "shop", photo, "--where", "price in (3, 7)", "--json")
+    assert {each["attributes"]["price"] for each in json.loads(out)["results"]} == {"3", "7"}
+    code, out, _ = listwise("index", "list", "shop", "--where", "price < 2")
+    assert code == 0
+    assert "price" in out
+    assert len(out.strip().splitlines()) == 3
+    _, out, _ = listwise("index", "list", "shop", "--start", 40, "--json")
+    assert len(json.loads(out)["entries"]) == 8
+    code, _, err = listwise("search", "shop", photo, "--where", "prise < 2")
+    reason = "no entry has the attribute prise; known attributes: color, price"
+    assert (code, err) == (2, f"listwise: --where: {reason}\n")
+    code, _, err = listwise("search", "shop", photo, "--where", "price < ")
+    assert (code, "--where cannot be read at the end: expected a value" in err) == (2, True)
+    _, out, _ = listwise("index", "remove", "shop", "--where", "price >= 40")
+    assert "removed 8 photos from shop; 40 photos left" in out
+    code, _, err = listwise("index", "remove", "shop")
+    assert (code, err) == (2, "listwise: nothing to remove: give PHOTOS or --where\n")
+
+
 def test_check_and_repair(shop):
     code, out, _ = shop("index", "check", "shop", "--photos")
     assert (code, out) == (0, "48 photos checked in shop: no damage found\n")

@@ -198,6 +198,18 @@ def test_new_attributes_are_kept(index, model, photos, tmp_path):
         assert [entry.attributes["colour"] for entry in index] == [colour]
 
 
+def test_a_photo_that_is_added_again_keeps_its_attributes(index, model, own):
+    (own / "class0" / "t.csv").write_text("path,colour\n1.jpg,red\n2.jpg,blue\n")
+    assert add(index, model, own / "class0" / "t.csv") == {"added": 2}
+    (own / "class0" / "t.csv").unlink()
+    assert add(index, model, own / "class0") == {"added": 4, "unchanged": 2}
+    Image.effect_noise((60, 50), 80).save(own / "class0" / "1.jpg")  # new content
+    (own / "class0" / "2.jpg").rename(own / "class0" / "moved.jpg")
+    assert add(index, model, own / "class0") == {"replaced": 1, "updated": 1, "unchanged": 4}
+    kept = {entry.id: entry.attributes for entry in index if entry.attributes}
+    assert kept == {"1.jpg": {"colour": "red"}, "moved.jpg": {"colour": "blue"}}
+
+
 def test_another_photo_of_the_same_name_is_not_lost(index, model, own, tmp_path):
     add(index, model, own / "class0")
     found = add_photos(index, model, read_images(own / "class1"), workers=0)

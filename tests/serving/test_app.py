@@ -17,13 +17,13 @@ from index_examples import texture
 from PIL import Image
 from serving_examples import TOKEN, wait_for
 
-from listwise.data import Images, load_image
+from listwise.data import Images, load_image, read_images
 from listwise.errors import InputError
 from listwise.search.entries import entry_key
 from listwise.search.filling import add_photos
 from listwise.search.hits import entry_vectors
 from listwise.search.index import Index
-from listwise.search.opening import open_store
+from listwise.search.opening import create_store, header_of, open_store
 from listwise.serving.connections import SHORT_BODY
 from listwise.serving.settings import Limits
 
@@ -695,6 +695,81 @@ def test_many_clients_each_get_their_own_answer(index, serve, photos, pool):
     for path, answer in answers:
         (best,) = answer.result().json()["results"]
         assert best["id"] == f"{path.parent.name}/{path.name}"
+
+
+# Filters
+
+
+@pytest.fixture
+def priced(serve, model, photos, tmp_path):
+    """A server of an index whose entries have attributes."""
+    lines = [
+        f"{path},{i},{'red' if i % 3 else 'blue'}" for i, path in enumerate(image_paths(photos))
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["path,price,color", *lines]))
+    with create_store(tmp_path / "priced", header_of(model)) as store:
+        add_photos(store, model, read_images(tmp_path / "t.csv"), workers=0)
+        yield serve(Index(store, model), token=TOKEN)
+
+
+def image_paths(photos):
+    return sorted(photos.rglob("*.jpg"))
+
+
+def test_results_and_entries_are_filtered(priced, photos):
+    photo = image_paths(photos)[0]
+    where = "price < 10 and color = 'red'"
+    wanted = {str(i) for i in range(10) if i % 3}
+    results = priced.post("/api/search", **upload(photo, k=48, where=where)).json()["results"]
+    assert {result["attributes"]["price"] for result in results} == wanted
+    page = priced.get("/api/entries", params={"where": where, "count": 4, "start": 4}).json()
+    assert (len(page["entries"]), page["total"]) == (2, 6)
+    key = page["entries"][0]["key"]
+    similar = priced.get(f"/api/entries/{key}/similar", params={"where": where}).json()
+    assert len(similar["results"]) == 5
+    facets = priced.get("/api/facets").json()["facets"]
+    values = [{"value": "red", "count": 32}, {"value": "blue", "count": 16}]
+    assert facets == [{"name": "color", "values": values}]  # prices have too many values
+
+
+def test_a_wrong_filter_concerns_its_request_alone(priced, photos):
+    photo = image_paths(photos)[0]
+    for where, reason in [
+        ("prise < 3", "no entry has the attribute prise; known attributes: color, price"),
+        ("price <", "`where` cannot be read at the end"),
+    ]:
+        for answer in (
+            priced.post("/api/search", **upload(photo, where=where)),
+            priced.get("/api/entries", params={"where": where}),
+        ):
+            assert answer.status_code == 400
+            assert reason in answer.json()["error"]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        forms = [upload(photo, where=f"{name} = 3") for name in ("price", "prise") * 3]
+        answers = list(pool.map(lambda form: priced.post("/api/search", **form), forms))
+    assert [answer.status_code for answer in answers] == [200, 400] * 3
+
+
+def test_what_a_route_does_not_know_is_an_error(priced, photos):
+    """No parameter or field is ignored."""
+    key = priced.get("/api/entries?count=1").json()["entries"][0]["key"]
+    checked = 0
+    for path, methods in priced.get("/openapi.json").json()["paths"].items():
+        for method in set(methods) & {"get", "delete"}:
+            answer = priced.request(
+                method, path.format(key=key), params={"label": "x"}, headers=BEARER
+            )
+            assert answer.status_code == 400, path
+            assert "unknown parameter 'label'" in answer.json()["error"]
+            checked += 1
+    assert checked >= 9
+    assert "use start, count, where" in priced.get("/api/entries?label=x").json()["error"]
+    photo = image_paths(photos)[0]
+    for path in ("/api/search", "/api/entries"):
+        answer = priced.post(path, **upload(photo, label="x"), headers=BEARER)
+        assert (answer.status_code, "unknown field 'label'" in answer.text) == (400, True)
+        answer = priced.post(f"{path}?label=x", **upload(photo), headers=BEARER)
+        assert (answer.status_code, "unknown parameter" in answer.text) == (400, True)
 
 
 # Entries

@@ -19,6 +19,7 @@ from listwise.search.filling import add_photos
 from listwise.search.opening import create_store, header_of
 
 PHOTOS = 104
+COLORS = ("red", 'it\'s "blue"', "green")
 PHONE = {
     "viewport": {"width": 360, "height": 740},
     "has_touch": True,
@@ -46,9 +47,13 @@ def landmarks(tmp_path_factory):
 def servers(browser, landmarks, model, model_folder, tmp_path_factory):
     """Two processes: one for this machine, and one that asks everybody for its token."""
     base = tmp_path_factory.mktemp("served")
+    table = landmarks[0].parent / "photos.csv"
+    lines = [f"{path.name},{COLORS[i % 3]},{i}" for i, path in enumerate(landmarks)]
+    table.write_text("\n".join(["path,color,number", *lines]))
     with create_store(base / "toy", header_of(model)) as store:
-        added = add_photos(store, model, read_images(landmarks[0].parent), workers=0)
-        assert len(added.added) == PHOTOS
+        added = add_photos(store, model, read_images(table), workers=0)
+    table.unlink()
+    assert len(added.added) == PHOTOS
     shutil.copytree(base / "toy", base / "other")
     limits = ("--max-upload", 1, "--max-pixels", 1, "--timeout", 60)
     with ThreadPoolExecutor() as pool:
@@ -110,6 +115,40 @@ def test_the_start_is_useful_at_once(person):
     visitor.wait()
     assert visitor.page.url.endswith(f"#/entry/{before[0]}")
     assert before[0] not in visitor.found()
+
+
+def test_results_are_filtered_by_an_attribute(person, asked, landmarks):
+    visitor = person()
+    visitor.put_in(landmarks[7])
+    lists = visitor.page.locator("#filters select")
+    expect(lists).to_have_count(1)  # the numbers have too many values
+    everything = [key for key, _ in zip(visitor.found(), range(60), strict=False)]
+    red = {result["key"] for result in asked(landmarks[7], where="color = 'red'")}
+    for color in COLORS[:2]:
+        number = lists.locator("option").all_inner_texts()
+        place = next(i for i, text in enumerate(number) if text.startswith(color))
+        lists.focus()
+        lists.select_option(index=place)
+        visitor.wait()
+        expect(visitor.page.locator("#summary")).to_contain_text("filtered")
+        quoted = color.replace("'", "''")
+        shown = keys(asked(landmarks[7], where=f"color = '{quoted}'"))
+        assert visitor.found() == shown
+        assert set(shown) <= set(everything)
+        assert (set(shown) <= red) == (color == "red")
+    expect(lists).to_be_focused()
+    # A search by a result keeps the filter, and its address can be opened again.
+    visitor.page.locator("#results .pick").first.click()
+    visitor.wait()
+    before = visitor.found()
+    visitor.page.reload()
+    visitor.wait()
+    expect(visitor.page.locator("#results .tile")).to_have_count(len(before))
+    assert visitor.found() == before
+    visitor.page.get_by_role("button", name="Clear filters").click()
+    visitor.wait()
+    assert len(visitor.found()) > len(before)
+    assert visitor.fits()
 
 
 @pytest.mark.parametrize("way", ["choose", "paste", "drop"])

@@ -66,6 +66,7 @@ IndexModel = Annotated[
     Path | None,
     path("Model folder, if the model of the index has moved.", show_default="as in the index"),
 ]
+Where = Annotated[str | None, text('Filter on attributes, such as "price < 100".')]
 Data = Annotated[Path | None, path("Folder that contains the data sets.", show_default="data")]
 Split = Annotated[str | None, text("Use only the photos of this split, such as test.")]
 

@@ -21,6 +21,7 @@ EXAMPLES = """Examples:
   listwise search shop room.jpg --box 120,80,400,380  # part of a photo
   listwise search shop a.jpg b.jpg --expand --rerank  # one query of two photos
   listwise search shop --entry chairs/a.jpg -k 50 --json
+  listwise search shop chair.jpg --where "price < 100 and color = 'red'"
   listwise search shop chair.jpg --sheet found.png
 """
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -47,6 +48,7 @@ def search(
     rerank: Annotated[
         bool, options.flag("--rerank", "Re-rank the first 100 results by spatial verification.")
     ] = False,
+    where: options.Where = None,
     sheet: Annotated[
         Path | None, options.path("Write a picture of the results to this file (.png).")
     ] = None,
@@ -65,15 +67,14 @@ def search(
     results = None
     if not (entries or sheet or model) and device == "auto":
         with console.status("searching"):
-            results = _ask_server(index, names, boxes, k, expand, rerank)
+            results = _ask_server(index, names, boxes, k, expand, rerank, where)
     if results is None:
         from listwise.search import open_index
 
         with open_index(index, model, device=device, create=False) as opened:
             with console.status("searching"):
-                hits = opened.search(
-                    names, k, like=entries, box=boxes, expand=expand, rerank=rerank
-                )
+                switches = {"expand": expand, "rerank": rerank}
+                hits = opened.search(names, k, like=entries, box=boxes, where=where, **switches)
             if sheet is not None:
                 from listwise.search.sheet import draw_sheet
 
@@ -94,6 +95,7 @@ def _ask_server(
     k: int,
     expand: bool,
     rerank: bool,
+    where: str | None,
 ) -> list[dict[str, Any]] | None:
     """The results of a running server of the index; None if there is none or it cannot answer."""
     from listwise.running import find_server
@@ -101,7 +103,7 @@ def _ask_server(
     server = find_server(index)
     if server is None or len(boxes) not in (0, len(photos)):
         return None
-    fields = {"k": str(k), "expand": str(expand), "rerank": str(rerank)}
+    fields = {"k": str(k), "expand": str(expand), "rerank": str(rerank), "where": where or ""}
     answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})
     return None if answer is None else answer["results"]
 

@@ -6,6 +6,7 @@ from listwise.search.entries import Entry, NewEntries
 from listwise.search.exact import ExactIndex, exact_search
 from listwise.search.expansion import VectorIndex, alpha_query_expansion, database_augmentation
 from listwise.search.filling import Added, add_descriptors, add_photos
+from listwise.search.filters import Facet, Filter, parse_filter
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.opening import check_index, create_store, header_of, open_index, open_store
@@ -17,6 +18,8 @@ __all__ = [
     "DamagedIndexError",
     "Entry",
     "ExactIndex",
+    "Facet",
+    "Filter",
     "Hit",
     "Index",
     "IndexHeader",
@@ -24,4 +27,11 @@ __all__ = [
 ]
 __all__ += ["SearchIntent", "Store", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index", "create_store"]
-__all__ += ["database_augmentation", "exact_search", "header_of", "open_index", "open_store"]
+__all__ += [
+    "database_augmentation",
+    "exact_search",
+    "header_of",
+    "open_index",
+    "open_store",
+    "parse_filter",
+]

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -100,7 +100,8 @@ def add_photos(
     Photos are committed part by part, so the same call resumes after an interruption. A photo is
     identified by its content: a photo that is in the index is not described again, and is one
     entry under whatever names. If the file of that entry does not exist any more, the photo has
-    moved, and its entry gets the new path.
+    moved, and its entry gets the new path. An entry keeps its attributes unless the photo comes
+    with new ones.
 
     Args:
         store: the store of an index.
@@ -224,6 +225,12 @@ def add_descriptors(
                 )
             ]
             known = store.get([entry.key for entry in entries])
+            entries = [
+                replace(entry, attributes=known[entry.key].attributes)
+                if entry.key in known
+                else entry
+                for entry in entries
+            ]
             small = (
                 list(pool.map(thumbnail_from_photo, entries)) if thumbnails else [b""] * len(rows)
             )
@@ -269,6 +276,9 @@ def _find_new(
         named, same = by_key.get(entry.key), by_digest.get(entry.digest)
         if named is not None and named.digest == entry.digest:
             same = named
+        present = named or same
+        if not entry.attributes and present is not None:
+            entry = replace(entry, attributes=present.attributes)
         if same == entry:
             result.unchanged.append(entry.id)
         elif entry.digest in taken:

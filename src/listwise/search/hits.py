@@ -10,6 +10,7 @@ from listwise.data.images import Box
 from listwise.errors import InputError
 from listwise.search.entries import Entry, Float32, NoEntryError
 from listwise.search.expansion import alpha_query_expansion
+from listwise.search.filters import Filter
 from listwise.search.store import Store
 
 
@@ -67,12 +68,14 @@ class Query:
         k: the maximum number of hits.
         expand: expand the query with its first neighbours (αQE).
         exclude: keys of entries that are not returned.
+        where: a filter that the hits match; query expansion uses all entries.
     """
 
     vectors: Float32
     k: int
     expand: bool = False
     exclude: Collection[int] = ()
+    where: Filter | None = None
 
 
 def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
@@ -102,16 +105,18 @@ def _nearest(store: Store, queries: Sequence[Query]) -> list[list[tuple[int, flo
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
         rows[expanded] = _expanded(store, rows[expanded])
-    most = max(query.k + len(query.exclude) for query in queries)
-    scores, keys = store.search(rows, most)
-    return [
-        [
-            (int(key), float(score))
-            for key, score in zip(row, values, strict=True)
-            if key >= 0 and int(key) not in query.exclude
-        ][: query.k]
-        for row, values, query in zip(keys, scores, queries, strict=True)
-    ]
+    found: list[list[tuple[int, float]]] = [[] for _ in queries]
+    for where in dict.fromkeys(query.where for query in queries):
+        places = [i for i, query in enumerate(queries) if query.where == where]
+        most = max(queries[i].k + len(queries[i].exclude) for i in places)
+        scores, keys = store.search(rows[places], most, where)
+        for i, row, values in zip(places, keys, scores, strict=True):
+            found[i] = [
+                (int(key), float(score))
+                for key, score in zip(row, values, strict=True)
+                if key >= 0 and int(key) not in queries[i].exclude
+            ][: queries[i].k]
+    return found
 
 
 def _expanded(store: Store, rows: Float32) -> Float32:

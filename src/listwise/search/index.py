@@ -1,5 +1,6 @@
 """An index of photos: add photos, and search for similar ones."""
 
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from listwise.search.filling import (
     open_sources,
     settings_here,
 )
+from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.hits import Hit, Query, find_hits
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
@@ -156,6 +158,7 @@ class Index:
         expand: bool = False,
         rerank: bool = False,
         exclude: Names = (),
+        where: str | Filter | None = None,
     ) -> list[Hit]:
         """Find the photos nearest to a query, best first.
 
@@ -172,10 +175,12 @@ class Index:
             rerank: re-rank the first 100 hits by spatial verification; their files must be
                 readable.
             exclude: ids or keys of entries that are not returned.
+            where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
 
         Returns:
             At most k hits.
         """
+        chosen = as_filter(where)
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
         if examples:
@@ -183,24 +188,73 @@ class Index:
             vectors = np.concatenate([vectors, known])
         left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
         if not rerank:
-            return find_hits(self.store, [Query(vectors, k, expand, left_out)])[0]
+            return find_hits(self.store, [Query(vectors, k, expand, left_out, chosen)])[0]
         if not photos and not examples:
             raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
         from listwise.local.rerank import TOP
 
-        hits = find_hits(self.store, [Query(vectors, max(k, TOP), expand, left_out)])[0]
+        many = Query(vectors, max(k, TOP), expand, left_out, chosen)
+        hits = find_hits(self.store, [many])[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
         return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]
 
-    def remove(self, photos: str | int | Path | Entry | Iterable[str | int | Path | Entry]) -> int:
+    def remove(
+        self,
+        photos: str | int | Path | Entry | Iterable[str | int | Path | Entry] | None = None,
+        *,
+        where: str | Filter | None = None,
+    ) -> int:
         """Remove entries and return their number; the photo files are not deleted.
 
         Args:
             photos: ids, keys or entries of the index; or image files, folders and tables, whose
                 photos are looked up by their content.
+            where: a filter; only entries that match it are removed, all of them if `photos` is
+                None.
         """
+        chosen = as_filter(where)
+        if photos is None and chosen is None:
+            raise InputError("nothing to remove: give `photos` or `where`")
+        matching = None if chosen is None else self.store.matching(chosen).tolist()
+        if photos is None:
+            return self.store.remove(matching or [])
         given = [photos] if isinstance(photos, str | int | Path | Entry) else photos
-        return self.store.remove([key for each in given for key in self._keys(each)])
+        keys = [key for each in given for key in self._keys(each)]
+        if matching is not None:
+            keys = sorted(set(keys).intersection(matching))
+        return self.store.remove(keys)
+
+    def entries(
+        self, *, where: str | Filter | None = None, start: int = 0, count: int | None = None
+    ) -> Iterator[Entry]:
+        """List entries, all or those that match a filter; the order is stable between writes.
+
+        Args:
+            where: a filter on attributes, such as `price < 100 and color = 'red'`.
+            start: the position of the first entry to list.
+            count: the maximum number of entries; all by default.
+
+        Example:
+            >>> [entry.id for entry in index.entries(where="color = 'red'")]    # doctest: +SKIP
+            ['chairs/7.jpg']
+        """
+        chosen = as_filter(where)
+        end = math.inf if count is None else start + count
+        while start < end:
+            found = self.store.page(start, int(min(1000, end - start)), chosen)
+            if not found:
+                return
+            yield from found
+            start += len(found)
+
+    def facets(self) -> list[Facet]:
+        """List the attributes with at most 20 distinct values, with the count of each value.
+
+        Example:
+            >>> index.facets()[0]                            # doctest: +SKIP
+            Facet(name='color', values=(('red', 12), ('blue', 3)))
+        """
+        return count_facets(self.store.attribute_texts())
 
     def entry(self, name: str | int) -> Entry:
         """Return the entry with an id or a key; `NoEntryError` if the index has none."""

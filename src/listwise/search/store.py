@@ -15,6 +15,7 @@ from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.search.checksums import EntryCheck
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
+from listwise.search.filters import Filter
 
 
 class IndexHeader(FileHeader):
@@ -129,18 +130,44 @@ class Store(ABC):
         """Return entries by digest; unknown digests are left out."""
 
     @abstractmethod
-    def page(self, start: int, count: int) -> list[Entry]:
-        """Return `count` entries from position `start`; the order is stable between writes."""
+    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
+        """Return `count` entries from position `start`; the order is stable between writes.
+
+        With `where`, positions are counted among the entries that match.
+        """
+
+    @abstractmethod
+    def matching(self, where: Filter) -> Keys:
+        """Return the keys of all entries that match a filter: distinct [n].
+
+        Raises:
+            InputError: no entry has an attribute of this name; the message lists those there are.
+        """
+
+    def check_filter(self, where: Filter) -> None:
+        """Refuse a filter with an attribute that no entry has."""
+        self.matching(where)
+
+    def count(self, where: Filter | None = None) -> int:
+        """The number of entries that match a filter, or of all."""
+        return len(self) if where is None else len(self.matching(where))
+
+    @abstractmethod
+    def attribute_texts(self) -> Iterator[list[str]]:
+        """Read the attributes of all entries as JSON texts, part by part."""
 
     @abstractmethod
     def thumbnail(self, key: int) -> bytes | None:
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
 
     @abstractmethod
-    def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
+    def search(
+        self, queries: ArrayLike, k: int, /, where: Filter | None = None
+    ) -> tuple[Float32, Keys]:
         """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k'].
 
-        k' = min(k, len(self)). A key is -1 if fewer entries were found.
+        k' = min(k, n) for n entries that match `where`, or all. A key is -1 if fewer entries
+        were found.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -18,10 +18,19 @@ from starlette.requests import ClientDisconnect
 from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError
 from listwise.search.entries import Entry, NoEntryError
+from listwise.search.filters import FilterError
 from listwise.search.index import Index
 from listwise.serving.batching import Client, ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
-from listwise.serving.fields import BadRequestError, K, form_fields, key_in, search_request
+from listwise.serving.fields import (
+    BadRequestError,
+    K,
+    check_fields,
+    filter_in,
+    form_fields,
+    key_in,
+    search_request,
+)
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
@@ -32,6 +41,7 @@ from listwise.serving.views import (
     AddedView,
     Answer,
     EntryView,
+    Facets,
     Failure,
     Health,
     Info,
@@ -53,6 +63,9 @@ METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {}}, "description": "Metrics in the format of Prometheus."}
 }
 Headers = dict[str, str] | None
+Where = Annotated[
+    str, Query(description="Filter on attributes, such as `price < 100 and color = 'red'`.")
+]
 
 
 def create_app(index: Index, settings: ServeSettings) -> FastAPI:
@@ -79,6 +92,7 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}},
+        dependencies=[Depends(_check_parameters)],
     )
     app.add_middleware(Guard, settings=settings, metrics=metrics)
     _answer_errors(app, settings)
@@ -86,6 +100,15 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     _add_entries(app, service)
     _add_pages(app, service, metrics)
     return app
+
+
+def _check_parameters(request: Request) -> None:
+    """Refuse a query parameter that the route does not have, instead of ignoring it."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    unknown = sorted(set(request.query_params) - set(known))
+    if unknown:
+        use = f"use {', '.join(known)}" if known else "this address has none"
+        raise BadRequestError(f"unknown parameter {unknown[0][:60]!r}: {use}")
 
 
 def _add_search(app: FastAPI, service: Service) -> None:
@@ -110,9 +133,10 @@ def _add_search(app: FastAPI, service: Service) -> None:
         k: Annotated[int, many] = min(K, most),
         expand: bool = False,
         rerank: bool = False,
+        where: Where = "",
     ) -> Answer:
         """Search by an entry; the entry itself is not among the results."""
-        query = SearchRequest((), (), [_key(key)], k, expand, rerank)
+        query = SearchRequest((), (), [_key(key)], k, expand, rerank, filter_in(where))
         return await service.search(query, _client(request))
 
 
@@ -123,10 +147,17 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     def entries(
         start: Annotated[int, Query(ge=0, le=2**31)] = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
+        where: Where = "",
     ) -> Page:
         """List entries; their order is the same until the index changes."""
-        found = service.store.page(start, count)
-        return Page(entries=list(map(EntryView.of, found)), total=len(service.store))
+        chosen = filter_in(where)
+        found = service.store.page(start, count, chosen)
+        return Page(entries=list(map(EntryView.of, found)), total=service.store.count(chosen))
+
+    @app.get("/api/facets")
+    def facets() -> Facets:
+        """List the attributes with at most 20 distinct values, with the count of each value."""
+        return Facets.of(service.facets())
 
     @app.get("/api/entries/{key}")
     def entry(key: str) -> EntryView:
@@ -152,6 +183,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     async def add(request: Request) -> AddedView:
         """Add photos to the index. Requires the token."""
         async with read_form(request, limits, service.held) as form:
+            check_fields(form, ["photos"])
             return await service.add(form.photos, _client(request))
 
     @app.delete("/api/entries/{key}")
@@ -218,6 +250,7 @@ def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
     answer(AnyHTTPException, lambda e: (e.status_code, str(e.detail), e.headers))
     answer(RequestValidationError, lambda e: (400, _first(e), None))
     answer(BadRequestError, lambda e: (400, str(e), None))
+    answer(FilterError, lambda e: (400, str(e), None))
     answer(ImageError, lambda e: (400, str(e), None))
     answer(NoEntryError, lambda e: (404, str(e), None))
     answer(TooManyPixelsError, lambda e: (413, str(e), None))

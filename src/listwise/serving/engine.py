@@ -16,6 +16,7 @@ from listwise.local.rerank import TOP, PhotoPart, Reranker
 from listwise.machine import core_count
 from listwise.models.embed import BATCH_PIXELS
 from listwise.search.entries import Float32
+from listwise.search.filters import Filter
 from listwise.search.hits import Hit, Query, entry_vectors, find_hits
 from listwise.search.index import Index
 from listwise.search.reranking import rerank_hits
@@ -42,6 +43,7 @@ class SearchRequest:
     k: int
     expand: bool
     rerank: bool
+    where: Filter | None = None
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -112,13 +114,17 @@ class Engine:
             if isinstance(rows, Exception):
                 continue
             try:
+                if request.where is not None:
+                    store.check_filter(request.where)
                 if request.keys:
                     rows = np.concatenate([rows, entry_vectors(store, request.keys)])
             except Exception as error:
                 answers[place] = error
                 continue
             k = max(request.k, TOP) if request.rerank else request.k
-            queries.append((place, Query(rows, k, request.expand, set(request.keys))))
+            queries.append(
+                (place, Query(rows, k, request.expand, set(request.keys), request.where))
+            )
         if queries:
             found = find_hits(store, [query for _, query in queries])
             for (place, _), hits in zip(queries, found, strict=True):

@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from listwise.data.images import Box
 from listwise.errors import InputError
+from listwise.search.filters import Filter, parse_filter
 from listwise.serving.engine import SearchRequest
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Form
@@ -31,6 +33,11 @@ FORM: dict[str, Any] = {
         "examples": ['["123", "456"]'],
     },
     "k": {"type": "integer", "default": K, "description": "Maximum number of results."},
+    "where": {
+        "type": "string",
+        "description": "Filter on the attributes of the results.",
+        "examples": ["price < 100 and color = 'red'"],
+    },
     "expand": {
         "type": "boolean",
         "default": False,
@@ -65,9 +72,7 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
         BadRequestError: a field is wrong; the message names it.
     """
     fields = form.fields
-    unknown = sorted(set(fields) - set(FORM))
-    if unknown:
-        raise BadRequestError(f"unknown field {unknown[0]!r}: use {', '.join(FORM)}")
+    check_fields(form, list(FORM))
     if "photos" in fields:
         raise BadRequestError("photos are files: send them with a file name (curl -F photos=@FILE)")
     keys = _keys(fields.get("keys", ""))
@@ -83,7 +88,23 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
         _k(fields.get("k", ""), limits),
         _switch("expand", fields.get("expand", "")),
         _switch("rerank", fields.get("rerank", "")),
+        filter_in(fields.get("where", "")),
     )
+
+
+def check_fields(form: Form, known: Sequence[str]) -> None:
+    """Refuse a form with a field that is not known, instead of ignoring it."""
+    unknown = sorted(set(form.fields) - set(known))
+    if unknown:
+        raise BadRequestError(f"unknown field {unknown[0]!r}: use {', '.join(known)}")
+
+
+def filter_in(text: str) -> Filter | None:
+    """The filter in a text; None if it is empty."""
+    try:
+        return parse_filter(text) if text.strip() else None
+    except InputError as error:
+        raise BadRequestError(str(error)) from None
 
 
 def key_in(text: str) -> int | None:

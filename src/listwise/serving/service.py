@@ -1,6 +1,7 @@
 """The server's work on requests: each has a place in a queue and a time limit."""
 
 import io
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from PIL import Image
 from listwise.data.images import ImageError, load_image
 from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
+from listwise.search.filters import Facet, count_facets
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.store import Store
@@ -27,6 +29,7 @@ from listwise.serving.uploads import HeldBytes, Upload
 from listwise.serving.views import AddedView, Answer
 
 PHOTO_SIDE = 1600
+FACET_SECONDS = 60
 
 
 class Service:
@@ -41,6 +44,8 @@ class Service:
         self.limits = settings.limits
         self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
         self._engine = Engine(index, self.limits)
+        self._counting = threading.Lock()
+        self._facets: tuple[int, float, list[Facet]] | None = None
         self._uploads = None
         if settings.uploads is not None:
             self._uploads = UploadFolder(index, settings.uploads, self._engine.max_side)
@@ -136,6 +141,15 @@ class Service:
 
         removed: int = await self._write(write, client)
         return removed
+
+    def facets(self) -> list[Facet]:
+        """The facets of the index; they are computed again after a minute or a change of size."""
+        with self._counting:
+            size, now = len(self.store), time.monotonic()
+            if self._facets is None or self._facets[0] != size or now > self._facets[1]:
+                counted = count_facets(self.store.attribute_texts())
+                self._facets = size, now + FACET_SECONDS, counted
+            return self._facets[2]
 
     def entry(self, key: int) -> Entry:
         """The entry with a key.

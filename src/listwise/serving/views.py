@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from listwise.data.images import Box
 from listwise.search.entries import Entry
+from listwise.search.filters import Facet
 from listwise.search.hits import Hit
 
 MATCHES = 100
@@ -68,6 +69,39 @@ class Page(BaseModel):
 
     entries: list[EntryView]
     total: int
+
+
+class FacetValue(BaseModel):
+    """A value of an attribute, and the number of entries that have it."""
+
+    value: str
+    count: int
+
+
+class FacetView(BaseModel):
+    """An attribute with few distinct values, the most frequent first."""
+
+    name: str
+    values: list[FacetValue]
+
+
+class Facets(BaseModel):
+    """Attributes that the entries can be filtered by."""
+
+    facets: list[FacetView]
+
+    @staticmethod
+    def of(found: Sequence[Facet]) -> "Facets":
+        """The JSON of facets."""
+        return Facets(
+            facets=[
+                FacetView(
+                    name=facet.name,
+                    values=[FacetValue(value=value, count=many) for value, many in facet.values],
+                )
+                for facet in found
+            ]
+        )
 
 
 class Result(EntryView):

@@ -1,4 +1,4 @@
-"""`listwise index remove`, `tune`, `info` and `check`."""
+"""`listwise index tune`, `info` and `check`."""
 
 from functools import partial
 from typing import Annotated
@@ -11,10 +11,6 @@ from listwise.cli import options
 from listwise.cli.index import shared
 from listwise.cli.output import note, open_console, print_json, print_result, stoppable
 
-REMOVE = """Examples:
-  listwise index remove shop chairs/a.jpg
-  listwise index remove shop more-photos
-"""
 TUNE = """Examples:
   listwise index tune shop --recall 0.99
   listwise index tune shop --memory 2GB --milliseconds 20
@@ -31,24 +27,6 @@ CHECK = """Examples:
 
 The exit code is 1 if something is damaged and was not repaired.
 """
-
-
-def remove(
-    index: options.IndexPlace,
-    photos: Annotated[
-        list[str],
-        options.argument("PHOTOS", "Ids of entries, or photos, folders, tables or lists."),
-    ],
-    json: options.AsJson = False,
-) -> None:
-    """Remove entries from an index; the photo files are not deleted."""
-    from listwise.search import open_index
-
-    with open_index(index, create=False) as opened:
-        count = opened.remove(photos)
-        left = len(opened)
-    done = f"removed {shared.count_photos(count)} from {index}; {shared.count_photos(left)} left"
-    print_result(open_console(json), json, {"removed": count, "entries": left}, done)
 
 
 def tune(

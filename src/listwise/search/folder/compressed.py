@@ -5,8 +5,10 @@ and stored as the signs of their difference from the centroid (RaBitQ in FAISS).
 these codes select candidates, whose descriptors are read from the table and compared exactly.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -21,6 +23,7 @@ from listwise.search.folder.table import Rows
 _MOST_LISTS = 4096
 _ROUNDS = 8  # of k-means
 _QUERIES = 32  # queries whose candidates are read together
+_FEW = 10_000  # entries that match a filter and are compared exactly
 _MOST_MORE = 1000  # candidates beyond the number of results
 _SEED = 1
 
@@ -74,25 +77,49 @@ class CompressedSearch:
         with self._lock:
             self.index.remove_ids(keys)
 
-    def found(self, queries: Float32, count: int) -> Keys:
+    def found(self, queries: Float32, count: int, among: Keys | None = None) -> Keys:
         """Find candidates by code, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
         with self._lock:
-            found: Keys = self.index.search(queries, count)[1]
+            params = None if among is None else self._params(among)
+            found: Keys = self.index.search(queries, count, params=params)[1]
         return found
 
-    def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+    def search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
         """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)].
 
-        If fewer are found, the remaining keys are -1 and their scores -inf.
+        If fewer are found, the remaining keys are -1 and their scores -inf. With `among`, only
+        descriptors with these keys [n] are searched, and N is their number; few are compared
+        exactly.
         """
-        return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
+        if among is None:
+            return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
+        few = len(among) <= max(_FEW, self._count(k))
+        search = partial(self._exact if few else self._search, among=among)
+        return search_in_parts(search, queries, min(k, len(among)), _QUERIES)
+
+    def _params(self, among: Keys) -> Any:
+        """Search these keys alone, in so many lists that about as many codes are compared."""
+        share = max(1, len(self)) / max(1, len(among))
+        probes = min(self.lists, math.ceil(self.probes * share))
+        lists = faiss.SearchParametersIVF(sel=faiss.IDSelectorBatch(among), nprobe=probes)  # type: ignore[call-arg]
+        return faiss.SearchParametersPreTransform(index_params=lists)  # type: ignore[call-arg]
 
     def _count(self, k: int) -> int:
         """The number of candidates for k results: in proportion to k, up to a limit."""
         return max(self.candidates, min(self.candidates * k // 10, k + _MOST_MORE))
 
-    def _search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
-        candidates = self.found(queries, self._count(k))
+    def _exact(self, queries: Float32, k: int, among: Keys) -> tuple[Float32, Keys]:
+        """Compare the queries with all descriptors of these keys."""
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        keys = np.full((len(queries), k), -1, np.int64)
+        for rows in self._read(among):
+            new = queries @ rows.descriptors.T
+            all_keys = np.hstack([keys, np.broadcast_to(rows.keys, new.shape)])
+            scores, keys = best_of(np.hstack([scores, new]), all_keys, k)
+        return scores, keys
+
+    def _search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
+        candidates = self.found(queries, self._count(k), among)
         wanted = np.unique(candidates[candidates >= 0])
         scores = np.full(candidates.shape, -np.inf, np.float32)
         for rows in self._read(wanted):

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import faiss
 import numpy as np
@@ -73,10 +74,16 @@ class FlatSearch:
             del self._blocks[-(-left // self._rows) :]
             self._keys = self._keys[: len(self._blocks) * self._rows]
 
-    def search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
-        """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)]."""
+    def search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
+        """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)].
+
+        With `among`, only descriptors with these keys [n] are searched, and N is their number.
+        """
         with self._lock:
-            return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
+            places = None if among is None else np.sort(self._places.find(among)[1])
+            count = len(self) if places is None else len(places)
+            search = partial(self._search, places=places)
+            return search_in_parts(search, queries, min(k, count), _QUERIES)
 
     def vectors(self, keys: Keys) -> tuple[NDArray[np.bool_], Float32]:
         """Which keys are known, and their descriptors: [n] -> bool [n], [found, C]."""
@@ -89,16 +96,23 @@ class FlatSearch:
         row: Float32 = self._blocks[position // self._rows][position % self._rows]
         return row
 
-    def _search(self, queries: Float32, k: int) -> tuple[Float32, Keys]:
+    def _search(self, queries: Float32, k: int, places: Keys | None) -> tuple[Float32, Keys]:
         def nearest(number: int) -> tuple[Float32, Keys]:
             start = number * self._rows
-            block = self._blocks[number][: len(self) - start]
-            scores, places = faiss.knn(
+            block, keys = self._blocks[number], self._keys[start : start + self._rows]
+            if places is None:
+                block = block[: len(self) - start]
+            else:
+                first, past = np.searchsorted(places, (start, start + self._rows))
+                chosen = places[first:past] - start
+                block, keys = block[chosen], keys[chosen]
+            scores, found = faiss.knn(
                 queries, block, min(k, len(block)), faiss.METRIC_INNER_PRODUCT
             )
-            return scores, self._keys[start + places]
+            return scores, keys[found]
 
-        found = list(self._pool.map(nearest, range(len(self._blocks))))
+        blocks = range(len(self._blocks)) if places is None else np.unique(places // self._rows)
+        found = list(self._pool.map(nearest, blocks))
         return best_of(
             np.hstack([row[0] for row in found]), np.hstack([row[1] for row in found]), k
         )

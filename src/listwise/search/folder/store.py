@@ -24,7 +24,9 @@ from listwise.search.checksums import (
     sound_descriptors,
 )
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, in_parts, possible_keys
+from listwise.search.filters import Filter, attribute_names, unknown_attribute
 from listwise.search.folder import guards
+from listwise.search.folder.attributes import matching_rows
 from listwise.search.folder.compressed import CompressedSearch, trained_index, training_size
 from listwise.search.folder.flat import FlatSearch
 from listwise.search.folder.mirror import DescriptorSearch, Mirror
@@ -50,6 +52,7 @@ _HEADER = "index.json"
 _LOCK = "lock"
 _OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # files of an unfinished index
 _SUMMED = 4096  # entries whose checksums are added in one commit
+_FILTERS = 8  # filters whose results are kept in memory
 _SAMPLE = 200  # entries that are used as queries for measurements
 
 _log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class FolderStore(Store):
         self._changes = threading.RLock()  # guards changes of the table and the mirror
         self._making = threading.RLock()  # guards the creation of a mirror; acquired first
         self._mirror: Mirror[DescriptorSearch] | None = None  # read when it is first needed
+        self._matching: dict[Filter, tuple[int, Keys]] = {}  # recent filters, by version
         self._examined = -1  # the version that `examine` read
 
     @staticmethod
@@ -144,18 +148,50 @@ class FolderStore(Store):
         """Return entries by digest; unknown digests are left out."""
         return {entry.digest: entry for entry in self._table.with_digests(digests)}
 
-    def page(self, start: int, count: int) -> list[Entry]:
+    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
         """Return `count` entries from position `start`, in the order of the table."""
-        return self._table.page(start, count)
+        if where is None:
+            return self._table.page(start, count)
+        keys = self.matching(where)[start : start + count].tolist()
+        found = self.get(keys)
+        return [found[key] for key in keys if key in found]
+
+    def matching(self, where: Filter) -> Keys:
+        """Return the keys of all entries that match a filter, in the order of the table."""
+        version = self._table.version
+        kept = self._matching.get(where)
+        if kept is not None and kept[0] == version:
+            return kept[1]
+        found: list[Keys] = [np.zeros(0, np.int64)]
+        unknown = set(where.names)
+        for keys, texts in self._table.attributes():
+            mask, missing = matching_rows(where, texts)
+            found.append(keys[mask])
+            unknown &= set(missing)
+        if unknown:
+            raise unknown_attribute(min(unknown), attribute_names(self.attribute_texts()))
+        matching = np.concatenate(found)
+        with self._changes:
+            while len(self._matching) >= _FILTERS:
+                self._matching.pop(next(iter(self._matching)))
+            self._matching[where] = version, matching
+        return matching
+
+    def attribute_texts(self) -> Iterator[list[str]]:
+        """Read the attributes of all entries as JSON texts, part by part."""
+        return (texts.to_pylist() for _, texts in self._table.attributes())
 
     def thumbnail(self, key: int) -> bytes | None:
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
         return self._table.thumbnail(key) if possible_keys([key]) else None
 
-    def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
+    def search(
+        self, queries: ArrayLike, k: int, /, where: Filter | None = None
+    ) -> tuple[Float32, Keys]:
         """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
-        return self._searched().search.search(vectors, k)
+        among = None if where is None else self.matching(where)
+        return self._searched().search.search(vectors, k, among)
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
         """Read descriptors by key, from memory if possible, otherwise from the table."""

@@ -39,6 +39,7 @@ _BATCH = 64 << 20  # bytes of descriptors per batch
 _DESCRIPTORS = ["key", "stamp", "descriptor", "descriptor_sum"]
 _COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes", "entry_sum"]
 _THUMBNAIL = ["key", "thumbnail", "thumbnail_sum"]
+_TEXTS = 65536  # texts of attributes per batch
 _TIDY_EVERY = 16  # commits
 _SMALL_FILES = 32  # this many are joined into a larger one
 _LARGE_FILE = 128 << 20  # bytes: a file of this size is not joined
@@ -185,6 +186,13 @@ class EntryTable:
         with _one_line_errors(self.folder):
             query = self._table.search().select(self._present(_COLUMNS))
             return self._as_entries(query.offset(start).limit(count).to_arrow())
+
+    def attributes(self) -> Iterator[tuple[Keys, pa.Array]]:
+        """Keys and attributes of all entries as JSON texts, part by part: [n], n texts."""
+        with _one_line_errors(self.folder):
+            query = self._table.search().select(["key", "attributes"])
+            for batch in query.to_batches(batch_size=_TEXTS):
+                yield batch["key"].to_numpy(), batch["attributes"]
 
     def thumbnail(self, key: int) -> bytes | None:
         """The thumbnail of an entry; None if it has none."""

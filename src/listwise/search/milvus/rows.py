@@ -1,6 +1,7 @@
 """Entries as rows of a Milvus collection."""
 
 import base64
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 from listwise.errors import InputError
 from listwise.search.checksums import SUMS, new_sums
 from listwise.search.entries import NewEntries, as_row
+from listwise.search.milvus import filters
 
 ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
-OLD_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
-FIELDS = {*OLD_FIELDS, *SUMS}
+OLDEST_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
+OLD_FIELDS = {*OLDEST_FIELDS, *SUMS}  # of versions without filters
+FIELDS = {*OLD_FIELDS, filters.FIELD}
 MESSAGE = 16 << 20  # bytes per message; servers accept 64 MiB
 _TEXT = 65535  # maximum bytes of a text in Milvus
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
@@ -31,12 +34,13 @@ def schema(dim: int) -> Any:
         fields.add_field(name, DataType.INT64)
     for name in SUMS:
         fields.add_field(name, DataType.INT64)
+    fields.add_field(filters.FIELD, DataType.JSON)
     fields.add_field("descriptor", DataType.FLOAT_VECTOR, dim=dim)
     return fields
 
 
-def as_rows(new: NewEntries, with_sums: bool) -> Iterator[dict[str, Any]]:
-    """Entries with their descriptors and thumbnails, and with their checksums if wanted."""
+def as_rows(new: NewEntries, with_sums: bool, with_filters: bool) -> Iterator[dict[str, Any]]:
+    """Entries with descriptors and thumbnails, and if wanted with checksums and filter values."""
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
     sums = new_sums(new) if with_sums else {}
     parts = zip(new.entries, descriptors, new.thumbnails, strict=True)
@@ -50,6 +54,13 @@ def as_rows(new: NewEntries, with_sums: bool) -> Iterator[dict[str, Any]]:
             if len(str(row[name]).encode()) > _TEXT:
                 most = THUMBNAIL_BYTES if name == "thumbnail" else _TEXT
                 raise InputError(f"the {name} of {entry.id[:100]} has more than {most} bytes")
+        if with_filters:
+            row[filters.FIELD] = filters.filter_values(entry.attributes)
+            if len(json.dumps(row[filters.FIELD])) > _TEXT:
+                raise InputError(
+                    f"the attributes of {entry.id[:100]} are too long for the filters of Milvus, "
+                    f"which have at most {_TEXT} bytes: use shorter attributes"
+                )
         yield row
 
 
@@ -59,6 +70,7 @@ def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     size = 0
     for row in rows:
         more = row["descriptor"].nbytes + sum(len(row[name].encode()) for name in _TEXTS)
+        more += 3 * len(row["attributes"])  # its filter values
         if message and size + more > MESSAGE:
             yield message
             message, size = [], 0

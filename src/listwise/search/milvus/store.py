@@ -30,13 +30,17 @@ from listwise.search.entries import (
     in_parts,
     possible_keys,
 )
+from listwise.search.exact import best_of
+from listwise.search.filters import Filter, FilterError, attribute_names, unknown_attribute
 from listwise.search.measuring import ExactNeighbours, measure
+from listwise.search.milvus import filters
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import (
     ENTRY,
     FIELDS,
     MESSAGE,
     OLD_FIELDS,
+    OLDEST_FIELDS,
     as_rows,
     messages,
     schema,
@@ -47,6 +51,7 @@ from listwise.search.store import IndexHeader, Note, SearchIntent, Store, Tuning
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
 _MOST = 16384  # maximum rows per answer of a server
 _NAMED = 1000  # maximum keys or digests per request
+_FEW = 1000  # entries that match a filter and are compared exactly
 _ROW = 64 << 10  # bytes of texts and thumbnail that an entry rarely exceeds
 _KEYS = 1 << 63  # all keys are smaller
 _WINDOW = 4096  # expected keys per step when all keys are read
@@ -85,8 +90,10 @@ class MilvusStore(Store):
         self._state = state
         self._walk: tuple[Keys, int] = _NO_WALK
         found = connection.call("describe_collection")["fields"]
-        # Collections of earlier versions have no fields for checksums.
+        # Collections of earlier versions have no fields for checksums and filters.
         self._has_sums = {field["name"] for field in found} >= set(SUMS)
+        self._has_filters = filters.FIELD in {field["name"] for field in found}
+        self._names: set[str] = set()  # attributes that entries are known to have
 
     @staticmethod
     def exists(place: str) -> bool:
@@ -142,10 +149,8 @@ class MilvusStore(Store):
         if not new.entries:
             return
         self.check_new(new)
-        rows = {
-            entry.key: row
-            for entry, row in zip(new.entries, as_rows(new, self._has_sums), strict=True)
-        }
+        made = as_rows(new, self._has_sums, self._has_filters)
+        rows = {entry.key: row for entry, row in zip(new.entries, made, strict=True)}
         for message in messages(rows.values()):
             self._connection.call("upsert", data=message)
         self._walk = _NO_WALK
@@ -178,11 +183,30 @@ class MilvusStore(Store):
             found |= {row["digest"]: self._entry(row) for row in rows}
         return found
 
-    def page(self, start: int, count: int) -> list[Entry]:
+    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
         """Return `count` entries from position `start`, ordered by key."""
-        keys = [int(key) for key in self._keys(start + count)[start:]]
+        found_keys = self._keys(start + count) if where is None else self.matching(where)
+        keys = found_keys[start : start + count].tolist()
         found = self.get(keys)
         return [found[key] for key in keys if key in found]
+
+    def matching(self, where: Filter) -> Keys:
+        """Return the keys of all entries that match a filter, sorted."""
+        expression = self._expression(where)
+        return self._walk_keys(expression, self._count(_SESSION, expression))[0]
+
+    def check_filter(self, where: Filter) -> None:
+        """Refuse a filter with an attribute that no entry has."""
+        self._expression(where)
+
+    def count(self, where: Filter | None = None) -> int:
+        """The number of entries that match a filter, or of all."""
+        return self._count(_SESSION, "" if where is None else self._expression(where))
+
+    def attribute_texts(self) -> Iterator[list[str]]:
+        """Read the attributes of all entries as JSON texts, part by part."""
+        for keys in in_parts(self._keys(), _NAMED):
+            yield [row["attributes"] for row in self._rows(keys, ["attributes"])]
 
     def thumbnail(self, key: int) -> bytes | None:
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
@@ -193,24 +217,34 @@ class MilvusStore(Store):
         check_thumbnail(self.uri, key, content, rows[0].get("thumbnail_sum"))
         return content or None
 
-    def search(self, queries: ArrayLike, k: int, /) -> tuple[Float32, Keys]:
+    def search(
+        self, queries: ArrayLike, k: int, /, where: Filter | None = None
+    ) -> tuple[Float32, Keys]:
         """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
         if k > _MOST:
             raise InputError(f"`k` must be {_MOST} or less, the maximum of Milvus, not {k}")
+        expression = "" if where is None else self._expression(where)
+        count = None
+        if where is not None:
+            count = self._count(_SESSION, expression)
+            if count <= _FEW and self._state.method != EXACT:
+                return self._exact(vectors, k, self._walk_keys(expression, count)[0])
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
         width = 0
         step = max(1, min(MESSAGE // (4 * self.header.dim), (1 << 20) // k))
         for start in range(0, len(vectors), step):
-            for row, hits in enumerate(self._nearest(vectors[start : start + step], k), start):
+            for row, hits in enumerate(
+                self._nearest(vectors[start : start + step], k, expression), start
+            ):
                 found = len(hits.ids)
                 scores[row, :found] = hits.distances
                 self._check_scores(vectors[row], scores[row, :found])
                 keys[row, :found] = hits.ids
                 width = max(width, found)
         if width < k:
-            width = min(k, max(width, len(self)))
+            width = min(k, max(width, len(self) if count is None else count))
         return scores[:, :width], keys[:, :width]
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
@@ -318,8 +352,32 @@ class MilvusStore(Store):
         """
         self._count(_STRONG)
 
-    def _count(self, level: str) -> int:
-        return int(self._query(["count(*)"], level, filter="")[0]["count(*)"])
+    def _count(self, level: str, expression: str = "") -> int:
+        return int(self._query(["count(*)"], level, filter=expression)[0]["count(*)"])
+
+    def _expression(self, where: Filter) -> str:
+        """The expression of a filter; an attribute that no entry has is an error."""
+        if not self._has_filters:
+            raise FilterError(
+                "`where`: this index was built by an earlier version of Listwise, which stored no "
+                "filters: build it again"
+            )
+        for name in set(where.names) - self._names:
+            if not self._query(["key"], filter=filters.exists(name), limit=1):
+                raise unknown_attribute(name, attribute_names(self.attribute_texts()))
+            self._names.add(name)
+        return filters.to_expression(where)
+
+    def _exact(self, queries: Float32, k: int, among: Keys) -> tuple[Float32, Keys]:
+        """Compare queries with all descriptors of these keys: [Q, C] -> both [Q, min(k, n)]."""
+        scores = np.zeros((len(queries), 0), np.float32)
+        keys = np.zeros((len(queries), 0), np.int64)
+        for some, rows in self.descriptors(among):
+            new = queries @ rows.T
+            all_keys = np.hstack([keys, np.broadcast_to(some, new.shape)])
+            all_scores = np.hstack([scores, new])
+            scores, keys = best_of(all_scores, all_keys, min(k, all_scores.shape[1]))
+        return scores, keys
 
     def _query(self, fields: list[str], level: str = _SESSION, **which: Any) -> list[Any]:
         """Read fields of the entries that a filter or a list of ids selects."""
@@ -334,28 +392,40 @@ class MilvusStore(Store):
         return found
 
     def _keys(self, count: int | None = None) -> Keys:
-        """The `count` smallest keys, or all, sorted.
+        """The `count` smallest keys, or all, sorted."""
+        keys, start = self._walk
+        if start < _KEYS and (count is None or len(keys) < count):
+            self._walk = self._walk_keys("", len(self), self._walk, count)
+        return self._walk[0][:count]
+
+    def _walk_keys(
+        self,
+        expression: str,
+        expected: int,
+        walk: tuple[Keys, int] = _NO_WALK,
+        count: int | None = None,
+    ) -> tuple[Keys, int]:
+        """Read keys of entries that match an expression: sorted keys, and where the walk ended.
 
         They are read window by window, because a server returns a limited number of rows. Keys
         are hashes and evenly spread, so the width of a window determines how many it holds.
         """
-        keys, start = self._walk
-        width = 0
+        keys, start = walk
+        width = _KEYS // max(1, expected) * _WINDOW
+        matching = f" and ({expression})" if expression else ""
         while start < _KEYS and (count is None or len(keys) < count):
-            width = width or _KEYS // max(1, len(self)) * _WINDOW
             stop = start + width
             # Milvus does not accept a number as large as the end.
             end = f" and key < {stop}" if stop < _KEYS else ""
-            rows = self._query(["key"], filter=f"key >= {start}{end}", limit=_MOST)
+            rows = self._query(["key"], filter=f"key >= {start}{end}{matching}", limit=_MOST)
             if len(rows) == _MOST:
                 width //= 2
                 continue
             found = np.array([row["key"] for row in rows], np.int64)
             keys, start = np.concatenate([keys, np.sort(found)]), stop
-            self._walk = keys, start
-        return keys[:count]
+        return keys, start
 
-    def _nearest(self, queries: Float32, k: int) -> Any:
+    def _nearest(self, queries: Float32, k: int, expression: str) -> Any:
         params = dict(self._state.method.search)
         if "ef" in params:
             params["ef"] = max(params["ef"], k)
@@ -364,6 +434,7 @@ class MilvusStore(Store):
             data=list(queries),
             anns_field="descriptor",
             limit=k,
+            filter=expression,
             output_fields=["key"],
             search_params={"metric_type": "IP", "params": params},
             consistency_level=_SESSION,
@@ -461,7 +532,7 @@ def _make_place(connection: Connection) -> None:
     found = connection.call("describe_collection")
     if _HEADER in (found.get("properties") or {}):
         raise InputError(f"an index at {connection.place.shown} exists already")
-    if {field["name"] for field in found["fields"]} not in (FIELDS, OLD_FIELDS):
+    if {field["name"] for field in found["fields"]} not in (FIELDS, OLD_FIELDS, OLDEST_FIELDS):
         raise InputError(
             f"{connection.place.shown} is a collection of another program: give another name"
         )

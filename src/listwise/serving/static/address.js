@@ -1,10 +1,12 @@
 // The address of a search, so that it can be reloaded and shared:
-// #/entry/KEY, or #/entry/KEY:x0-y0-x1-y1,KEY?expand&rerank. Photos of the user have no address.
+// #/entry/KEY, or #/entry/KEY:x0-y0-x1-y1,KEY?expand&rerank&filters={"color":"red"} (encoded).
+// Photos of the user have no address.
 
 /** The address of a search. */
-export function toHash({ examples, expand, rerank }) {
+export function toHash({ examples, expand, rerank, filters = {} }) {
   if (!examples.length) return "#/";
-  const switches = [expand && "expand", rerank && "rerank"].filter(Boolean).join("&");
+  const chosen = Object.keys(filters).length && `filters=${encodeURIComponent(JSON.stringify(filters))}`;
+  const switches = [expand && "expand", rerank && "rerank", chosen].filter(Boolean).join("&");
   const tail = switches ? `?${switches}` : "";
   if (!examples.every(({ key }) => key)) return `#/photo${tail}`;
   const names = examples.map(({ key, box }) => (box ? `${key}:${box.join("-")}` : key));
@@ -25,5 +27,15 @@ export function fromHash(hash) {
     own: path === "#/photo",
     expand: on.includes("expand"),
     rerank: on.includes("rerank"),
+    filters: readFilters(on.find((part) => part.startsWith("filters="))?.slice(8)),
   };
+}
+
+function readFilters(text) {
+  try {
+    const found = Object.entries(JSON.parse(decodeURIComponent(text ?? "{}")));
+    return Object.fromEntries(found.filter(([, value]) => typeof value === "string"));
+  } catch {
+    return {}; // somebody has changed the address
+  }
 }

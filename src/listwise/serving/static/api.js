@@ -68,6 +68,7 @@ function sentence(text) {
 const json = async (path, options) => (await send(path, options)).json();
 
 export const info = () => json("api/info");
+export const facets = () => json("api/facets");
 export const entry = (key) => json(`api/entries/${key}`);
 export const entries = (start, many) => json(`api/entries?start=${start}&count=${many}`);
 export const remove = (key) => json(`api/entries/${key}`, { method: "DELETE" });
@@ -87,7 +88,7 @@ export function add(files) {
  * @param {{file: Blob, name: string, box: number[]|null}[]} photos
  * @param {string[]} keys
  */
-export function search({ photos, keys, k, expand, rerank }, signal) {
+export function search({ photos, keys, k, expand, rerank, where }, signal) {
   const body = new FormData();
   for (const { file, name } of photos) body.append("photos", file, name);
   body.append("boxes", JSON.stringify(photos.map(({ box }) => box)));
@@ -95,5 +96,6 @@ export function search({ photos, keys, k, expand, rerank }, signal) {
   body.append("k", k);
   body.append("expand", expand);
   body.append("rerank", rerank);
+  if (where) body.append("where", where);
   return json("api/search", { method: "POST", body, signal });
 }

@@ -3,6 +3,7 @@
 import { fromHash, toHash } from "./address.js";
 import * as api from "./api.js";
 import { byId, count, sleep } from "./dom.js";
+import { FilterBar, toExpression } from "./filters.js";
 import { Grid, nameOf } from "./grid.js";
 import { hush, say } from "./notice.js";
 import { guardPictures } from "./pictures.js";
@@ -21,7 +22,7 @@ let running = new AbortController();
 // A visit is a search and the scroll position in its results; the history has its name.
 const visits = new Map();
 const session = performance.timeOrigin;
-let here = { examples: [], chosen: 0, expand: false, rerank: false, answer: null };
+let here = { examples: [], chosen: 0, expand: false, rerank: false, filters: {}, answer: null };
 
 const panel = new QueryPanel({
   onBox: (box) => {
@@ -36,6 +37,7 @@ const panel = new QueryPanel({
   onSwitch: (name, on) => change({ [name]: on }),
   onStore: store,
 });
+const filterBar = new FilterBar(byId("filters"), (filters) => change({ filters }));
 const viewer = new Viewer({
   onPick: searchFrom,
   onAdd: addExample,
@@ -62,8 +64,8 @@ function go(wanted, last = wanted.length - 1) {
   const { examples, problems } = limited(wanted, server.limits.photos);
   const chosen = Math.max(0, Math.min(last, examples.length - 1));
   remember();
-  const { expand, rerank } = here;
-  arrive({ examples, chosen, expand, rerank });
+  const { expand, rerank, filters } = here;
+  arrive({ examples, chosen, expand, rerank, filters });
   history.pushState({ visit: here.name }, "", toHash(here));
   show();
   if (problems.length) say(problems[0]);
@@ -100,7 +102,7 @@ async function returnTo(state) {
 
 async function readAddress() {
   const { hash } = location;
-  const { entries, own, expand, rerank } = fromHash(hash);
+  const { entries, own, expand, rerank, filters } = fromHash(hash);
   let examples = [];
   let problem = own && "Your own photos are not kept when the page is loaded again: choose them again.";
   try {
@@ -110,7 +112,7 @@ async function readAddress() {
     problem = error.status === 404 ? "That photo is not in the index." : error.message;
   }
   if (location.hash !== hash) return; // the user has opened another search meanwhile
-  arrive({ examples, chosen: 0, expand, rerank });
+  arrive({ examples, chosen: 0, expand, rerank, filters });
   history.replaceState({ visit: here.name }, "", toHash(here));
   show();
   if (problem) say(problem);
@@ -177,21 +179,27 @@ function show() {
 
 function showQuery() {
   panel.show(here, server.limits, server.can_write);
+  filterBar.show(here.filters);
 }
 
 function showAnswer() {
   const { results: found, milliseconds, expanded, reranked } = here.answer;
+  const filtered = Object.keys(here.filters).length > 0;
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
   const seconds = milliseconds / 1000;
   const parts = [
     found.length && count(found.length, "photo") + all,
     found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
+    found.length && filtered && "filtered",
     expanded && "query expanded",
     reranked && "re-ranked by matched points",
     found.length && here.rerank && !reranked && "not re-ranked: the server was too busy",
   ];
   byId("summary").textContent = parts.filter(Boolean).join(" · ");
   byId("nothing").hidden = found.length > 0;
+  byId("nothing").textContent = filtered
+    ? "No results: no other photo matches the filters."
+    : "No results: the index has no other photos.";
   results.show(found, here.shown || undefined);
 }
 
@@ -278,7 +286,7 @@ async function searchWithRetries(query, signal) {
 }
 
 /** The query of a visit for the server, and its examples in the same order: photos, then entries. */
-async function toQuery({ examples, expand, rerank }, signal) {
+async function toQuery({ examples, expand, rerank, filters }, signal) {
   const photos = [];
   const byKey = [];
   for (const example of examples) {
@@ -286,7 +294,8 @@ async function toQuery({ examples, expand, rerank }, signal) {
     else photos.push(example.file ? example : await copyOf(example, signal));
   }
   const k = Math.max(1, Math.min(server.limits.results, server.entries));
-  const query = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank };
+  const where = toExpression(filters);
+  const query = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank, where };
   return { query, frames: [...photos, ...byKey] };
 }
 
@@ -339,6 +348,7 @@ async function removeEntry(item) {
 async function refresh() {
   server = await api.info();
   showServer();
+  filterBar.set((await api.facets()).facets);
 }
 
 /* Events */

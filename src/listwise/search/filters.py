@@ -1,0 +1,353 @@
+"""Filters: expressions over the attributes of entries, such as `price < 100 and color = 'red'`.
+
+    expression = term {"or" term}
+    term       = factor {"and" factor}
+    factor     = "not" factor | "(" expression ")" | comparison
+    comparison = name ("=" | "!=" | "<" | "<=" | ">" | ">=") value
+               | name ["not"] "in" "(" value {"," value} ")"
+    name       = a word, or any text in double quotes
+    value      = 'text' | number | true | false | null
+
+Attributes are text. A comparison with a number holds only for texts that are numbers, a comparison
+with text compares characters, `true` and `false` stand for these words, and `null` stands for an
+attribute that an entry does not have. Any other comparison with a missing attribute is false. `!=`
+and `not` are true exactly where `=` or the negated expression is false.
+"""
+
+import json
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from listwise.errors import InputError
+
+Value = str | float | bool | None
+MOST_CHARACTERS = 20_000
+MOST_VALUES = 500  # comparisons in one filter
+MOST_NESTED = 30  # parentheses and negations inside each other
+FACET_VALUES = 20  # an attribute with more distinct values is not a facet
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<text>'(?:[^']|'')*')
+      | (?P<quoted>"(?:[^"]|"")*")
+      | (?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
+      | (?P<word>[^\W\d]\w*)
+      | (?P<sign><=|>=|!=|<>|==|[=<>(),])
+    )""",
+    re.VERBOSE,
+)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WORDS = {"and", "or", "not", "in", "true", "false", "null"}
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_BOOLEANS = {True: ("true", "True", "TRUE"), False: ("false", "False", "FALSE")}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of an attribute with a value; `sign` is one of = < <= > >=."""
+
+    name: str
+    sign: str
+    value: Value
+
+    def matches(self, text: str | None) -> bool:
+        """Whether the comparison holds for the text of the attribute; None if it is missing."""
+        if self.value is None or text is None:
+            return text is None and self.value is None
+        if isinstance(self.value, bool):
+            return text in _BOOLEANS[self.value]
+        if isinstance(self.value, str):
+            return _COMPARE[self.sign](text, self.value)
+        number = number_in(text)
+        return number is not None and _COMPARE[self.sign](number, self.value)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that a comparison with text or a truth value names."""
+        if isinstance(self.value, bool):
+            return _BOOLEANS[self.value]
+        return (self.value,) if isinstance(self.value, str) else ()
+
+
+@dataclass(frozen=True)
+class Not:
+    """The negation of an expression."""
+
+    part: "Node"
+
+
+@dataclass(frozen=True)
+class And:
+    """An expression that holds if all its parts hold."""
+
+    parts: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True)
+class Or:
+    """An expression that holds if one of its parts holds."""
+
+    parts: "tuple[Node, ...]"
+
+
+Node = Comparison | Not | And | Or
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A parsed filter; `parse_filter` makes one.
+
+    Attributes:
+        text: the expression as it was written.
+        root: the parsed expression.
+        names: the attributes that it uses.
+    """
+
+    text: str
+    root: Node
+    names: tuple[str, ...]
+
+    def matches(self, attributes: Mapping[str, str]) -> bool:
+        """Whether the filter holds for the attributes of an entry."""
+
+        def holds(node: Node) -> bool:
+            if isinstance(node, Comparison):
+                return node.matches(attributes.get(node.name))
+            if isinstance(node, Not):
+                return not holds(node.part)
+            return (all if isinstance(node, And) else any)(map(holds, node.parts))
+
+        return holds(self.root)
+
+
+@dataclass(frozen=True)
+class Facet:
+    """An attribute with few distinct values.
+
+    Attributes:
+        name: the attribute.
+        values: each value with the number of entries that have it, most frequent first.
+    """
+
+    name: str
+    values: tuple[tuple[str, int], ...]
+
+
+class FilterError(InputError):
+    """A filter that an index cannot apply, such as one with an unknown attribute."""
+
+
+def parse_filter(text: str) -> Filter:
+    """Parse a filter.
+
+    Examples:
+        >>> parse_filter("price < 100 and color = 'red'").matches({"price": "20", "color": "red"})
+        True
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"`where` has {len(text)} characters: {MOST_CHARACTERS} are allowed")
+    parser = _Parser(text)
+    root = parser.expression()
+    parser.end()
+    return Filter(text, root, tuple(dict.fromkeys(parser.names)))
+
+
+def as_filter(where: "str | Filter | None") -> Filter | None:
+    """The filter of a `where` argument; None without one."""
+    return parse_filter(where) if isinstance(where, str) else where
+
+
+def number_in(text: str) -> float | None:
+    """The number that a text is; None if it is not a finite number."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def unknown_attribute(name: str, known: Iterable[str]) -> FilterError:
+    """The error for an attribute that no entry of an index has."""
+    names = sorted(known)
+    more = ", ..." if len(names) > 20 else ""
+    shown = ", ".join(map(quoted_name, names[:20])) or "none"
+    return FilterError(
+        f"`where`: no entry has the attribute {quoted_name(name)}; known attributes: {shown}{more}"
+    )
+
+
+def quoted_name(name: str) -> str:
+    """The name of an attribute as it is written in a filter."""
+    if re.fullmatch(r"[^\W\d]\w*", name) and name.lower() not in _WORDS:
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def attribute_names(texts: Iterable[Iterable[str]]) -> set[str]:
+    """The names of all attributes, from the JSON texts of entries, part by part."""
+    return {name for part in texts for text in set(part) for name in json.loads(text)}
+
+
+def count_facets(texts: Iterable[Iterable[str]]) -> list[Facet]:
+    """The attributes that have few distinct values, from the JSON texts of entries."""
+    counts: dict[str, Counter[str] | None] = {}
+    for part in texts:
+        for text, times in Counter(part).items():
+            for name, value in json.loads(text).items():
+                found = counts.setdefault(name, Counter())
+                if found is not None:
+                    found[value] += times
+                    if len(found) > FACET_VALUES:
+                        counts[name] = None
+    return [
+        Facet(name, tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))))
+        for name, found in sorted(counts.items())
+        if found
+    ]
+
+
+class _Parser:
+    """A parser of filters by recursive descent."""
+
+    def __init__(self, text: str) -> None:
+        self.names: list[str] = []
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._next()
+
+    def expression(self) -> Node:
+        return self._joined("or", lambda: self._joined("and", self._factor, And), Or)
+
+    def end(self) -> None:
+        if self._kind != "end":
+            self._fail("the end, `and` or `or`")
+
+    def _joined(self, word: str, part: Callable[[], Node], kind: type[And | Or]) -> Node:
+        parts = [part()]
+        while self._is(word):
+            self._next()
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else kind(tuple(parts))
+
+    def _factor(self) -> Node:
+        if not self._is("not") and not self._is("("):
+            return self._comparison()
+        self._depth += 1
+        if self._depth > MOST_NESTED:
+            raise InputError(f"`where` is nested more than {MOST_NESTED} times")
+        negated = self._is("not")
+        self._next()
+        found: Node = Not(self._factor()) if negated else self.expression()
+        if not negated:
+            self._take(")")
+        self._depth -= 1
+        return found
+
+    def _comparison(self) -> Node:
+        if self._kind not in ("word", "quoted"):
+            self._fail("the name of an attribute")
+        name = self._value if self._kind == "quoted" else self._token
+        self.names.append(str(name))
+        if len(self.names) > MOST_VALUES:
+            self._too_many()
+        self._next()
+        negated = self._is("not")
+        if negated:
+            self._next()
+        if negated or self._is("in"):
+            found = self._listed(str(name))
+            return Not(found) if negated else found
+        sign = {"<>": "!=", "==": "="}.get(self._token, self._token)
+        if self._kind != "sign" or sign not in (*_COMPARE, "!="):
+            self._fail("one of = != < <= > >= or `in`")
+        self._next()
+        value = self._take_value()
+        if isinstance(value, bool | None) and sign not in ("=", "!="):
+            raise InputError(
+                f"`where`: {name} can be compared with {_shown(value)} by = and != only"
+            )
+        if sign == "!=":
+            return Not(Comparison(str(name), "=", value))
+        return Comparison(str(name), sign, value)
+
+    def _listed(self, name: str) -> Node:
+        self._take("in")
+        self._take("(")
+        values = [self._take_value()]
+        while self._is(","):
+            self._next()
+            values.append(self._take_value())
+            if len(values) > MOST_VALUES:
+                self._too_many()
+        self._take(")")
+        self.names += [name] * (len(values) - 1)
+        return Or(tuple(Comparison(name, "=", value) for value in values))
+
+    def _take_value(self) -> Value:
+        if self._kind not in ("text", "number", "literal"):
+            self._fail("a value: 'text' in single quotes, a number, true, false or null")
+        value = self._value
+        self._next()
+        return value
+
+    def _take(self, token: str) -> None:
+        if not self._is(token):
+            self._fail(f"`{token}`")
+        self._next()
+
+    def _is(self, token: str) -> bool:
+        return self._kind in ("sign", "keyword") and self._token == token
+
+    def _next(self) -> None:
+        """Read the next token: its kind, its characters, and its value."""
+        rest = self._text[self._at :]
+        self._start = self._at + len(rest) - len(rest.lstrip())
+        self._kind, self._token, self._value = "end", "", None
+        if not rest.strip():
+            return
+        found = _TOKEN.match(self._text, self._at)
+        if not found:
+            self._kind = "other"
+            self._fail("a name, a value or a sign")
+        assert found.lastgroup is not None
+        self._kind, self._token, self._at = found.lastgroup, found[found.lastgroup], found.end()
+        self._read_value()
+
+    def _read_value(self) -> None:
+        word = self._token.lower()
+        if self._kind in ("text", "quoted"):
+            quote = self._token[0]
+            self._value = self._token[1:-1].replace(quote * 2, quote)
+        elif self._kind == "number":
+            self._value = float(self._token)
+            if not math.isfinite(self._value):
+                raise InputError(f"`where`: the number {self._token[:40]} is too large")
+        elif self._kind == "word" and word in ("true", "false", "null"):
+            self._kind, self._value = "literal", {"true": True, "false": False}.get(word)
+        elif self._kind == "word" and word in _WORDS:
+            self._kind, self._token = "keyword", word
+
+    _value: Value
+
+    def _fail(self, expected: str) -> NoReturn:
+        rest = self._text[self._start : self._start + 20]
+        place = f"at {rest!r}" if rest else "at the end"
+        raise InputError(f"`where` cannot be read {place}: expected {expected}")
+
+    def _too_many(self) -> NoReturn:
+        raise InputError(f"`where` has more than {MOST_VALUES} comparisons")
+
+
+def _shown(value: Value) -> str:
+    return "null" if value is None else str(value).lower()

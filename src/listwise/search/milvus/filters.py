@@ -1,0 +1,93 @@
+"""Filters as expressions of Milvus.
+
+Every row has a JSON field with the attributes: `t` and the hexadecimal name of an attribute is the
+key of its text, also hexadecimal, and `n` and the name is the key of its number if the text is one.
+Hexadecimal texts sort like the texts themselves, and no name or value can change the meaning of an
+expression.
+"""
+
+from collections.abc import Mapping
+
+from listwise.search.filters import And, Comparison, Filter, Node, Not, number_in
+
+FIELD = "filters"
+_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+
+
+def filter_values(attributes: Mapping[str, str]) -> dict[str, str | float]:
+    """The content of the JSON field of an entry."""
+    values: dict[str, str | float] = {}
+    for name, text in attributes.items():
+        values[f"t{_hex(name)}"] = _hex(text)
+        number = number_in(text)
+        if number is not None:
+            values[f"n{_hex(name)}"] = number
+    return values
+
+
+def to_expression(where: Filter) -> str:
+    """The expression of Milvus for a filter.
+
+    Negations are moved to the comparisons, because versions of Milvus negate a comparison with a
+    missing value differently.
+    """
+    return _write(where.root, negated=False)
+
+
+def exists(name: str) -> str:
+    """The expression that an entry has an attribute."""
+    return f"exists {_place('t', name)}"
+
+
+def _write(node: Node, negated: bool) -> str:
+    if isinstance(node, Comparison):
+        return _comparison(node, negated)
+    if isinstance(node, Not):
+        return _write(node.part, not negated)
+    word = " and " if isinstance(node, And) != negated else " or "
+    return _join(word, [_write(part, negated) for part in node.parts])
+
+
+def _join(word: str, parts: list[str]) -> str:
+    """Join expressions in pairs: Milvus parses a balanced tree with little recursion."""
+    while len(parts) > 1:
+        parts = [
+            f"({word.join(parts[start : start + 2])})" if start + 1 < len(parts) else parts[start]
+            for start in range(0, len(parts), 2)
+        ]
+    return parts[0]
+
+
+def _comparison(node: Comparison, negated: bool) -> str:
+    missing = f"not ({exists(node.name)})"
+    if node.value is None:
+        return f"({exists(node.name)})" if negated else f"({missing})"
+    if node.texts:
+        place = _place("t", node.name)
+        signed = [(node.sign, f'"{_hex(text)}"') for text in node.texts]
+    else:
+        place = _place("n", node.name)
+        signed = [(node.sign, repr(node.value))]
+        missing = f"not (exists {place})"
+    if not negated:
+        return _join(" or ", [f"({place} {_sign(sign)} {value})" for sign, value in signed])
+    opposites = [
+        # Not `!=`, which some versions evaluate to true for a missing value.
+        f"(({place} < {value}) or ({place} > {value}))"
+        if sign == "="
+        else f"({place} {_OPPOSITE[sign]} {value})"
+        for sign, value in signed
+    ]
+    return f"(({missing}) or {_join(' and ', opposites)})"
+
+
+def _sign(sign: str) -> str:
+    return "==" if sign == "=" else sign
+
+
+def _place(kind: str, name: str) -> str:
+    return f'{FIELD}["{kind}{_hex(name)}"]'
+
+
+def _hex(text: str) -> str:
+    return text.encode(errors="surrogatepass").hex()
