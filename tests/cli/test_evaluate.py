@@ -37,7 +37,7 @@ def test_figures_of_two_models_as_json_and_a_report(place):
     done = subprocess.run(command, capture_output=True, text=True, cwd=place)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    names = ["run0/model", "run0/model + αQE", "run1/model", "run1/model + αQE"]
+    names = ["run0", "run0 + αQE", "run1", "run1 + αQE"]
     assert list(found["figures"]) == names
     for row in found["figures"].values():
         assert list(row) == ["Easy", "Medium", "Hard"]
@@ -63,7 +63,7 @@ def test_distractors_of_this_model_count(there, place):
     options = ["--distractors", "more.parquet", "--json", *size, "--report", "more.html"]
     plain = json.loads(there("evaluate", "run0/model", "toy", "--json", *size)[1])
     more = json.loads(there("evaluate", "run0/model", "toy", *options)[1])
-    hard = [found["figures"]["run0/model"]["Hard"]["mAP"] for found in (plain, more)]
+    hard = [found["figures"]["run0"]["Hard"]["mAP"] for found in (plain, more)]
     assert hard[1] < hard[0]
     page = (place / "more.html").read_text()
     assert f">{100 * hard[1]:.1f}<" in page

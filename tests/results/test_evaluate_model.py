@@ -115,12 +115,12 @@ def test_two_models_are_compared_under_the_ends_of_their_folders(toy, model, tmp
         each.net.save(tmp_path / f"run{number}" / "model")
     paths = [tmp_path / f"run{number}" / "model" for number in range(2)]
     found = evaluate(paths[1], toy, against=str(paths[0]), max_side=64, workers=0, device="cpu")
-    assert list(found.rows) == ["run0/model", "run1/model"]
-    assert found.figures == found.rows["run1/model"]
+    assert list(found.rows) == ["run0", "run1"]
+    assert found.figures == found.rows["run1"]
     page = found.report(tmp_path / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
-    assert "run0/model" in page
+    assert "<h1>run0 and run1 on " in page
     assert "difference</th>" in page
-    assert list(evaluate(paths[0], toy, max_side=64, workers=0).rows) == ["run0/model"]
+    assert list(evaluate(paths[0], toy, max_side=64, workers=0).rows) == ["run0"]
     with pytest.raises(InputError, match="`against` is the same model"):
         evaluate(paths[0], toy, against=paths[0])
 

@@ -212,7 +212,9 @@ def labelled(count: int, most: int) -> tuple[dict[str, np.ndarray], np.ndarray, 
     names = [f"photo{i}" for i in range(count)]
     judged = JudgedQueries.labelled(labels, queries=names)
     searches = [search_of(name, rows, rows, judged) for name, rows in vectors.items()]
-    return vectors, labels, report_models(searches, judged, names, names, k=6, most=most)
+    classes = [f"class{label}" for label in labels]
+    models = report_models(searches, judged, names, names, k=6, most=most, classes=classes)
+    return vectors, labels, models
 
 
 def search_of(
@@ -239,6 +241,45 @@ def test_labelled_sets_show_the_worst_queries_and_some_others() -> None:
     assert worst < set(shown)
     assert [query.name for query in results[1].queries] == shown
     assert "20 of 59" in results[0].note
+
+
+def test_the_chart_has_all_queries_and_the_classes_their_mean(tmp_path: Path) -> None:
+    vectors, labels, results = labelled(60, most=20)
+    path = write_report(tmp_path / "report.html", "t", results)
+    chart = read_data(path)["chart"]
+    assert chart["names"] == [f"photo{i}" for i in range(59)]
+    assert [chart["names"][place] for place in chart["places"]] == [
+        query.name for query in results[0].queries
+    ]
+    for model, rows in enumerate(vectors.values()):
+        expected = []
+        for query in range(59):
+            others = np.arange(60) != query
+            right = labels == labels[query]
+            expected.append(average_precision((rows @ rows[query])[others], right[others]))
+        assert chart["ap"][model][0] == pytest.approx(expected, abs=6e-5)
+        means = {
+            f"class{label}": np.mean(np.array(expected)[labels[:59] == label]) for label in range(9)
+        }
+        found = results[model].classes
+        assert {each.name: each.ap["Labels"] for each in found} == pytest.approx(means)
+        assert {each.name: each.queries for each in found} == {
+            f"class{label}": int((labels[:59] == label).sum()) for label in range(9)
+        }
+    page = path.read_text("utf-8")
+    shown = re.findall(r'<tr><th scope="row">(class\d)</th>', page)
+    assert shown == sorted(means, key=means.__getitem__)
+    assert "All 9 classes" in page
+    assert "difference" in page[page.index('id="classes"') :]
+
+
+def test_of_very_many_queries_the_chart_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("listwise.results.report.build._CHARTED", 30)
+    _, _, results = labelled(60, most=20)
+    assert len(results[0].names) == len(results[0].ap["Labels"]) == 30
+    shown = [query.name for query in results[0].queries]
+    assert [results[0].names[place] for place in results[0].places] == shown
+    assert "The chart shows the AP of 30 queries" in results[0].note
 
 
 def test_a_labelled_query_is_not_in_its_own_list() -> None:

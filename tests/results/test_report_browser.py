@@ -438,6 +438,52 @@ def test_one_model_has_bars_and_no_comparison(browser: Browser, tmp_path: Path) 
     assert all("→" not in figures for figures in page.figures())
 
 
+@pytest.mark.parametrize("models", [["only"], ["before", "after"]])
+def test_the_chart_has_queries_without_a_list(
+    browser: Browser, tmp_path: Path, models: list[str]
+) -> None:
+    count = 600
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (30, 20), "teal").save(path)
+    random = np.random.default_rng(0)
+    labels = np.arange(count) % 20
+    judged = JudgedQueries.labelled(labels, queries=[f"photo{i:03d}" for i in range(count)])
+    scores = [random.random((count, count)) + (labels == labels[:, None]) for _ in models]
+    searches = [
+        ModelSearch.of_scores(name, table, judged)
+        for name, table in zip(models, scores, strict=True)
+    ]
+    classes = [f"class{label}" for label in labels]
+    results = report_models(
+        searches, judged, [str(path)] * count, [str(path)] * count, most=10, classes=classes
+    )
+    page = Page(browser, write_report(tmp_path / "report.html", "t", results), dark=True)
+    assert page.complaints() == []
+    assert len(page.names()) == 10
+    assert page.run("document.querySelectorAll('#classes, .tall tbody tr').length") == 21
+    assert page.run("document.querySelectorAll('#chart path, #chart rect').length") < 20
+    page.run("document.getElementById('chart').focus()")
+    page.key("End")
+    best = max(results[-1].ap["Labels"])
+    readout = page.run("document.getElementById('readout').textContent")
+    assert f"{100 * best:.1f}" in readout
+    hash_before = page.run("location.hash")
+    seen = set()
+    for _ in range(30):
+        readout = page.run("document.getElementById('readout').textContent")
+        seen.add("no list in this report" in readout)
+        if "no list in this report" in readout:
+            page.key("Enter")
+            assert page.run("location.hash") == hash_before
+        page.key("ArrowLeft")
+    assert True in seen
+    page.run("document.getElementById('filter').value = 'photo01'")
+    page.run("document.getElementById('filter').dispatchEvent(new Event('input'))")
+    page.run("document.getElementById('chart').focus()")
+    page.key("Home")
+    assert "photo01" in page.run("document.getElementById('readout').textContent")
+
+
 def points_of(query: int, image: int) -> np.ndarray | None:
     """For every second image none, for the others points of 60 × 40 pixels, some or many."""
     if image % 2:

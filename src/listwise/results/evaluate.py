@@ -91,10 +91,10 @@ class Evaluation:
             ModelSearch(name, found.scores, results[name]) for name, found in self.described.items()
         ]
         paths = benchmark.queries.paths, benchmark.database.paths
-        models = report_models(searches, benchmark.judged, *paths)
+        models = report_models(searches, benchmark.judged, *paths, classes=_classes(benchmark))
         return write_report(
             path,
-            f"{benchmark.name}: {' and '.join(self.described)}",
+            f"{' and '.join(self.described)} on {benchmark.name}",
             [replace(model, figures=rows[model.name]) for model in models],
             benchmark=benchmark.name,
             command=command,
@@ -205,19 +205,31 @@ def open_benchmark(
     return find_dataset(source, data).benchmark()
 
 
+def _classes(benchmark: Benchmark) -> list[str] | None:
+    """Return the class of each query of a labelled benchmark."""
+    queries = benchmark.queries
+    if not benchmark.labelled or not isinstance(queries, LabelledImages):
+        return None
+    return [queries.class_names[label] for label in queries.labels.tolist()]
+
+
 def _name_models(
     model: Model | str | Path, against: Model | str | Path | None
 ) -> dict[str, Model | str | Path]:
-    """Name models by the shortest different ends of their folders' paths."""
+    """Name models by the shortest different ends of their folders' paths.
+
+    The folder `model` of a run has the name of the run.
+    """
     models = {"model": model} if against is None else {"other model": against, "model": model}
     places = [
         (each.folder or each.name or name) if isinstance(each, Model) else Path(each).resolve()
         for name, each in models.items()
     ]
-    parts = [Path(place).parts for place in places]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-count:]) for part in parts]
-        # A folder called "model" says little, so add the folder above it.
-        if len(set(names)) == len(names) and (names != ["model"] or len(parts[0]) == count):
-            return dict(zip(names, models.values(), strict=True))
+    whole = [Path(place).parts for place in places]
+    runs = [part[:-1] if len(part) > 1 and part[-1] == "model" else part for part in whole]
+    for parts in (runs, whole):
+        for count in range(1, max(map(len, parts)) + 1):
+            names = ["/".join(part[-count:]) for part in parts]
+            if len(set(names)) == len(names):
+                return dict(zip(names, models.values(), strict=True))
     raise InputError("`against` is the same model: give another model")

@@ -1,5 +1,6 @@
 """Metrics as a plain text table for terminals, notebooks and logs."""
 
+import math
 from collections.abc import Mapping
 
 from listwise.evaluation import Results
@@ -16,6 +17,14 @@ def figures_of(results: Results) -> dict[str, dict[str, float]]:
 def percent(value: float) -> str:
     """Format a value in percent with one decimal; a dash for NaN."""
     return "–" if value != value else f"{100 * value:.1f}"
+
+
+def change(before: float, after: float) -> str:
+    """Format the difference of two values after rounding them as the table shows them."""
+    if math.isnan(before) or math.isnan(after):
+        return "–"
+    difference = round(round(100 * after, 1) - round(100 * before, 1), 1)
+    return f"{difference:+.1f}".replace("-", "−") if difference else "0.0"
 
 
 def format_table(title: str, rows: Mapping[str, Figures]) -> str:

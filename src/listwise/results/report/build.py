@@ -17,6 +17,7 @@ from listwise.evaluation import (
     ranks_of_positives,
 )
 from listwise.results.report.content import (
+    ClassResult,
     Curve,
     ListEntry,
     Mark,
@@ -40,6 +41,7 @@ _PhotoMatches = tuple[int | None, tuple[Match, ...] | None]
 _MARKS: tuple[Mark, ...] = ("wrong", "right", "junk")
 _JUNK_SHOWN = 3  # per list; under Hard, hundreds of easy photos may come first
 _DRAWN = 2000  # maximum number of queries for the curves
+_CHARTED = 5000  # maximum number of queries in the chart of AP
 _SCORES = 1 << 22  # maximum number of scores in memory
 _POINTS = 60  # points drawn for a pair of photos; more would be unreadable
 
@@ -83,12 +85,13 @@ def report_models(
     k: int = 10,
     most: int = 100,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> list[ModelResult]:
     """Build the content of a report for each search, for `write_report`.
 
     If a benchmark has more than `most` queries, the report shows the same queries for every model:
     half are those with the lowest AP of any model, half are drawn at random. The curves of a large
-    set use two thousand queries drawn at random.
+    set use two thousand queries drawn at random, and the chart of AP five thousand.
 
     Args:
         searches: one or two searches of the same benchmark.
@@ -98,6 +101,7 @@ def report_models(
         k: number of photos per list, without junk.
         most: maximum number of queries shown.
         seed: seed of the random choices.
+        classes: the class of each query, for a table with the mean AP of each class.
 
     Examples:
         >>> search = ModelSearch.of_scores("my model", scores, judged)           # doctest: +SKIP
@@ -114,7 +118,9 @@ def report_models(
     random = np.random.default_rng(seed)
     shown = counted[_choose(lowest[counted], most, random)]
     drawn = np.sort(random.choice(counted, min(_DRAWN, len(counted)), replace=False))
-    note = _sampling_note(len(shown), len(drawn), len(counted))
+    others = random.permutation(np.setdiff1d(counted, shown))
+    charted = np.sort(np.concatenate([shown, others[: max(0, _CHARTED - len(shown))]]))
+    note = _sampling_note(len(shown), len(drawn), len(charted), len(counted))
     return [
         ModelResult(
             name=search.name,
@@ -125,9 +131,34 @@ def report_models(
                 for query in shown
             ),
             note=note,
+            names=tuple(judged.queries[query] for query in charted),
+            ap={name: found.per_query_ap[charted] for name, found in search.results.items()},
+            places=tuple(np.searchsorted(charted, shown).tolist()),
+            classes=_class_results(search.results, counted, classes),
         )
         for search in searches
     ]
+
+
+def _class_results(
+    results: Results, counted: Indices, classes: Sequence[str] | None
+) -> tuple[ClassResult, ...]:
+    """Average the AP of the queries of each class; the classes are sorted by name."""
+    if classes is None:
+        return ()
+    names, inverse = np.unique(np.array(classes)[counted], return_inverse=True)
+    counts = np.bincount(inverse, minlength=len(names))
+    means: dict[str, NDArray[np.float64]] = {}
+    for protocol, found in results.items():
+        ap = found.per_query_ap[counted]
+        valid = ~np.isnan(ap)
+        sums = np.bincount(inverse[valid], ap[valid], minlength=len(names))
+        number = np.bincount(inverse[valid], minlength=len(names))
+        means[protocol] = sums / np.where(number, number, np.nan)
+    return tuple(
+        ClassResult(name, count, {protocol: float(mean[i]) for protocol, mean in means.items()})
+        for i, (name, count) in enumerate(zip(names.tolist(), counts.tolist(), strict=True))
+    )
 
 
 def _mean_ap(results: Results) -> NDArray[np.float64]:
@@ -233,7 +264,7 @@ def _choose(lowest: NDArray[np.float64], most: int, random: np.random.Generator)
     return np.sort(np.concatenate([worst, drawn]))
 
 
-def _sampling_note(shown: int, drawn: int, queries: int) -> str:
+def _sampling_note(shown: int, drawn: int, charted: int, queries: int) -> str:
     notes = []
     if shown < queries:
         notes.append(
@@ -242,4 +273,6 @@ def _sampling_note(shown: int, drawn: int, queries: int) -> str:
         )
     if drawn < queries:
         notes.append(f"The curves are the mean of {drawn:,} queries drawn at random.")
+    if charted < queries:
+        notes.append(f"The chart shows the AP of {charted:,} queries: these and others at random.")
     return " ".join(notes)

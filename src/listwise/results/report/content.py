@@ -1,7 +1,7 @@
 """The content of a report as plain values, without HTML and pictures."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -70,6 +70,15 @@ class QueryResult:
 
 
 @dataclass(frozen=True)
+class ClassResult:
+    """The queries of one class: their number that counts, and protocol -> mean AP."""
+
+    name: str
+    queries: int
+    ap: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class ModelResult:
     """Everything that a report shows of one model; `report_models` creates it.
 
@@ -79,6 +88,10 @@ class ModelResult:
         curves: protocol -> recall [P] and precision [P].
         queries: the queries shown, with their ranked lists.
         note: explains how the queries were chosen, if not all are shown.
+        names: names of the queries of the chart of AP, which may have more than are shown.
+        ap: protocol -> the AP of each of them [n]; NaN where the protocol does not count it.
+        places: position in `names` of each query shown.
+        classes: the classes of a labelled benchmark.
     """
 
     name: str
@@ -86,6 +99,10 @@ class ModelResult:
     curves: Mapping[str, Curve]
     queries: tuple[QueryResult, ...]
     note: str = ""
+    names: tuple[str, ...] = ()
+    ap: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    places: tuple[int, ...] = ()
+    classes: tuple[ClassResult, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -17,6 +16,7 @@ from listwise import __version__
 from listwise.data.images import ImageError, image_size
 from listwise.errors import InputError
 from listwise.files import write_text
+from listwise.results.report.classes import breakable, class_table
 from listwise.results.report.content import (
     ListEntry,
     Match,
@@ -27,6 +27,7 @@ from listwise.results.report.content import (
 )
 from listwise.results.report.curves import draw_curves
 from listwise.results.report.thumbnails import thumbnails
+from listwise.results.table import change as change_text
 from listwise.results.table import percent
 
 
@@ -77,6 +78,7 @@ def write_report(
         data=_data(models, photos, {entry.path: entry.name for entry in entries}),
         **_table([*(TableRow(model.name, model.figures) for model in models), *table], models),
         **_curves(models),
+        classes=class_table(models),
     )
     try:
         write_text(path, page)
@@ -138,15 +140,14 @@ def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> dict[str,
         return f"<td{_classes(first=column in starts, best=leads)}>{shown}</td>"
 
     def difference(column: tuple[str, str]) -> str:
-        change = _change(_figure(rows[0], column), _figure(rows[1], column))
+        change = change_text(_figure(rows[0], column), _figure(rows[1], column))
         classes = _classes(first=column in starts, gain=change[0] == "+", loss=change[0] == "−")
         return f"<td{classes}>{change}</td>"
 
     lines = []
     for index, row in enumerate(rows):
         swatch = f'<i class="swatch model{index}"></i>' if index < len(models) else ""
-        breakable = "<wbr>".join(escape(part) for part in re.split(r"(?<=[_./-])", row.name))
-        lines.append(line(swatch + breakable, (cell(row, column) for column in columns)))
+        lines.append(line(swatch + breakable(row.name), (cell(row, column) for column in columns)))
     if len(models) == 2:
         lines.insert(2, line("difference", map(difference, columns), ' class="change"'))
     top = "".join(
@@ -172,14 +173,6 @@ def _columns(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
 def _figure(row: TableRow, column: tuple[str, str]) -> float:
     protocol, metric = column
     return row.figures.get(protocol, {}).get(metric, math.nan)
-
-
-def _change(before: float, after: float) -> str:
-    """Format the difference of two values after rounding them as the table shows them."""
-    if math.isnan(before) or math.isnan(after):
-        return "–"
-    difference = round(round(100 * after, 1) - round(100 * before, 1), 1)
-    return f"{difference:+.1f}".replace("-", "−") if difference else "0.0"
 
 
 def _classes(**given: bool) -> str:
@@ -217,6 +210,11 @@ def _data(
         "protocols": protocols,
         "photos": list(photos.values()),
         "names": [names.get(path, "") for path in photos],
+        "chart": {
+            "names": models[0].names,
+            "ap": [[_rounded(model.ap[protocol]) for protocol in protocols] for model in models],
+            "places": models[0].places,
+        },
         "queries": [
             {
                 "name": query.name,
@@ -241,6 +239,10 @@ def _data(
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Only these characters could end the script element or start a comment.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    return [None if math.isnan(value) else round(float(value), 4) for value in values]
 
 
 _Points = dict[tuple[int, tuple[Match, ...] | None], int]

@@ -175,9 +175,11 @@ function tile(query, [place, score, mark, rank, points], others) {
 }
 
 // Filter, sort and show the queries.
+function matches(query) {
+  return query.name.toLowerCase().includes(byId("filter").value.trim().toLowerCase());
+}
 function arrange() {
-  const wanted = byId("filter").value.trim().toLowerCase();
-  shown = data.queries.filter((query) => query.name.toLowerCase().includes(wanted));
+  shown = data.queries.filter(matches);
   shown.sort(orders[byId("sort").value]);
   byId("queries").replaceChildren(...shown.map((query) => query.card));
   byId("count").textContent = shown.length + " of " + data.queries.length + " queries";
@@ -209,13 +211,36 @@ function goToHash() {
   if (query) go(query);
 }
 
-// The chart: all counted queries, worst to best.
+// The chart: all counted queries, worst to best; also those without a list in this report.
+const charted = data.chart.names.map((name, place) => ({
+  name,
+  lists: data.chart.ap.map((model) => model.map((values) => ({ ap: values[place] }))),
+}));
+data.queries.forEach((query, index) => (charted[data.chart.places[index]] = query));
 const chart = byId("chart");
 function key() {
-  if (!two) return ["Point at a bar to see the name of its query; click or tap it to open its list."];
+  if (!two) return ["Point at a query to see its name; click or tap it to open its list."];
   return data.models.map((name, model) =>
     make("span", { className: "model" }, make("i", { className: "swatch model" + model }), name),
   );
+}
+// Thousands of queries: one path per model, since as many elements would be slow.
+function denseChart(columns, x, y, bottom) {
+  const at = columns.map((query, column) => [x(column).toFixed(1), y(ap(query, last)).toFixed(1)]);
+  if (!two) {
+    const area = at.map(([center, end]) => `L${center} ${end}`).join("");
+    const [from, to] = [at[0][0], at[at.length - 1][0]];
+    return [draw("path", { class: "bar", d: `M${from} ${bottom}${area}L${to} ${bottom}z` })];
+  }
+  const dots = columns.map((query, column) => {
+    const value = ap(query, 0);
+    return value === null ? "" : `M${x(column).toFixed(1)} ${y(value).toFixed(1)}h0`;
+  });
+  const line = "M" + at.map((place) => place.join(" ")).join("L");
+  return [
+    draw("path", { class: "cloud", d: dots.join("") }),
+    draw("path", { class: "curve model1", d: line }),
+  ];
 }
 let columns = [];
 let chosen = -1;
@@ -223,7 +248,7 @@ function drawChart() {
   const style = getComputedStyle(chart);
   const width = chart.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
   const [height, left, top, bottom] = [210, 30, 8, 200];
-  columns = shown.filter((query) => ap(query, last) !== null);
+  columns = charted.filter((query) => ap(query, last) !== null && matches(query));
   columns.sort(lowest((query) => ap(query, last)));
   const step = (width - left - 4) / Math.max(1, columns.length);
   const x = (column) => left + (column + 0.5) * step;
@@ -239,7 +264,9 @@ function drawChart() {
   const band = draw("rect", { class: "band", y: top, width: Math.max(step, 4), height: bottom - top });
   band.setAttribute("visibility", "hidden");
   picture.append(band);
-  columns.forEach((query, column) => {
+  const dense = step < 4;
+  if (dense) picture.append(...denseChart(columns, x, y, bottom));
+  else columns.forEach((query, column) => {
     const [center, end] = [x(column), y(ap(query, last))];
     if (!two) {
       const bar = Math.min(24, Math.max(1, step * 0.72));
@@ -266,7 +293,8 @@ function drawChart() {
     const query = columns[chosen];
     const before = two ? percent(ap(query, 0)) + " → " : "";
     const name = make("b", { textContent: query.name });
-    byId("readout").replaceChildren(name, " AP " + before + percent(ap(query, last)));
+    const without = query.card ? "" : " (no list in this report)";
+    byId("readout").replaceChildren(name, " AP " + before + percent(ap(query, last)) + without);
   };
   chart.columnAt = (event) =>
     Math.floor((event.clientX - picture.getBoundingClientRect().left - left) / step);
@@ -276,12 +304,12 @@ function drawChart() {
 chart.addEventListener("pointermove", (event) => chart.choose(chart.columnAt(event)));
 chart.addEventListener("click", (event) => {
   chart.choose(chart.columnAt(event));
-  if (chosen >= 0) go(columns[chosen]);
+  if (chosen >= 0 && columns[chosen].card) go(columns[chosen]);
 });
 chart.addEventListener("keydown", (event) => {
   const steps = { ArrowLeft: chosen - 1, ArrowRight: chosen + 1, Home: 0, End: columns.length - 1 };
   if (event.key in steps) chart.choose(steps[event.key]);
-  else if (event.key === "Enter" && chosen >= 0) go(columns[chosen]);
+  else if (event.key === "Enter" && chosen >= 0 && columns[chosen].card) go(columns[chosen]);
   else return;
   event.preventDefault();
 });
