@@ -22,10 +22,9 @@ QUICK := $(addprefix tests/,losses evaluation models data descriptors training/t
 quick: $(VENV)/.installed-dev ## run the quick tests (a minute or so)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(QUICK)
 
-# Every crash point, and the other tests that take long to be thorough.
-soak: $(VENV)/.installed-dev ## run the reliability tests in full (hours)
-	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/crash tests/fuzz \
-	  tests/training/test_damaged_run.py
+# Every crash point, the whole demo, more generated examples, larger indexes.
+soak: $(VENV)/.installed-dev ## run every test in its thorough version (hours)
+	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # In an environment of its own (several GB), without any extra.
 FLOORS := .floors

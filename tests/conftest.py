@@ -17,7 +17,8 @@ from hypothesis import settings
 from PIL import Image, ImageDraw
 
 # On a busy machine an example may take any time.
-settings.register_profile("listwise", deadline=None)
+examples = 500 if os.environ.get("LISTWISE_SOAK") else 40
+settings.register_profile("listwise", deadline=None, max_examples=examples)
 settings.load_profile("listwise")
 
 CLASSES = 8
@@ -31,6 +32,7 @@ multiprocessing.set_forkserver_preload(
         "listwise.local.asmk.index",
         "listwise.search.folder.store",
         "listwise.search.milvus.store",
+        "listwise.training",
         "hypothesis",
         "pytest",
     ]

@@ -12,6 +12,7 @@ import threading
 import time
 
 import httpx
+import programs
 import uvicorn
 
 from listwise.serving.app import create_app
@@ -42,21 +43,24 @@ class InThread:
 
 
 class Process:
-    """`listwise serve` as its users start it."""
+    """`listwise serve` in a process of its own, which a `program` of Python starts if given."""
 
-    def __init__(self, *arguments, token=None):
+    def __init__(self, *arguments, token=None, program=None):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("LISTWISE_TOKEN", None)
         if token:
             environment["LISTWISE_TOKEN"] = token
-        command = [sys.executable, "-m", "listwise", "serve", *map(str, arguments)]
+        command = ["serve", *map(str, arguments)]
         if "--port" not in arguments:
             command += ["--port", "0"]
         # A file: a server whose log nobody reads would stop at a full pipe.
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.popen = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
+        self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
+        options = {"env": environment, "stderr": self._log}
+        if program is None:
+            self.popen = programs.listwise(*command, **options)
+        else:
+            options |= {"stdout": subprocess.PIPE, "text": True}
+            self.popen = subprocess.Popen([sys.executable, *program, *command], **options)
         self.said = self.popen.stdout.readline()
         found = re.search(r"http://[\w.:\[\]]+", self.said)
         assert found, (self.popen.wait(30), self.log())

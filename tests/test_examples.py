@@ -1,13 +1,11 @@
 """Every script of examples/ runs as a process, and its output shows that it did its work."""
 
-import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -16,16 +14,10 @@ SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 def run(script, *arguments, folder):
     """The standard output of an example that runs in a folder of its own."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = programs.script(EXAMPLES / script, *arguments, cwd=folder)
+    out, err = process.communicate(600)
+    assert process.returncode == 0, err
+    return out
 
 
 def numbers(text, pattern):

@@ -53,7 +53,6 @@ EXTRAS = {
 }
 OPTIONAL = set.union(*EXTRAS.values())
 USES = {use.__name__: needed for use, needed in uses.NEEDS.items()}
-SLOW = "milvus_file"
 CORE = [use.__name__ for use in uses.CORE]
 
 
@@ -103,69 +102,59 @@ def assert_names_what_to_install(error: str | None, hidden: set[str]) -> None:
     assert MODULES.get(package, package) in hidden & EXTRAS[extra], error
 
 
+COMMANDS = {
+    "listwise train photos": 2,
+    "listwise extract model photos out.parquet": 2,
+    "listwise index build shop photos --model model": 2,
+    "listwise serve shop": 2,
+    "listwise local extract photos out.arrow": 2,
+    "listwise demo --folder toy": 2,
+    "listwise evaluate model photos": 0,
+    "listwise --help": 0,
+}
+
+
 def test_the_core_alone(folder):
+    """In a process that has never imported anything else."""
     hidden = set(OPTIONAL)
-    environ = environment(folder, hidden)
-    (found,) = errors(folder, [(hidden, CORE + list(USES))], env=environ)
+    (folder / "shop").mkdir()
+    cases = [(hidden, CORE + list(USES)), *((hidden, [command]) for command in COMMANDS)]
+    found, *commands = errors(folder, cases, env=environment(folder, hidden))
     assert {name: found[name] for name in CORE} == dict.fromkeys(CORE)
     for name in USES:
         assert_names_what_to_install(found[name], hidden)
+    line = r"listwise: \w.+ needs \S+: pip install 'listwise\[\w+\]'\n"
+    for (command, expected), result in zip(COMMANDS.items(), commands, strict=True):
+        code, said = result[command]
+        assert code == expected, (command, said)
+        assert re.fullmatch(line if code else "", said), (command, said)
 
 
 def test_each_package_in_turn(folder):
+    """Without one package, what needs it names it."""
     modules = sorted(set.union(*USES.values()))
-    # Milvus takes long to start: that it works is left to the next test.
-    cases = [
-        ({module}, ["step", *(use for use in USES if use != SLOW or module in USES[SLOW])])
-        for module in modules
-    ]
-    results = errors(folder, cases)
-    for module, found in zip(modules, results, strict=True):
-        wanting = {name for name, needed in USES.items() if module in needed}
-        assert {name for name, error in found.items() if error} == wanting, (module, found)
-        for name in wanting:
-            assert_names_what_to_install(found[name], {module})
+    wanting = [[name for name, needed in USES.items() if module in needed] for module in modules]
+    cases = [({module}, ["step", *names]) for module, names in zip(modules, wanting, strict=True)]
+    for module, found in zip(modules, errors(folder, cases), strict=True):
+        assert found.pop("step") is None, module
+        for error in found.values():
+            assert_names_what_to_install(error, {module})
 
 
-def test_each_extra_is_enough_for_its_part(folder):
-    cases = [
-        (OPTIONAL - EXTRAS[extra], [use.__name__ for use in enough])
-        for extra, enough in ENOUGH.items()
-    ]
-    for extra, found in zip(ENOUGH, errors(folder, cases), strict=True):
-        assert not any(found.values()), (extra, found)
+def test_no_use_needs_more_than_its_packages(folder):
+    """With all other packages hidden: what works then works without each one of them too."""
+    cases = [(OPTIONAL - needed, [name]) for name, needed in USES.items()]
+    for name, found in zip(USES, errors(folder, cases), strict=True):
+        assert found == {name: None}
+
+
+@pytest.mark.parametrize("extra", ENOUGH)
+def test_each_extra_is_enough_for_its_part(extra):
+    for use in ENOUGH[extra]:
+        assert uses.NEEDS[use] <= EXTRAS[extra], use.__name__
 
 
 def test_no_extra_is_empty_and_all_means_all():
     assert all(EXTRAS.values())
     assert EXTRAS["all"] == OPTIONAL - (EXTRAS["compare"] - EXTRAS["all"])
     assert {module for needed in USES.values() for module in needed} <= OPTIONAL
-
-
-COMMANDS = {
-    "train photos": 2,
-    "extract model photos out.parquet": 2,
-    "index build shop photos --model model": 2,
-    "serve shop": 2,
-    "local extract photos out.arrow": 2,
-    "demo --folder toy": 2,
-    "evaluate model photos": 0,
-    "--help": 0,
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_with_the_core_alone(command, folder):
-    (folder / "shop").mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "listwise", *command.split()],
-        cwd=folder,
-        env=environment(folder, OPTIONAL),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == COMMANDS[command], done.stderr
-    if done.returncode:
-        assert re.fullmatch(
-            r"listwise: \w.+ needs \S+: pip install 'listwise\[\w+\]'\n", done.stderr
-        )

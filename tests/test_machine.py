@@ -76,10 +76,9 @@ def test_no_more_threads_than_cores_and_the_users_number_comes_back():
         torch.set_num_threads(before)
 
 
-# Two processes that do nothing but compute, on the two cores that the measured one has.
-BUSY = "import os, sys; os.sched_setaffinity(0, {0})\nwhile True: pass"
+# Beside it two processes do nothing but compute, on the two cores that the measured one has.
 MEASURED = """
-import os, time
+import os, subprocess, sys, time
 os.sched_setaffinity(0, {cores})
 {prepare}
 import torch
@@ -97,10 +96,15 @@ def seconds(threads):
     return time.perf_counter() - started
 
 seconds(1), seconds(2)
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
 one, two = [], []
 for _ in range(6):  # in turn, so that whatever else the machine does slows both
     one.append(seconds(1))
     two.append(seconds(2))
+for process in busy:
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 print(sum(two) / sum(one))
 """
 
@@ -120,20 +124,11 @@ def test_a_network_beside_other_work_is_not_much_slower_than_on_one_thread(prepa
         name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))
     }
     environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
-    others = [
-        subprocess.Popen([sys.executable, "-c", BUSY.format(cores)], env=environment)
-        for _ in range(2)
-    ]
-    try:
-        ratio = subprocess.run(
-            [sys.executable, "-c", MEASURED.format(cores=cores, prepare=prepare)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment,
-        ).stdout
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
+    ratio = subprocess.run(
+        [sys.executable, "-c", MEASURED.format(cores=cores, prepare=prepare)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    ).stdout
     assert float(ratio) < 3

@@ -1,9 +1,9 @@
 """Losses and poolings of another package, installed as pip would install it."""
 
 import os
-import subprocess
 import sys
 
+import programs
 import pytest
 import torch
 import yaml
@@ -108,20 +108,20 @@ def test_an_unknown_name_lists_what_there_is(installed):
 
 
 def train(*flags):
-    command = [sys.executable, "-m", "listwise", "train", *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    process = programs.listwise("train", *flags)
+    return *process.communicate(300), process.returncode
 
 
 def test_the_command_trains_with_them(installed, photos, tmp_path):
     small = "--backbone test_resnet.r160_in1k --weights random --updates 1 --device cpu --workers 0"
     parts = "--loss spread --pooling largest --val-fraction 0.4 --crops-size 32 --batch-size 8"
     run = tmp_path / "run"
-    done = train(photos, "--run-folder", run, *small.split(), *parts.split())
-    assert done.returncode == 0, done.stderr
-    assert "this loss does not take weights: --class-weights is off" in done.stdout
+    out, err, code = train(photos, "--run-folder", run, *small.split(), *parts.split())
+    assert code == 0, err
+    assert "this loss does not take weights: --class-weights is off" in out
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["loss"], config["pooling"]) == ("spread", "largest")
     assert RetrievalNet.load(run / "model").config.pooling == "largest"
-    failed = train(photos, "--loss", "spred")
-    assert failed.returncode == 2
-    assert "one of an installed package (lost, margin, spread)" in failed.stderr
+    _, err, code = train(photos, "--loss", "spred")
+    assert code == 2
+    assert "one of an installed package (lost, margin, spread)" in err

@@ -1,10 +1,13 @@
 """What people use the package for, a small call each; run by `test_extras.py`.
 
-    python uses.py FOLDER '[[["faiss"], ["loss", "folder_index"]], ...]'
+    python uses.py FOLDER '[[["faiss"], ["loss", "folder_index", "listwise --help"]], ...]'
 
 prints a JSON list: for each set of hidden modules the error of each use, or null where it works.
+For a command it is the exit code and stderr.
 """
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -204,6 +207,7 @@ NEEDS = {
     parquet_table: {"pyarrow"},
     crops: {"cv2"},
     training: TRAIN,
+    trained: TRAIN,
     descriptor_file: {"pyarrow"},
     extract: {"pyarrow"},
     folder_index: INDEX,
@@ -216,16 +220,33 @@ NEEDS = {
 }
 
 
-def errors(folder: Path, uses) -> dict[str, str | None]:
-    """The error of each use, None where it works."""
-    found: dict[str, str | None] = {}
+def errors(folder: Path, uses: list[str]) -> dict[str, object]:
+    """The error of each use, None where it works; of a command, its exit code and stderr."""
+    found: dict[str, object] = {}
     for use in uses:
+        if use.startswith("listwise "):
+            found[use] = run_command(folder, use.split())
+            continue
         try:
-            use(folder)
-            found[use.__name__] = None
+            globals()[use](folder)
+            found[use] = None
         except Exception as error:
-            found[use.__name__] = f"{type(error).__name__}: {error}"
+            found[use] = f"{type(error).__name__}: {error}"
     return found
+
+
+def run_command(folder: Path, arguments: list[str]) -> tuple[object, str]:
+    from listwise.cli.main import main
+
+    os.chdir(folder)
+    sys.argv = arguments
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+        except SystemExit as end:
+            return end.code or 0, said.getvalue()
+    return 0, said.getvalue()
 
 
 def main() -> None:
@@ -240,7 +261,7 @@ def main() -> None:
             code = 1
             try:
                 hide(modules)
-                out.write_text(json.dumps(errors(folder, [globals()[use] for use in uses])))
+                out.write_text(json.dumps(errors(folder, uses)))
                 code = 0
             finally:
                 os._exit(code)

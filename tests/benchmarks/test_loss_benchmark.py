@@ -1,13 +1,14 @@
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from listwise.benchmarks import loss as benchmark
 from listwise.benchmarks.measure import DoesNotFit, available_memory, measure
+from listwise.cli.benchmark import app
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
 from listwise.training import memory
@@ -66,9 +67,8 @@ def test_the_limit_of_a_container_counts(monkeypatch):
 
 
 def test_the_command_prints_a_row_for_each_method():
-    command = [sys.executable, "-m", "listwise", "benchmark", "loss"]
-    options = ["--sizes", "32", "--dim", "16", "--json"]
-    printed = subprocess.run(command + options, capture_output=True, text=True, check=True).stdout
+    options = ["loss", "--sizes", "32", "--dim", "16", "--json"]
+    printed = CliRunner().invoke(app, options).stdout
     rows = [json.loads(line) for line in printed.splitlines()]
     assert [(row["method"], row["batch"]) for row in rows] == [
         (method, 32) for method in benchmark.METHODS

@@ -1,8 +1,6 @@
 """`listwise evaluate` and `listwise study` as a person runs them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -30,13 +28,11 @@ def there(listwise, place, monkeypatch):
     return listwise
 
 
-def test_figures_of_two_models_as_json_and_a_report(place):
-    command = [sys.executable, "-m", "listwise"]
-    command += ["evaluate", "run1/model", "toy", "--against", "run0/model", "--qe"]
-    command += ["--report", "report.html", "--json", "--max-side", "64"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=place)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_figures_of_two_models_as_json_and_a_report(there, place):
+    command = ["evaluate", "run1/model", "toy", "--against", "run0/model", "--qe"]
+    code, out, err = there(*command, "--report", "report.html", "--json", "--max-side", "64")
+    assert code == 0, err
+    found = json.loads(out)
     names = ["run0", "run0 + αQE", "run1", "run1 + αQE"]
     assert list(found["figures"]) == names
     for row in found["figures"].values():

@@ -1,14 +1,15 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
+import programs
 import pytest
 import torch
 
-from listwise.descriptors import DescriptorFile, load_model
+from listwise.data import read_images
+from listwise.descriptors import DescriptorFile, extract, load_model
 from listwise.models import RetrievalNet
 
 
@@ -163,34 +164,30 @@ def test_a_nul_in_a_table_is_one_line(listwise, tmp_path, cells):
     )
 
 
-SLOW = """
-import sys
-from listwise.data import read_images
-from listwise.descriptors import extract, load_model
+def extract_slowly(photos, line):
+    """Extract, and before each next photo wait for a word from the other end of the line."""
 
-def wait(count):
-    print("started", flush=True)
-    sys.stdin.readline()
+    def wait(count):
+        line.send("started")
+        line.recv()
 
-extract(load_model("model", "cpu"), read_images(sys.argv[1]), "out.parquet",
-        workers=0, on_progress=wait)
-"""
+    model, images = load_model("model", "cpu"), read_images(photos)
+    extract(model, images, "out.parquet", workers=0, on_progress=wait)
 
 
 def test_two_processes_do_not_write_one_file(listwise, photos, tmp_path):
-    command = [sys.executable, "-c", SLOW, str(photos)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as first:
-        assert first.stdout.readline() == "started\n"
-        code, out, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
-        assert (code, out) == (2, "")
-        assert err == (
-            "listwise: another process is extracting into out.parquet: wait until it ends, or "
-            "give another name\n"
-        )
-        first.communicate("\n" * 100)
-    assert first.returncode == 0
+    here, there = programs.PROCESSES.Pipe()
+    first = programs.Program(extract_slowly, str(photos), there)
+    assert here.poll(60)
+    code, out, err = listwise("extract", "model", photos, "out.parquet", "--workers", 0)
+    assert (code, out) == (2, "")
+    assert err == (
+        "listwise: another process is extracting into out.parquet: wait until it ends, or "
+        "give another name\n"
+    )
+    for _ in range(100):
+        here.send("go on")
+    assert first.wait(60) == 0, first.errors()
     assert len(DescriptorFile.open("out.parquet")) == 48
     # Nothing is left, and the file can be written again.
     assert sorted(os.listdir(tmp_path)) == ["model", "out.parquet"]
@@ -201,12 +198,16 @@ def test_two_processes_do_not_write_one_file(listwise, photos, tmp_path):
 
 @pytest.mark.slow
 def test_processes_share_the_photos(listwise, photos, tmp_path):
-    together = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    together += ["--nproc-per-node", "2", "-m", "listwise", "extract", "model", str(photos)]
-    done = subprocess.run(
-        [*together, "out.parquet", "--workers", "0"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    command = ("extract", "model", photos, "out.parquet", "--workers", 0)
+    both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # as torchrun sets them
+    processes = [
+        programs.listwise(
+            *command, env={**os.environ, **both, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        assert process.wait(60) == 0, process.errors()
     listwise("extract", "model", photos, "whole.parquet", "--workers", 0)
     whole = DescriptorFile.open("whole.parquet")
     shares = [DescriptorFile.open(f"out-0000{i}-of-00002.parquet") for i in (1, 2)]

@@ -13,7 +13,7 @@ from listwise.models import RetrievalNet
 def toy(tmp_path_factory):
     """A benchmark of drawn buildings, few and small."""
     folder = tmp_path_factory.mktemp("toy") / "toy-landmarks"
-    make_toy_landmarks(folder, seed=0, buildings=9, views=7)
+    make_toy_landmarks(folder, seed=0, buildings=9, views=6, workers=1)
     return folder
 
 
@@ -87,13 +87,13 @@ def test_a_wrong_codebook_leaves_no_index_behind(listwise, photos):
 def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
     here = ("--workers", 0)
     code, _, err = listwise(
-        "local", "extract", toy / "train.csv", "other.arrow", "--count", 150, *here
+        "local", "extract", toy / "train.csv", "other.arrow", "--count", 100, *here
     )
     assert (code, err) == (0, "")
     listwise("local", "codebook", "other.arrow", "words.safetensors", "--words", 256)
     torch.manual_seed(0)
     RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
-    command = ("local", "evaluate", toy, "--codebook", "words.safetensors", "--count", 150)
+    command = ("local", "evaluate", toy, "--codebook", "words.safetensors", "--count", 100)
     command += ("--model", "model", "--report", "report.html", "--json")
     code, out, err = listwise(*command)
     assert code == 0, err

@@ -1,13 +1,17 @@
 """The command line as its users have it: processes that are started, killed and go together."""
 
+import fnmatch
 import json
 import os
 import random
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import programs
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -23,8 +27,8 @@ def command(*arguments):
     return [sys.executable, "-m", "listwise", *map(str, arguments)]
 
 
-def train_command(data, run, updates):
-    return command(*TRAIN.format(data=data, run=run, updates=updates).split())
+def train_arguments(data, run, updates):
+    return TRAIN.format(data=data, run=run, updates=updates).split()
 
 
 def finish(arguments):
@@ -51,41 +55,40 @@ def wait_for(process, condition):
     return False
 
 
-# A run that kills itself just before it puts in place the so-manieth file that matches.
-KILLED_BEFORE = """
-import fnmatch, os, runpy, signal, sys
+def train_and_die(pattern, number, *arguments):
+    """A run that kills itself just before it puts in place the `number`-th file that matches."""
+    left = number
 
-_, pattern, left, *arguments = sys.argv
-left = int(left)
+    def look(event, details):
+        nonlocal left
+        if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def look(event, details):
-    global left
-    if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(look)
-sys.argv = ["listwise", *arguments]
-runpy.run_module("listwise", run_name="__main__")
-"""
+    sys.addaudithook(look)
+    programs.run_listwise(*arguments)
 
 
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"
-    unbroken = subprocess.Popen(
-        train_command(photos, whole, 24), env=ENVIRONMENT, stdout=subprocess.DEVNULL
-    )
+    unbroken = programs.listwise(*train_arguments(photos, whole, 14), env=ENVIRONMENT)
     chance = random.Random(0)
 
+    def start(arguments):
+        return programs.listwise(*arguments, env=ENVIRONMENT)
+
     def once(condition):
-        return lambda arguments: (arguments, condition)
+        return lambda arguments: (start(arguments), condition)
 
     def before(pattern, number):
         """Such files are there for too short a while to be sure to see one from here."""
-        itself = [sys.executable, "-c", KILLED_BEFORE, pattern, str(number)]
-        return lambda arguments: ([*itself, *arguments[3:]], lambda: False)
+        options = {"env": ENVIRONMENT}
+        return lambda arguments: (
+            programs.Program(train_and_die, pattern, number, *arguments, **options),
+            lambda: False,
+        )
 
     def later(arguments):
         """After the next two lines of the metrics and up to three times what lay between them."""
@@ -99,7 +102,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
                 times.append(time.monotonic())
             return len(times) == 2 and time.monotonic() > times[1] + part * (times[1] - times[0])
 
-        return arguments, look
+        return start(arguments), look
 
     moments = [
         once((run / "model").exists),  # within the first validation
@@ -107,27 +110,24 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
         later,
     ]
     kills = 0
-    arguments = train_command(photos, run, 24)
+    arguments = train_arguments(photos, run, 14)
     for moment in moments:
-        started, condition = moment(arguments)
-        process = subprocess.Popen(
-            started, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        with process:
-            if wait_for(process, condition):
-                process.kill()
-            process.wait()
-            kills += process.returncode == -signal.SIGKILL
-            # Killed or done, not ended by an error; orphaned workers may complain of a kill.
-            assert process.returncode in (0, -signal.SIGKILL), process.stderr.read()
-        arguments = command("train", "--resume", run)
-    finish(arguments)
-    assert unbroken.wait() == 0
+        process, condition = moment(arguments)
+        if wait_for(process, condition):
+            process.kill()
+        process.wait()
+        kills += process.returncode == -signal.SIGKILL
+        # Killed or done, not ended by an error; orphaned workers may complain of a kill.
+        assert process.returncode in (0, -signal.SIGKILL), process.errors()
+        arguments = ["train", "--resume", str(run)]
+    last = start(arguments)
+    assert last.wait(120) == 0, last.errors()
+    assert unbroken.wait(120) == 0, unbroken.errors()
 
     assert kills >= 2  # the last one may come too late
     assert not list(run.rglob("*.tmp"))
     assert metrics(run) == metrics(whole)
-    assert [line["update"] for line in metrics(run)] == list(range(25))
+    assert [line["update"] for line in metrics(run)] == list(range(15))
     for name in ("checkpoint.safetensors", "model/model.safetensors"):
         expected, found = load_file(whole / name), load_file(run / name)
         assert expected.keys() == found.keys()
@@ -137,16 +137,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
 
 def test_an_interrupt_says_how_to_go_on(photos, tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        train_command(photos, run, 400),
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # What a shell starts with & is deaf to it, and so are its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = programs.listwise(*train_arguments(photos, run, 400), env=ENVIRONMENT)
     assert wait_for(process, (run / "checkpoint.safetensors").exists)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
     _, err = process.communicate(timeout=60)
@@ -154,18 +145,35 @@ def test_an_interrupt_says_how_to_go_on(photos, tmp_path):
     assert err == f"listwise: stopped; resume with: listwise train --resume {run}\n"
 
 
+def together(*arguments):
+    """What two processes print that torchrun starts, or that have its environment."""
+    if os.environ.get("LISTWISE_SOAK"):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return finish([*torchrun, "--nproc-per-node", "2", "-m", "listwise", *arguments]).stdout
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    both |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    processes = [
+        programs.listwise(*arguments, env={**ENVIRONMENT, **both, **rank}) for rank in ranks
+    ]
+    outputs = [process.communicate(120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    return "".join(out for out, _ in outputs)
+
+
 @pytest.mark.slow
 def test_two_processes_train_like_one(photos, tmp_path):
-    finish(train_command(photos, tmp_path / "one", 4))
-    together = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    together += ["--nproc-per-node", "2", "-m", "listwise"]
+    alone = programs.listwise(*train_arguments(photos, tmp_path / "one", 4), env=ENVIRONMENT)
+    assert alone.wait(120) == 0, alone.errors()
     broken = tmp_path / "broken.csv"
     images = [path for folder in sorted(photos.iterdir()) for path in sorted(folder.iterdir())]
     rows = [f"{path},{path.parent.name}" for path in images]
     broken.write_text("\n".join(["path,label", *rows, "missing.jpg,class0"]))
-    done = finish([*together, *train_command(broken, tmp_path / "two", 4)[3:]])
-    assert done.stdout.count("note: skipped 1 image that cannot be used") == 1
-    assert done.stdout.count("the model is in") == 1
+    out = together(*train_arguments(broken, tmp_path / "two", 4))
+    assert out.count("note: skipped 1 image that cannot be used") == 1
+    assert out.count("the model is in") == 1
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert len(one) == len(two) == 5
     for a, b in zip(one, two, strict=True):
@@ -181,13 +189,13 @@ def test_two_processes_train_like_one(photos, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"]])
 def test_help_and_version_come_at_once(arguments):
-    for _ in range(5):
-        started = time.perf_counter()
-        finish(command(*arguments))
-        seconds = time.perf_counter() - started
-        if seconds < 1:
-            break
-    assert seconds < 1
+    def computing():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = computing()
+    finish(command(*arguments))
+    assert computing() - before < 1  # seconds, whatever else the machine does
 
 
 def test_the_command_line_starts_without_torch():

@@ -24,7 +24,7 @@ from serving_examples import TOKEN, Process, wait_for
 HERE = Path(__file__).parent
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 REQUESTS = 100_000 if SOAK else 300
-PHOTOS = 3_000 if SOAK else 50
+PHOTOS = 3_000 if SOAK else 30
 EXAMPLES = 1_000 if SOAK else 3  # of each operation, in the phases of schemathesis that are random
 BATCH = 100
 WIRES = 20  # connections at one time; an address has 48 requests at one time at most

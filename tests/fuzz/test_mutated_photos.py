@@ -6,10 +6,10 @@
 import json
 import os
 import resource
-import subprocess
 import sys
 
 import numpy as np
+import programs
 import pytest
 from mutations import FORMATS, encoded_photos, mutate, write_mutated
 
@@ -27,15 +27,23 @@ def mutated(tmp_path_factory):
     return folder
 
 
+def measured(*arguments):
+    """Run a command, then write to stderr the most memory that it or its workers took."""
+    try:
+        programs.run_listwise(*arguments)
+    finally:
+        kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        peak = max(resource.getrusage(kind).ru_maxrss for kind in kinds)
+        print(peak * 1024, file=sys.stderr)
+
+
 def run(folder, *arguments):
     """The JSON that a command prints, and the most memory that it or its workers took."""
-    command = [sys.executable, "-m", "listwise", *map(str, arguments), "--json"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return json.loads(done.stdout), max(before, peak) * 1024
+    process = programs.Program(measured, *map(str, arguments), "--json", cwd=folder)
+    out, err = process.communicate(24 * 3600)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    return json.loads(out), int(err.splitlines()[-1])
 
 
 def test_index_and_extract_report_each_damaged_photo(mutated, model_folder, tmp_path):

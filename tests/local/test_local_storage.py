@@ -1,13 +1,12 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from programs import Program
 from pyarrow import ipc
 from test_features import textured
 
@@ -217,18 +216,15 @@ def test_mistakes_are_one_line(some: Images, tmp_path: Path) -> None:
     assert out.read_text() == "my notes"
 
 
-KILLED = """
-import sys
-from listwise.data import read_images
-from listwise.local import extract
-from listwise.local.extract import HessianAffine, extract_features
-extract.PART = 2
-if __name__ == "__main__":
+def extract_in_small_parts(photos: Path, out: Path) -> None:
+    module.PART = 2
     extract_features(
-        read_images(sys.argv[1]), sys.argv[2], HessianAffine(30), workers=int(sys.argv[3]),
+        read_images(photos),
+        out,
+        HessianAffine(30),
+        workers=0,
         on_progress=lambda count: print("done", flush=True),
     )
-"""
 
 
 def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -236,17 +232,16 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     folder.mkdir()
     for seed in range(12):
         textured(200, 150, seed).save(folder / f"{seed:02d}.png")
-    (tmp_path / "killed.py").write_text(KILLED)
-    command = [sys.executable, str(tmp_path / "killed.py"), str(folder), str(out), "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for _ in range(5):
-            process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
+    process = Program(extract_in_small_parts, folder, out)
+    for _ in range(5):
+        assert process.stdout.readline() == "done\n"
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     assert not out.exists()
     parts = sorted((tmp_path / "f.arrow.partial").glob("*.arrow"))
     assert parts
-    subprocess.run(command, check=True, capture_output=True)
+    again = Program(extract_in_small_parts, folder, out)
+    assert again.wait(60) == 0, again.errors()
     assert not (tmp_path / "f.arrow.partial").exists()
     file = FeatureFile.open(out)
     assert len(file) == 12
@@ -254,22 +249,16 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.get("11.png").points, expected.points)
 
 
-KILLED_AT_THE_END = """
-import os, signal, sys
-from listwise.data import read_images
-from listwise.local.extract import HessianAffine, extract_features
-from listwise.local.storage import FeatureWriter
-FeatureWriter.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-extract_features(read_images(sys.argv[1]), sys.argv[2], HessianAffine(30), workers=0)
-"""
+def extract_and_die_at_the_end(photos: Path, out: Path) -> None:
+    FeatureWriter.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    extract_features(read_images(photos), out, HessianAffine(30), workers=0)
 
 
 def test_a_run_killed_while_parts_are_joined_leaves_nothing_in_the_end(tmp_path: Path) -> None:
     folder, out = tmp_path / "photos", tmp_path / "f.arrow"
     folder.mkdir()
     textured(200, 150, 0).save(folder / "0.png")
-    command = [sys.executable, "-c", KILLED_AT_THE_END, str(folder), str(out)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert Program(extract_and_die_at_the_end, folder, out).wait(60) == -signal.SIGKILL
     assert len(extract_features(read_images(folder), out, HessianAffine(30), workers=0)) == 1
     assert sorted(os.listdir(tmp_path)) == ["f.arrow", "photos"]
 

@@ -421,16 +421,18 @@ def test_a_server_searches_as_it_is_asked_to(server_places):
 
 
 @pytest.mark.slow
-def test_fifty_thousand_descriptors_are_searched_as_by_exact_search(new_place):
+def test_many_descriptors_are_searched_as_by_exact_search(new_place):
     place = new_place()
     # A file takes minutes for as many as a server takes in seconds.
     count = 50_000 if place.startswith("milvus://") else 10_000
+    if not os.environ.get("LISTWISE_SOAK"):
+        count //= 5
     rows, queries = clustered(count, 2048)
     with create_store(place, HEADER.model_copy(update={"dim": 2048})) as index:
         entries = [Entry(f"photo {number}", f"/{number}", 1, 1) for number in range(len(rows))]
         for start in range(0, len(rows), 10_000):
             part = slice(start, start + 10_000)
-            index.put(NewEntries(entries[part], rows[part], [b""] * 10_000))
+            index.put(NewEntries(entries[part], rows[part], [b""] * len(rows[part])))
         keys = np.array([entry.key for entry in entries])
         assert len(index) == count
         assert recall(index, queries, rows, keys) >= 0.99

@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from index_examples import texture
 from PIL import Image
-from serving_examples import HUGE, TOKEN, Process, wait_for
+from serving_examples import HUGE, TOKEN, InThread, Process, wait_for
 
+from listwise.search import open_index
 from listwise.search.entries import entry_key
+from listwise.serving.settings import ServeSettings
 
 KEY = entry_key("class0/0.jpg")
 
@@ -71,7 +73,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def server(folder, start):
-    return start(folder)
+    return start(folder, "--timeout", 8)
 
 
 @pytest.fixture
@@ -149,8 +151,7 @@ def test_a_jpeg_file_with_many_scans_is_refused(server, photos):
 
 
 @pytest.mark.slow
-def test_overload_is_refused_quickly(start, folder, pool):
-    server = start(folder, "--timeout", 15)
+def test_overload_is_refused_quickly(server, pool):
     slow = [HUGE] * 4
     with client_of(server) as client:
         search(client, HUGE)  # from now on the server knows how long such photos take
@@ -258,19 +259,29 @@ def test_what_a_killed_server_leaves_is_deleted_by_the_next(folder, start):
         left = set(os.listdir(uploads))
         assert any(name.endswith(".pending") for name in left)
         # Another server of the same index leaves the files of the stopped one alone.
-        other = start(folder, token=TOKEN)
-        assert left <= set(os.listdir(uploads))
-        other.stop()
+        with serving_here(folder):
+            assert left <= set(os.listdir(uploads))
         killed.popen.kill()
         with pytest.raises(httpx.TransportError):
             answer.result()
     (uploads / "mine.jpg").write_bytes(b"a file of the user")
-    server = start(folder, token=TOKEN)
-    page = server.client.get("/api/entries?count=1000").json()["entries"]
-    known = {entry["id"] for entry in page if entry["id"].startswith("uploads/")}
-    assert {f"uploads/{name}" for name in os.listdir(uploads)} == known | {"uploads/mine.jpg"}
-    assert len(server.client.post("/api/entries", files=files).json()["errors"]) == 0
-    assert len(list(uploads.iterdir())) == 9
+    with serving_here(folder) as client:
+        page = client.get("/api/entries?count=1000").json()["entries"]
+        known = {entry["id"] for entry in page if entry["id"].startswith("uploads/")}
+        assert {f"uploads/{name}" for name in os.listdir(uploads)} == known | {"uploads/mine.jpg"}
+        assert len(client.post("/api/entries", files=files).json()["errors"]) == 0
+        assert len(list(uploads.iterdir())) == 9
+
+
+@contextmanager
+def serving_here(folder):
+    """A server of the index in this process; gives a client that may add photos."""
+    with open_index(folder) as index:
+        server = InThread(index, ServeSettings(token=TOKEN, uploads=folder / "uploads"))
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        with httpx.Client(base_url=server.url, timeout=30, headers=headers) as client:
+            yield client
+        server.stop()
 
 
 def test_the_openapi_document_is_valid(server):

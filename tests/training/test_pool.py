@@ -96,7 +96,7 @@ def worker(rank, folder, photos):
 def test_two_processes_mine_and_train_like_one(photos, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    mp.spawn(worker, (str(tmp_path), photos), nprocs=2)
+    mp.start_processes(worker, (str(tmp_path), photos), nprocs=2, start_method="forkserver")
     both = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for loss in ("triplet", "contrastive"):
         result, tuples = fit(photos, tmp_path / "one" / loss, loss)

@@ -203,7 +203,7 @@ def worker(rank, folder, photos):
 def results(tmp_path_factory, photos):
     """What each of the two processes got: a list of two dictionaries."""
     folder = tmp_path_factory.mktemp("two-processes")
-    mp.spawn(worker, (str(folder), str(photos)), nprocs=2)
+    mp.start_processes(worker, (str(folder), str(photos)), nprocs=2, start_method="forkserver")
     assert not (folder / "run").exists()
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 

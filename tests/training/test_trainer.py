@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import numpy as np
@@ -178,7 +179,11 @@ def with_dropout(*arguments):
     [
         {},
         {"classes_per_batch": 2, "batch_size": 32, "micro_batch": "auto", "workers": 1},
-        {"loss": "triplet", "triplet": {"tuples": 5, "pool": 20, "refresh": 10}, "workers": 1},
+        {
+            "loss": "triplet",
+            "triplet": {"tuples": 5, "pool": 20, "refresh": 10},
+            "workers": 1 if os.environ.get("LISTWISE_SOAK") else 0,
+        },
         {"loss": "contrastive", "contrastive": {"tuples": 3, "negatives": 2, "refresh": 15}},
     ],
     ids=["dropout", "batches that differ in size", "mined triplets", "mined tuples"],

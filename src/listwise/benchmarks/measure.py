@@ -60,7 +60,8 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 def run_alone(function: Callable[..., T], *arguments: object) -> T:
     """Call an importable function in a new process, with picklable arguments."""
-    context = multiprocessing.get_context("spawn")
+    # Not a fork of this process: its threads and memory must not be part of the measurement.
+    context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
 

@@ -1,10 +1,12 @@
 """Worker processes that decode photos: how they start, and an error when one dies."""
 
+import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 
 from listwise.errors import InputError
 
@@ -14,6 +16,14 @@ def start_worker(worker: int = 0) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+
+
+def worker_context() -> BaseContext:
+    """Return a context that starts processes which share no memory with this one.
+
+    A fork of this process would inherit the locks that its threads hold.
+    """
+    return multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Extract the local features of photos into a file, on all cores; an interrupted run resumes."""
 
-import multiprocessing
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import ImageError, Images, PhotoFile
-from listwise.data.workers import explain_lost_workers, start_worker
+from listwise.data.workers import explain_lost_workers, start_worker, worker_context
 from listwise.descriptors.parts import Parts
 from listwise.errors import InputError
 from listwise.local.features import COUNT, Features, file_features
@@ -173,10 +172,8 @@ def _results(
         for index in indices:
             yield _result(extractor, images.file(index))
         return
-    # Spawn: forked processes would inherit the locks of this process's threads.
     count = min(workers or Machine.detect("cpu").cores, max(1, len(indices)))
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(count, mp_context=worker_context(), initializer=_start_worker)
     try:
         ahead: deque[Future[Result]] = deque()
         for index in indices:

@@ -3,7 +3,6 @@
 Worker processes import this module, so it imports little.
 """
 
-import multiprocessing
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from listwise.data.workers import explain_lost_workers
+from listwise.data.workers import explain_lost_workers, worker_context
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verification, verifier_for
 
@@ -53,10 +52,9 @@ def verify_pairs(
             keep(part, _verify(queries, database, part))
         return found
     count = min(workers, len(parts))
-    # Spawn: forked processes would inherit the locks of this process's threads.
     with ProcessPoolExecutor(
         count,
-        mp_context=multiprocessing.get_context("spawn"),
+        mp_context=worker_context(),
         initializer=_open_files,
         initargs=(queries.path, database.path),
     ) as pool:
