@@ -10,9 +10,8 @@ import runpy
 import signal
 import sys
 import tempfile
-import time
-from multiprocessing.connection import wait
 from subprocess import TimeoutExpired
+from threading import Thread
 
 import torch
 
@@ -57,13 +56,16 @@ class Program:
 
     def communicate(self, timeout=120):
         """The rest of stdout, and stderr, once the process has ended."""
-        end = time.monotonic() + timeout
-        if not wait([self._process.sentinel, self.stdout], timeout):
-            raise TimeoutExpired("program", timeout)
-        out = self.stdout.read()
-        self.stdout.close()
-        self.wait(max(0, end - time.monotonic()))
-        return out, self.errors()
+        read = []
+        if not self.stdout.closed:
+            reader = Thread(target=lambda: read.append(self.stdout.read()), daemon=True)
+            reader.start()
+            reader.join(timeout)
+            if reader.is_alive():
+                raise TimeoutExpired("program", timeout)
+            self.stdout.close()
+        self.wait(timeout)
+        return "".join(read), self.errors()
 
     def errors(self):
         """What it has written to stderr so far."""
