@@ -60,6 +60,7 @@ def servers(browser, landmarks, model, model_folder, tmp_path_factory):
         here = pool.submit(Process, base / "toy", *limits, token=TOKEN)
         open_to_all = pool.submit(Process, base / "other", "--host", "0.0.0.0", token=TOKEN)
         started = [here.result(), open_to_all.result()]
+    started[0].client.timeout = 120  # re-ranking reads all photos once
     yield started
     for process in started:
         process.client.close()
