@@ -8,6 +8,7 @@ const CHUNK = 60;
 const AHEAD = "1200px"; // distance below the window at which tiles are created
 const NARROWEST = 0.55; // width / height of a tile; other photos are cropped
 const WIDEST = 2.4;
+const RELIABLE = 7; // matched points; photos of different things rarely have as many
 
 /** The file name of an entry, or the original name of an added photo. */
 export function nameOf({ id, attributes }) {
@@ -93,7 +94,7 @@ export class Grid {
       facts.push(`score ${item.score.toFixed(3)}`);
       marks.append(make("span", { class: "score" }, item.score.toFixed(3)));
     }
-    if (item.inliers) {
+    if (item.inliers >= RELIABLE) {
       facts.push(count(item.inliers, "matched point"));
       const title = count(item.inliers, "matched point");
       marks.append(make("span", { class: "points", title }, icon("points"), `${item.inliers}`));
@@ -106,14 +107,14 @@ export class Grid {
       on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
     });
     setLazily(image, api.thumbnail(item.key));
-    const label = `Search with ${facts.join(", ")}`;
+    const label = `Enlarge ${facts.join(", ")}`;
     const pick = { type: "button", class: "pick", "aria-label": label, tabindex: "-1" };
     const attributes = Object.entries(item.attributes ?? {}).map(([key, value]) => `${key}: ${value}`);
     const place = () => this.items.indexOf(item);
     return make(
       "li",
       { class: "tile", data: { key: item.key }, vars: { "--ratio": ratioOf(item) } },
-      make("button", { ...pick, on: { click: () => onPick(item) } }, image),
+      make("button", { ...pick, on: { click: () => onView(place()) } }, image),
       make(
         "div",
         { class: "caption", "aria-hidden": "true" },
@@ -126,7 +127,7 @@ export class Grid {
         { class: "tools" },
         onAdd &&
           iconButton("plus", `Add ${name} as an example`, () => onAdd(item), { tabindex: "-1" }),
-        iconButton("expand", `Enlarge ${name}`, () => onView(place()), { tabindex: "-1" }),
+        iconButton("search", `Search with ${name}`, () => onPick(item), { tabindex: "-1" }),
       ),
     );
   }
@@ -145,7 +146,7 @@ export class Grid {
     const at = tiles.indexOf(event.target.closest(".tile"));
     if (at < 0) return;
     const item = this.items[at];
-    if (event.key === "v") return this.acts.onView(at);
+    if (event.key === "s") return this.acts.onPick(item);
     if (event.key === "+") return this.acts.onAdd?.(item);
     const goal = {
       ArrowLeft: () => at - 1,

@@ -5,6 +5,7 @@ import * as api from "./api.js";
 import { byId, count, sleep } from "./dom.js";
 import { FilterBar, toExpression } from "./filters.js";
 import { Grid, nameOf } from "./grid.js";
+import { keep, kept } from "./kept.js";
 import { hush, say } from "./notice.js";
 import { guardPictures } from "./pictures.js";
 import { limited, measure, readPhotos, takeIn } from "./photos.js";
@@ -67,6 +68,7 @@ function go(wanted, last = wanted.length - 1) {
   const { expand, rerank, filters } = here;
   arrive({ examples, chosen, expand, rerank, filters });
   history.pushState({ visit: here.name }, "", toHash(here));
+  keep(here);
   show();
   if (problems.length) say(problems[0]);
 }
@@ -84,8 +86,9 @@ function remember() {
 
 /** Change the present search: its box or its switches. */
 function change(what) {
-  here = Object.assign(here, what, { answer: null });
+  here = Object.assign(here, what, { before: here.answer ?? here.before, answer: null });
   history.replaceState({ visit: here.name }, "", toHash(here));
+  keep(here);
   showQuery();
   search();
 }
@@ -95,25 +98,27 @@ async function returnTo(state) {
   running.abort();
   viewer.leave();
   const known = visits.get(state?.visit);
-  if (!known) return readAddress();
+  if (!known) return readAddress(state?.visit);
   here = known;
   show();
 }
 
-async function readAddress() {
+async function readAddress(name) {
   const { hash } = location;
   const { entries, own, expand, rerank, filters } = fromHash(hash);
-  let examples = [];
-  let problem = own && "Your own photos are not kept when the page is loaded again: choose them again.";
+  let examples = own ? await kept(name) : [];
+  let problem =
+    own && !examples.length && "Your own photos are kept in the tab that you chose them in: choose them again.";
   try {
     const found = await Promise.all(entries.map(({ key }) => api.entry(key)));
-    examples = found.map((entry, i) => ({ ...ofEntry(entry), box: entries[i].box }));
+    if (!own) examples = found.map((entry, i) => ({ ...ofEntry(entry), box: entries[i].box }));
   } catch (error) {
     problem = error.status === 404 ? "That photo is not in the index." : error.message;
   }
   if (location.hash !== hash) return; // the user has opened another search meanwhile
   arrive({ examples, chosen: 0, expand, rerank, filters });
   history.replaceState({ visit: here.name }, "", toHash(here));
+  keep(here);
   show();
   if (problem) say(problem);
 }
@@ -182,8 +187,8 @@ function showQuery() {
   filterBar.show(here.filters);
 }
 
-function showAnswer() {
-  const { results: found, milliseconds, expanded, reranked } = here.answer;
+function showAnswer(answer = here.answer) {
+  const { results: found, milliseconds, expanded, reranked } = answer;
   const filtered = Object.keys(here.filters).length > 0;
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
   const seconds = milliseconds / 1000;
@@ -193,7 +198,8 @@ function showAnswer() {
     found.length && filtered && "filtered",
     expanded && "query expanded",
     reranked && "re-ranked by matched points",
-    found.length && here.rerank && !reranked && "not re-ranked: the server was too busy",
+    found.length && answer.pending && "re-ranking …",
+    found.length && here.rerank && !reranked && !answer.pending && "not re-ranked: the server was too busy",
   ];
   byId("summary").textContent = parts.filter(Boolean).join(" · ");
   byId("nothing").hidden = found.length > 0;
@@ -234,7 +240,13 @@ async function someEntries(total) {
 
 function atWork(on) {
   byId("results").setAttribute("aria-busy", String(on));
-  if (!on) busy(false);
+  if (on) return;
+  busy(false);
+  reranking(false);
+}
+
+function reranking(on) {
+  byId("found").classList.toggle("reranking", on);
 }
 
 function busy(on) {
@@ -254,6 +266,16 @@ async function search() {
   const late = setTimeout(() => busy(true), PATIENCE);
   try {
     const { query, frames } = await toQuery(visit, signal);
+    if (query.rerank) {
+      // The results of the descriptors at once; matching points takes longer.
+      const first = await searchWithRetries({ ...query, rerank: false }, signal);
+      if (signal.aborted) return;
+      clearTimeout(late);
+      busy(false);
+      Object.assign(visit, { before: first, frames, shown: 0 });
+      showAnswer({ ...first, pending: true });
+      reranking(true);
+    }
     const answer = await searchWithRetries(query, signal);
     if (signal.aborted) return;
     Object.assign(visit, { answer, frames, shown: 0 });
@@ -262,13 +284,23 @@ async function search() {
   } catch (error) {
     if (signal.aborted) return;
     atWork(false);
-    byId("summary").textContent = "";
-    byId("nothing").hidden = true;
-    results.show([]);
+    keepResults(visit);
     const again = { action: { label: "Try again", run: search } };
     say(error.message, [0, 401, 429, 503, 504].includes(error.status) ? again : {});
   } finally {
     clearTimeout(late);
+  }
+}
+
+/** After an error: the results before the last change stay, those of another query do not. */
+function keepResults(visit) {
+  byId("nothing").hidden = true;
+  if (visit.before) {
+    showAnswer(visit.before);
+    byId("summary").textContent += " · before the last change";
+  } else {
+    byId("summary").textContent = "";
+    results.show([]);
   }
 }
 
@@ -415,7 +447,7 @@ async function connect() {
   await refresh();
   guardPictures(server.token_needed);
   window.addEventListener("popstate", ({ state }) => returnTo(state));
-  await returnTo(null);
+  await returnTo(history.state);
 }
 
 async function begin() {

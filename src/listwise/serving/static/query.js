@@ -10,7 +10,11 @@ export class QueryPanel {
     this.acts = acts;
     this.image = byId("stage-image");
     this.gone = new Set(); // addresses of photos that cannot be loaded
-    this.editor = new BoxEditor(byId("stage"), byId("readout"), acts.onBox);
+    this.editor = new BoxEditor(byId("stage"), byId("readout"), (box) => {
+      this.unfold(false);
+      acts.onBox(box);
+    });
+    byId("unfold").addEventListener("click", () => this.unfold(byId("unfold").ariaExpanded !== "true"));
     byId("clear-box").addEventListener("click", () => this.editor.clear());
     byId("store").addEventListener("click", () => acts.onStore());
     for (const name of ["expand", "rerank"]) {
@@ -22,6 +26,13 @@ export class QueryPanel {
     });
   }
 
+  /** On a phone the photo is small, unless the user draws a box. */
+  unfold(on) {
+    byId("unfold").ariaExpanded = String(on);
+    byId("unfold").textContent = on ? "Done" : "Draw a box";
+    byId("query").classList.toggle("unfolded", on);
+  }
+
   /** Show a search: its examples, the chosen one among them, and its switches. */
   show({ examples, chosen, expand, rerank }, limits, canWrite) {
     const example = examples[chosen];
@@ -29,6 +40,7 @@ export class QueryPanel {
     byId("rerank").checked = rerank;
     this.showStage(example);
     this.showStrip(examples, chosen, limits);
+    byId("strip").classList.toggle("single", examples.length === 1);
     const own = examples.filter(({ file }) => file).length;
     byId("store").hidden = !canWrite || !own;
     const what = own > 1 ? `Add ${own} photos to the index` : "Add to the index";
