@@ -381,6 +381,8 @@ def test_training_gives_a_run_with_its_model_and_metrics(
     assert run.model.folder == tmp_path / "runs" / "photos" / "model"
     assert run.model.encode(photos / "class0" / "0.jpg").shape == (run.model.dim,)
     assert listwise.load("runs/photos").fingerprint == run.model.fingerprint
+    assert run.model.calibration.model == run.model.fingerprint
+    assert run.model.calibration.source == f"validation photos of {photos.resolve()}"
     assert capsys.readouterr() == ("", "")
     with pytest.raises(InputError, match="contains a run already"):
         listwise.train("photos", **SMALL)

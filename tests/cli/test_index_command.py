@@ -90,6 +90,33 @@ def test_filters(listwise, photos):
     assert (code, err) == (2, "listwise: nothing to remove: give PHOTOS or --where\n")
 
 
+def test_duplicates(shop):
+    with Image.open("photos/class0/0.jpg") as photo:
+        photo.save("again.png")
+        photo.resize((30, 20)).save("small.jpg")
+    assert shop("index", "add", "shop", "again.png", "small.jpg", "--workers", 0)[0] == 0
+    limits = ("--threshold", 0.9999, "--no-verify")
+    code, out, _ = shop("index", "duplicates", "shop", *limits, "--sheet", "d.png")
+    assert code == 0
+    assert "near" in out
+    assert "again.png" in out
+    assert "1 photo more than needed" in out
+    assert Image.open("d.png").width > 200
+    _, out, _ = shop("index", "duplicates", "shop", *limits, "--json")
+    (group,) = json.loads(out)["groups"]
+    assert {entry["id"] for entry in group["entries"]} == {"class0/0.jpg", "again.png"}
+    code, _, err = shop("index", "duplicates", "shop", *limits, "--remove", "--json")
+    assert (code, "add --yes" in err) == (2, True)
+    code, out, _ = shop("index", "duplicates", "shop", *limits, "--remove")  # nobody answers
+    assert code != 0
+    _, out, _ = shop("index", "duplicates", "shop", *limits, "--remove", "--yes")
+    assert "removed 1 photo from shop" in out
+    _, out, _ = shop("index", "duplicates", "shop", *limits)
+    assert "no duplicates found" in out
+    code, _, err = shop("index", "duplicates", "shop", "--threshold", 2)
+    assert (code, "--threshold must be from -1 to 1, not 2" in err) == (2, True)
+
+
 def test_check_and_repair(shop):
     code, out, _ = shop("index", "check", "shop", "--photos")
     assert (code, out) == (0, "48 photos checked in shop: no damage found\n")

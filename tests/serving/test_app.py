@@ -24,6 +24,7 @@ from listwise.search.filling import add_photos
 from listwise.search.hits import entry_vectors
 from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of, open_store
+from listwise.serving import service as service_module
 from listwise.serving.connections import SHORT_BODY
 from listwise.serving.settings import Limits
 
@@ -770,6 +771,90 @@ def test_what_a_route_does_not_know_is_an_error(priced, photos):
         assert (answer.status_code, "unknown field 'label'" in answer.text) == (400, True)
         answer = priced.post(f"{path}?label=x", **upload(photo), headers=BEARER)
         assert (answer.status_code, "unknown parameter" in answer.text) == (400, True)
+
+
+# Duplicates
+
+
+def test_duplicates_are_listed_in_pages(serve, index, photos, tmp_path):
+    originals = image_paths(photos)[:3]
+    for number, path in enumerate(originals):
+        with Image.open(path) as photo:
+            photo.save(tmp_path / f"copy{number}.png")
+    index.add(sorted(tmp_path.glob("copy*.png")), workers=0, progress=False)
+    client = serve(index, token=TOKEN)
+    first = client.get("/api/duplicates?threshold=0.9999&count=2").json()
+    assert (len(first["groups"]), first["total"]) == (2, 3)
+    rest = client.get("/api/duplicates?threshold=0.9999&start=2").json()["groups"]
+    names = {entry["id"] for group in first["groups"] + rest for entry in group["entries"]}
+    assert len(names) == 6
+    assert sum("copy" in name for name in names) == 3
+    key = rest[0]["entries"][1]["key"]
+    assert client.delete(f"/api/entries/{key}", headers=BEARER).status_code == 200
+    assert client.get("/api/duplicates?threshold=0.9999").json()["total"] == 2
+    assert client.get("/api/duplicates?threshold=3").status_code == 400
+
+
+def test_a_long_comparison_is_answered_later(serve, index, monkeypatch):
+    ready = threading.Event()
+
+    def slow(store, threshold):
+        ready.wait(20)
+        return []
+
+    monkeypatch.setattr(service_module, "find_duplicates", slow)
+    client = serve(index, limits=Limits(seconds=0.5))
+    answer = client.get("/api/duplicates")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "still being compared" in answer.json()["error"]
+    ready.set()
+    wait_for(lambda: client.get("/api/duplicates").status_code == 200)
+
+
+# Probabilities and pages
+
+
+def test_results_have_pages(server, photos):
+    photo = image_paths(photos)[0]
+    everything = server.post("/api/search", **upload(photo, k=48)).json()
+    assert (len(everything["results"]), everything["more"]) == (48, False)
+    parts = [
+        server.post("/api/search", **upload(photo, k=20, start=start)).json()
+        for start in (0, 20, 40, 60)
+    ]
+    assert [part["more"] for part in parts] == [True, True, False, False]
+    assert [r["key"] for part in parts for r in part["results"]] == [
+        r["key"] for r in everything["results"]
+    ]
+    key = everything["results"][0]["key"]
+    similar = server.get(f"/api/entries/{key}/similar?start=40&k=20").json()
+    assert (len(similar["results"]), similar["more"]) == (7, False)
+    for start in ("-1", "x", "100000"):
+        answer = server.post("/api/search", **upload(photo, start=start))
+        assert (answer.status_code, "start" in answer.text) == (400, True)
+
+
+def test_results_have_a_minimum(serve, index, photos):
+    photo = image_paths(photos)[0]
+    client = serve(index)
+    scores = [score for _, score in found(client.post("/api/search", **upload(photo, k=10)))]
+    some = found(client.post("/api/search", **upload(photo, k=10, min_score=scores[3] - 1e-5)))
+    assert len(some) == 4
+    answer = client.post("/api/search", **upload(photo, min_probability=0.5))
+    assert (answer.status_code, "needs a calibrated model" in answer.text) == (400, True)
+    answer = client.post("/api/search", **upload(photo, min_score="high"))
+    assert (answer.status_code, "must be a number" in answer.text) == (400, True)
+    assert client.get("/api/info").json()["calibrated"] is False
+    fitted = index.model.calibrate(photos, workers=0)
+    client = serve(Index(index.store, fitted))
+    assert client.get("/api/info").json()["calibrated"] is True
+    results = client.post("/api/search", **upload(photo)).json()["results"]
+    expected = fitted.calibration.probability([result["score"] for result in results])
+    assert [r["probability"] for r in results] == pytest.approx(expected.tolist(), abs=1e-3)
+    limit = results[3]["probability"] - 1e-4
+    fewer = client.post("/api/search", **upload(photo, min_probability=limit)).json()["results"]
+    assert len(fewer) == sum(result["probability"] >= limit for result in results)
+    assert client.post("/api/search", **upload(photo, min_probability=2)).status_code == 400
 
 
 # Entries

@@ -2,8 +2,8 @@
 
 import json
 import re
-import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -15,10 +15,13 @@ from serving_examples import TOKEN, Process
 
 from listwise.data import read_images
 from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
+from listwise.models.calibration import Calibration
+from listwise.search.entries import NewEntries
 from listwise.search.filling import add_photos
 from listwise.search.opening import create_store, header_of
 
 PHOTOS = 104
+LIKELY = 11
 COLORS = ("red", 'it\'s "blue"', "green")
 PHONE = {
     "viewport": {"width": 360, "height": 740},
@@ -50,11 +53,21 @@ def servers(browser, landmarks, model, model_folder, tmp_path_factory):
     table = landmarks[0].parent / "photos.csv"
     lines = [f"{path.name},{COLORS[i % 3]},{i}" for i, path in enumerate(landmarks)]
     table.write_text("\n".join(["path,color,number", *lines]))
-    with create_store(base / "toy", header_of(model)) as store:
+    with create_store(base / "other", header_of(model)) as store:
         added = add_photos(store, model, read_images(table), workers=0)
+        assert len(added.added) == PHOTOS
+        entries = list(store)
+        rows = store.vectors([entry.key for entry in entries])
+        small = [store.thumbnail(entry.key) or b"" for entry in entries]
     table.unlink()
-    assert len(added.added) == PHOTOS
-    shutil.copytree(base / "toy", base / "other")
+    # Ten results of the eighth photo, and the photo itself, are likely to show the same thing.
+    named = [entry.id for entry in entries].index(landmarks[7].name)
+    scores = np.sort(rows @ rows[named])[::-1].astype(float)
+    found = {"slope": 1e3, "intercept": -1e3 * (scores[LIKELY - 1] + scores[LIKELY]) / 2}
+    facts = {"model": model.fingerprint, "source": "", "photos": 2, "pairs": 2, "positives": 1}
+    calibrated = replace(model, calibration=Calibration(**found, **facts))
+    with create_store(base / "toy", header_of(calibrated)) as store:
+        store.put(NewEntries(entries, rows, small))
     limits = ("--max-upload", 1, "--max-pixels", 1, "--timeout", 60)
     with ThreadPoolExecutor() as pool:
         here = pool.submit(Process, base / "toy", *limits, token=TOKEN)
@@ -148,6 +161,45 @@ def test_results_are_filtered_by_an_attribute(person, asked, landmarks):
     visitor.wait()
     assert len(visitor.found()) > len(before)
     assert visitor.fits()
+
+
+def test_a_line_divides_likely_results_from_similar_ones(person, asked, landmarks):
+    results = asked(landmarks[7])
+    assert sum(result["probability"] >= 0.5 for result in results) == LIKELY
+    visitor = person()
+    visitor.put_in(landmarks[7])
+    expect(visitor.page.locator("#results .divider")).to_have_count(1)
+    classes = visitor.page.evaluate(
+        "[...document.querySelectorAll('#results li')].map(each => each.className)"
+    )
+    assert classes.index("divider") == LIKELY
+    # The next page of results comes when one scrolls, after the same results.
+    searches = [url for url in visitor.requests if url.endswith("/api/search")]
+    visitor.page.locator("#results .tile").last.scroll_into_view_if_needed()
+    expect(visitor.page.locator("#results .tile")).to_have_count(PHOTOS)
+    assert visitor.found() == keys(results, PHOTOS)
+    assert len([url for url in visitor.requests if url.endswith("/api/search")]) >= len(searches)
+    expect(visitor.page.locator("#results .divider")).to_have_count(1)
+
+
+def test_duplicates_are_shown_and_lead_to_a_search(person, server):
+    groups = server.client.get("/api/duplicates").json()
+    visitor = person()
+    visitor.page.get_by_role("link", name="Find duplicates").click()
+    visitor.see("#duplicates")
+    shown = visitor.page.locator("#duplicate-groups > li")
+    expect(shown).to_have_count(min(30, groups["total"]))
+    expect(visitor.page.locator("#duplicates-count")).not_to_contain_text("Comparing")
+    assert visitor.fits()
+    if groups["total"]:
+        visitor.page.locator("#duplicates .choose").first.click()
+        visitor.wait()
+        key = groups["groups"][0]["entries"][0]["key"]
+        assert visitor.page.url.endswith(f"#/entry/{key}")
+        visitor.page.go_back()
+        visitor.see("#duplicates")
+    visitor.page.reload()
+    visitor.see("#duplicates")
 
 
 @pytest.mark.parametrize("way", ["choose", "paste", "drop"])

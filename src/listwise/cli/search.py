@@ -24,6 +24,7 @@ EXAMPLES = """Examples:
   listwise search shop chair.jpg --where "price < 100 and color = 'red'"
   listwise search shop chair.jpg --sheet found.png
 """
+SHOWN = ("id", "score", "probability", "inliers", "attributes")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -49,6 +50,11 @@ def search(
         bool, options.flag("--rerank", "Re-rank the first 100 results by spatial verification.")
     ] = False,
     where: options.Where = None,
+    min_score: Annotated[float | None, options.decimal("Minimum score of a result.")] = None,
+    min_probability: Annotated[
+        float | None,
+        options.decimal("Minimum probability that a result shows the same thing, from 0 to 1."),
+    ] = None,
     sheet: Annotated[
         Path | None, options.path("Write a picture of the results to this file (.png).")
     ] = None,
@@ -64,21 +70,16 @@ def search(
     if sheet is not None and sheet.suffix.lower() not in PICTURES:
         raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
     console = open_console(json)
+    how: dict[str, Any] = {"k": k, "expand": expand, "rerank": rerank, "where": where}
+    how |= {"min_score": min_score, "min_probability": min_probability}
     results = None
     if not (entries or sheet or model) and device == "auto":
         with console.status("searching"):
-            results = _ask_server(index, names, boxes, k, expand, rerank, where)
+            results = _ask_server(index, names, boxes, how)
     if results is None:
-        from listwise.search import open_index
-
-        with open_index(index, model, device=device, create=False) as opened:
-            with console.status("searching"):
-                switches = {"expand": expand, "rerank": rerank}
-                hits = opened.search(names, k, like=entries, box=boxes, where=where, **switches)
-            if sheet is not None:
-                from listwise.search.sheet import draw_sheet
-
-                draw_sheet(opened, hits, names, boxes, entries).save(sheet)
+        place = {"uri": index, "model": model, "device": device}
+        query = {"query": names, "like": entries, "box": boxes, **how}
+        hits = _search(console, place, query, sheet)
         results = [_as_json(hit) for hit in hits] if json else list(map(_row, hits))
     if json:
         print_json({"index": index, "results": results})
@@ -88,14 +89,25 @@ def search(
         say(console, f"wrote a picture of the results to {sheet}")
 
 
+def _search(
+    console: Console, place: dict[str, Any], query: dict[str, Any], sheet: Path | None
+) -> "list[Hit]":
+    """Search the index itself, and draw the results if a sheet is wanted."""
+    from listwise.search import open_index
+
+    with open_index(**place, create=False) as opened:
+        with console.status("searching"):
+            hits = opened.search(**query)
+        if sheet is not None:
+            from listwise.search.sheet import draw_sheet
+
+            examples = (query["query"], query["box"], query["like"])
+            draw_sheet(opened, hits, *examples).save(sheet)
+    return hits
+
+
 def _ask_server(
-    index: str,
-    photos: Sequence[str],
-    boxes: Sequence[tuple[float, ...]],
-    k: int,
-    expand: bool,
-    rerank: bool,
-    where: str | None,
+    index: str, photos: Sequence[str], boxes: Sequence[Any], how: dict[str, Any]
 ) -> list[dict[str, Any]] | None:
     """The results of a running server of the index; None if there is none or it cannot answer."""
     from listwise.running import find_server
@@ -103,7 +115,7 @@ def _ask_server(
     server = find_server(index)
     if server is None or len(boxes) not in (0, len(photos)):
         return None
-    fields = {"k": str(k), "expand": str(expand), "rerank": str(rerank), "where": where or ""}
+    fields = {name: str(value) for name, value in how.items() if value is not None}
     answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})
     return None if answer is None else answer["results"]
 
@@ -115,26 +127,24 @@ def _as_json(hit: "Hit") -> dict[str, Any]:
 
 
 def _row(hit: "Hit") -> dict[str, Any]:
-    return {name: getattr(hit, name) for name in ("id", "score", "inliers", "attributes")}
+    return {name: getattr(hit, name) for name in SHOWN}
 
 
 def _print(console: Console, results: list[dict[str, Any]]) -> None:
+    formats = {"score": ".3f", "probability": ".2f", "inliers": "d"}
+    known = [name for name in formats if any(hit[name] is not None for hit in results)]
+    attributes = any(hit["attributes"] for hit in results)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", justify="right", style="dim")
-    table.add_column("score", justify="right")
-    matched = any(hit["inliers"] is not None for hit in results)
-    if matched:
-        table.add_column("inliers", justify="right")
+    for name in known:
+        table.add_column(name, justify="right")
     table.add_column("photo", overflow="fold")
-    attributes = any(hit["attributes"] for hit in results)
     if attributes:
         table.add_column("", style="dim", overflow="fold")
     for rank, hit in enumerate(results, start=1):
-        row = [str(rank), f"{hit['score']:.3f}"]
-        if matched:
-            row.append("" if hit["inliers"] is None else str(hit["inliers"]))
+        row = ["" if hit[name] is None else format(hit[name], formats[name]) for name in known]
         row.append(escape(hit["id"]))
         if attributes:
             row.append(escape(", ".join(f"{k} {v}" for k, v in hit["attributes"].items())))
-        table.add_row(*row)
+        table.add_row(str(rank), *row)
     console.print(table)

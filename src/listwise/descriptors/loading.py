@@ -1,5 +1,6 @@
 """Load models: from a model folder, by the name of a timm backbone, or from a released file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.backbone import check_backbone
+from listwise.models.calibration import Calibration
 from listwise.models.imported import WHITEN_POWER, ImportedModel, import_model
 from listwise.models.storage import CONFIG_FILE
 from listwise.models.weights import MissingWeightsError
@@ -55,7 +57,8 @@ def load_model(
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
     has_whitening = (folder / WHITENING_FILE).exists()
     whitening = Whitening.load(folder, net.fingerprint()) if has_whitening else None
-    return Model(net, whitening, folder.absolute())
+    model = Model(net, whitening, folder.absolute())
+    return replace(model, calibration=Calibration.load(folder, model.fingerprint))
 
 
 def find_model_folder(folder: str | Path) -> Path:

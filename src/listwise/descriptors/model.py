@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,15 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from listwise.data import DecodedPhoto, Decoding, Images, PhotoFile, whole_image
+from listwise.data import (
+    DecodedPhoto,
+    Decoding,
+    Images,
+    LabelledImages,
+    PhotoFile,
+    read_labelled,
+    whole_image,
+)
 from listwise.data.given import Photos, image_files, is_one_photo, list_photos, open_photo
 from listwise.data.images import ImageError
 from listwise.data.workers import explain_lost_workers
@@ -22,6 +30,7 @@ from listwise.descriptors.settings import ExtractSettings, Precision, make_setti
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
+from listwise.models.calibration import CALIBRATION_FILE, Calibration, fit_calibration
 from listwise.models.embed import embed_decoded, embed_parts, inference_network
 from listwise.progress import FEW, counting
 
@@ -55,6 +64,8 @@ class Model:
         whitening: applied to the network's descriptors, [n, C] -> [n, dim]; None for none.
         folder: the folder that the model was loaded from or saved to.
         name: the timm backbone, if the model was loaded by its name.
+        calibration: turns scores into the probability that two photos show the same thing; None
+            for a model that is not calibrated.
 
     Examples:
         >>> model = load_model("resnet50")                  # doctest: +SKIP
@@ -66,6 +77,7 @@ class Model:
     whitening: Whitening | None = None
     folder: Path | None = None
     name: str = ""
+    calibration: Calibration | None = None
 
     def __repr__(self) -> str:
         source = self.name if self.folder is None else str(self.folder)
@@ -148,7 +160,46 @@ class Model:
             self.whitening.save(folder, self.net.fingerprint())
         else:
             (Path(folder) / WHITENING_FILE).unlink(missing_ok=True)
+        if self.calibration is not None:
+            self.calibration.save(folder)
+        else:
+            (Path(folder) / CALIBRATION_FILE).unlink(missing_ok=True)
         object.__setattr__(self, "folder", Path(folder).absolute())
+
+    def calibrate(
+        self,
+        photos: str | Path | LabelledImages,
+        *,
+        max_side: int | None = None,
+        workers: int | None = None,
+        progress: bool | None = None,
+    ) -> "Model":
+        """Return this model with a calibration fitted on labelled photos.
+
+        Use photos of things that the model was not trained on. `listwise.train` calibrates the
+        model of a run on its validation photos. `save` writes the calibration with the model.
+
+        Args:
+            photos: a folder of class folders, or a table or list with labels.
+            max_side: the long side that larger photos are reduced to.
+            workers: the number of processes that decode; chosen from the cores by default.
+            progress: show a progress bar; by default on a terminal.
+
+        Raises:
+            InputError: no two photos have the same label, or all have the same one.
+
+        Examples:
+            >>> model = model.calibrate("validation")       # doctest: +SKIP
+            >>> model.calibration.probability(0.8)          # doctest: +SKIP
+            array(0.93)
+        """
+        labelled = photos if isinstance(photos, LabelledImages) else read_labelled(photos)
+        with counting("describing", len(labelled), progress) as advance:
+            found = self.describe(labelled, max_side=max_side, workers=workers, on_progress=advance)
+        labels = labelled.subset(found.kept).labels
+        source = "photos" if isinstance(photos, LabelledImages) else str(Path(photos).resolve())
+        fitted = fit_calibration(found.descriptors, labels, self.fingerprint, source)
+        return replace(self, calibration=fitted)
 
     @property
     def dim(self) -> int:

@@ -2,6 +2,7 @@
 
 from listwise.search.checking import CheckResult
 from listwise.search.checksums import DamagedIndexError
+from listwise.search.duplicates import DuplicateGroup
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.exact import ExactIndex, exact_search
 from listwise.search.expansion import VectorIndex, alpha_query_expansion, database_augmentation
@@ -16,6 +17,7 @@ __all__ = [
     "Added",
     "CheckResult",
     "DamagedIndexError",
+    "DuplicateGroup",
     "Entry",
     "ExactIndex",
     "Facet",

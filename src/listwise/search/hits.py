@@ -1,17 +1,22 @@
 """Search a store for several queries together, with query expansion if wanted."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from listwise.data.images import Box
 from listwise.errors import InputError
+from listwise.models.calibration import Calibration
 from listwise.search.entries import Entry, Float32, NoEntryError
 from listwise.search.expansion import alpha_query_expansion
 from listwise.search.filters import Filter
 from listwise.search.store import Store
+
+
+class ThresholdError(InputError):
+    """A minimum score or probability that a search cannot use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +31,8 @@ class Hit:
         matches: the matched points, float32 [m, 4]: x and y in the query photo, then x and y in
             the photo of the entry, in pixels of the upright photos.
         photo: the position of the query photo that the points are in.
+        probability: the probability that the query and the entry show the same thing; None if
+            the model is not calibrated.
     """
 
     entry: Entry
@@ -33,6 +40,7 @@ class Hit:
     inliers: int | None = None
     matches: npt.NDArray[np.float32] | None = None
     photo: int | None = None
+    probability: float | None = None
 
     @property
     def id(self) -> str:
@@ -69,6 +77,7 @@ class Query:
         expand: expand the query with its first neighbours (αQE).
         exclude: keys of entries that are not returned.
         where: a filter that the hits match; query expansion uses all entries.
+        min_score: the minimum score of a hit.
     """
 
     vectors: Float32
@@ -76,10 +85,16 @@ class Query:
     expand: bool = False
     exclude: Collection[int] = ()
     where: Filter | None = None
+    min_score: float = -np.inf
 
 
-def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
-    """Find the entries nearest to each query, best first, in one search of the store."""
+def find_hits(
+    store: Store, queries: Sequence[Query], calibration: Calibration | None = None
+) -> list[list[Hit]]:
+    """Find the entries nearest to each query, best first, in one search of the store.
+
+    With a calibration, the hits have probabilities.
+    """
     found = _nearest(store, queries)
     entries = _entries(store, found)
     if any(key not in entries for row in found for key, _ in row):
@@ -87,7 +102,34 @@ def find_hits(store: Store, queries: Sequence[Query]) -> list[list[Hit]]:
         store.refresh()
         found = _nearest(store, queries)
         entries = _entries(store, found)
-    return [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
+    hits = [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
+    if calibration is None:
+        return hits
+    return [
+        [replace(hit, probability=float(calibration.probability(hit.score))) for hit in row]
+        for row in hits
+    ]
+
+
+def lowest_score(
+    calibration: Calibration | None, min_score: float | None, min_probability: float | None
+) -> float:
+    """The score that a hit needs to reach a minimum score and a minimum probability."""
+    lowest = -np.inf
+    if min_score is not None:
+        if not np.isfinite(min_score):
+            raise ThresholdError(f"`min_score` must be a number, not {min_score}")
+        lowest = min_score
+    if min_probability is not None:
+        if not 0 <= min_probability <= 1:
+            raise ThresholdError(f"`min_probability` must be from 0 to 1, not {min_probability:g}")
+        if calibration is None:
+            raise ThresholdError(
+                "`min_probability` needs a calibrated model: use `Model.calibrate` or the model of "
+                "a training run, or give `min_score`"
+            )
+        lowest = max(lowest, calibration.score(min_probability))
+    return lowest
 
 
 def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
@@ -114,7 +156,7 @@ def _nearest(store: Store, queries: Sequence[Query]) -> list[list[tuple[int, flo
             found[i] = [
                 (int(key), float(score))
                 for key, score in zip(row, values, strict=True)
-                if key >= 0 and int(key) not in queries[i].exclude
+                if key >= 0 and int(key) not in queries[i].exclude and score >= queries[i].min_score
             ][: queries[i].k]
     return found
 

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,8 +16,10 @@ from listwise.data.given import Photo, open_photo
 from listwise.data.images import Box, cut_out, load_image
 from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
+from listwise.models.calibration import Calibration
 from listwise.progress import counting
 from listwise.search.checking import CheckResult, check_store
+from listwise.search.duplicates import THRESHOLD, DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
 from listwise.search.filling import (
     Added,
@@ -27,7 +30,7 @@ from listwise.search.filling import (
     settings_here,
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
-from listwise.search.hits import Hit, Query, find_hits
+from listwise.search.hits import Hit, Query, find_hits, lowest_score
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 if TYPE_CHECKING:
@@ -76,6 +79,11 @@ class Index:
             if self._model is None:
                 self._model = _remembered_model(self.store, self.device)
             return self._model
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of the model: as it is now if it is loaded, else as it was stored."""
+        return (self._model and self._model.calibration) or self.header.calibration
 
     def __len__(self) -> int:
         return len(self.store)
@@ -159,6 +167,8 @@ class Index:
         rerank: bool = False,
         exclude: Names = (),
         where: str | Filter | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
     ) -> list[Hit]:
         """Find the photos nearest to a query, best first.
 
@@ -176,11 +186,15 @@ class Index:
                 readable.
             exclude: ids or keys of entries that are not returned.
             where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
+            min_score: the minimum score of a hit.
+            min_probability: the minimum probability that a hit shows the same thing as the query,
+                from 0 to 1; the model must be calibrated.
 
         Returns:
             At most k hits.
         """
         chosen = as_filter(where)
+        lowest = lowest_score(self.calibration, min_score, min_probability)
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
         if examples:
@@ -188,13 +202,14 @@ class Index:
             vectors = np.concatenate([vectors, known])
         left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
         if not rerank:
-            return find_hits(self.store, [Query(vectors, k, expand, left_out, chosen)])[0]
+            one = Query(vectors, k, expand, left_out, chosen, lowest)
+            return find_hits(self.store, [one], self.calibration)[0]
         if not photos and not examples:
             raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
         from listwise.local.rerank import TOP
 
-        many = Query(vectors, max(k, TOP), expand, left_out, chosen)
-        hits = find_hits(self.store, [many])[0]
+        many = Query(vectors, max(k, TOP), expand, left_out, chosen, lowest)
+        hits = find_hits(self.store, [many], self.calibration)[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
         return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]
 
@@ -246,6 +261,36 @@ class Index:
                 return
             yield from found
             start += len(found)
+
+    def duplicates(
+        self,
+        *,
+        threshold: float = THRESHOLD,
+        verify: bool | None = None,
+        progress: bool | None = None,
+    ) -> list[DuplicateGroup]:
+        """Find photos that are in the index more than once, the largest group first.
+
+        Args:
+            threshold: the minimum score of near-duplicates, from -1 to 1.
+            verify: require that the local features of near-duplicates agree on one geometry; by
+                default if the extra `local` is installed.
+            progress: show a progress bar; by default on a terminal.
+
+        Returns:
+            Groups of two or more entries; the first entry of a group has most pixels.
+
+        Example:
+            >>> for group in index.duplicates():             # doctest: +SKIP
+            ...     index.remove(group.entries[1:])
+        """
+        reranker = None
+        if verify or (verify is None and find_spec("cv2") is not None):
+            from listwise.local.rerank import Reranker
+
+            reranker = Reranker()
+        with counting("comparing", len(self), progress) as advance:
+            return find_duplicates(self.store, threshold, reranker, advance)
 
     def facets(self) -> list[Facet]:
         """List the attributes with at most 20 distinct values, with the count of each value.

@@ -143,6 +143,7 @@ def header_of(
         whitened=model.whitening is not None,
         dim=model.dim,
         settings=model.settings(max_side, scales, power, "float32"),
+        calibration=model.calibration,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from PIL import Image
 
 from listwise.data.images import Box, load_image
-from listwise.data.sheets import contact_sheet
+from listwise.data.sheets import Tile, contact_sheet, ranked_sheet
+from listwise.search.duplicates import DuplicateGroup
 from listwise.search.entries import Entry
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.hits import Hit
@@ -29,6 +30,22 @@ def draw_sheet(
         points = "" if hit.inliers is None else f"   {hit.inliers} points"
         found.append((_thumbnail(index, hit.entry), f"{hit.score:.3f}{points}", hit.id))
     return contact_sheet([*queries, *examples], found)
+
+
+def draw_duplicates(groups: Sequence[DuplicateGroup]) -> Image.Image:
+    """Draw groups of duplicates, a row for each: the photo to keep in green, then the others.
+
+    The picture has at most 100 groups and 12 photos of each.
+    """
+    rows = [
+        [
+            Tile(entry.path, "junk" if number else "right", entry.box)
+            for number, entry in enumerate(group.entries[:12])
+        ]
+        for group in groups[:100]
+    ]
+    captions = [f"{n}  {'exact' if g.exact else f'{g.score:.3f}'}" for n, g in enumerate(groups, 1)]
+    return ranked_sheet(rows, captions[:100])
 
 
 def _thumbnail(index: Index, entry: Entry) -> Image.Image:

@@ -13,6 +13,7 @@ from listwise.blocks import as_queries
 from listwise.columns import FileHeader
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
+from listwise.models.calibration import Calibration
 from listwise.search.checksums import EntryCheck
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
 from listwise.search.filters import Filter
@@ -28,6 +29,7 @@ class IndexHeader(FileHeader):
         whitened: whether the model has a whitening.
         dim: the dimensions C of a descriptor.
         settings: how descriptors are computed.
+        calibration: the calibration of the model when the index was created, if it had one.
     """
 
     model: str
@@ -36,6 +38,7 @@ class IndexHeader(FileHeader):
     whitened: bool
     dim: int = Field(ge=1)
     settings: ExtractSettings = ExtractSettings()
+    calibration: Calibration | None = None
 
     def check(self, model: str, where: str) -> None:
         """Refuse the descriptors of another model."""
@@ -235,6 +238,7 @@ class Store(ABC):
             "model_folder": header.model_folder or None,
             "model_name": header.model_name or None,
             "whitened": header.whitened,
+            "calibrated": header.calibration is not None,
             "settings": header.settings.model_dump(mode="json"),
             "version": header.listwise,
             **self.facts(),

@@ -17,8 +17,10 @@ from starlette.requests import ClientDisconnect
 
 from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError
+from listwise.search.duplicates import THRESHOLD
 from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filters import FilterError
+from listwise.search.hits import ThresholdError
 from listwise.search.index import Index
 from listwise.serving.batching import Client, ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
@@ -40,6 +42,8 @@ from listwise.serving.uploads import read_form
 from listwise.serving.views import (
     AddedView,
     Answer,
+    Duplicates,
+    DuplicateView,
     EntryView,
     Facets,
     Failure,
@@ -98,6 +102,7 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     _answer_errors(app, settings)
     _add_search(app, service)
     _add_entries(app, service)
+    _add_overviews(app, service)
     _add_pages(app, service, metrics)
     return app
 
@@ -134,9 +139,14 @@ def _add_search(app: FastAPI, service: Service) -> None:
         expand: bool = False,
         rerank: bool = False,
         where: Where = "",
+        min_score: float | None = None,
+        min_probability: Annotated[float | None, Query(ge=0, le=1)] = None,
+        start: Annotated[int, Query(ge=0, le=most)] = 0,
     ) -> Answer:
         """Search by an entry; the entry itself is not among the results."""
-        query = SearchRequest((), (), [_key(key)], k, expand, rerank, filter_in(where))
+        chosen = filter_in(where)
+        minimums = min_score, min_probability
+        query = SearchRequest((), (), [_key(key)], k, expand, rerank, chosen, *minimums, start)
         return await service.search(query, _client(request))
 
 
@@ -153,11 +163,6 @@ def _add_entries(app: FastAPI, service: Service) -> None:
         chosen = filter_in(where)
         found = service.store.page(start, count, chosen)
         return Page(entries=list(map(EntryView.of, found)), total=service.store.count(chosen))
-
-    @app.get("/api/facets")
-    def facets() -> Facets:
-        """List the attributes with at most 20 distinct values, with the count of each value."""
-        return Facets.of(service.facets())
 
     @app.get("/api/entries/{key}")
     def entry(key: str) -> EntryView:
@@ -192,6 +197,30 @@ def _add_entries(app: FastAPI, service: Service) -> None:
         return Removed(removed=await service.remove(_key(key), _client(request)))
 
 
+def _add_overviews(app: FastAPI, service: Service) -> None:
+    limits = service.limits
+
+    @app.get("/api/duplicates")
+    def duplicates(
+        threshold: Annotated[float, Query(ge=-1, le=1)] = THRESHOLD,
+        start: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
+    ) -> Duplicates:
+        """List groups of photos that are in the index more than once, by their descriptors.
+
+        The first request compares all photos. If that takes longer than the time limit, the answer
+        is 503, and a later request returns the groups.
+        """
+        found = service.duplicates(threshold)
+        groups = list(map(DuplicateView.of, found[start : start + count]))
+        return Duplicates(groups=groups, total=len(found))
+
+    @app.get("/api/facets")
+    def facets() -> Facets:
+        """List the attributes with at most 20 distinct values, with the count of each value."""
+        return Facets.of(service.facets())
+
+
 def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
     settings, limits, header = service.settings, service.limits, service.store.header
     engine = str(service.store.info()["engine"])
@@ -205,6 +234,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
             dim=header.dim,
             model=header.model,
             whitened=header.whitened,
+            calibrated=service.calibrated,
             engine=engine,
             can_write=settings.can_write,
             token_needed=not settings.local,
@@ -251,6 +281,7 @@ def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
     answer(RequestValidationError, lambda e: (400, _first(e), None))
     answer(BadRequestError, lambda e: (400, str(e), None))
     answer(FilterError, lambda e: (400, str(e), None))
+    answer(ThresholdError, lambda e: (400, str(e), None))
     answer(ImageError, lambda e: (400, str(e), None))
     answer(NoEntryError, lambda e: (404, str(e), None))
     answer(TooManyPixelsError, lambda e: (413, str(e), None))

@@ -17,7 +17,7 @@ from listwise.machine import core_count
 from listwise.models.embed import BATCH_PIXELS
 from listwise.search.entries import Float32
 from listwise.search.filters import Filter
-from listwise.search.hits import Hit, Query, entry_vectors, find_hits
+from listwise.search.hits import Hit, Query, entry_vectors, find_hits, lowest_score
 from listwise.search.index import Index
 from listwise.search.reranking import rerank_hits
 from listwise.search.store import Store
@@ -44,6 +44,9 @@ class SearchRequest:
     expand: bool
     rerank: bool
     where: Filter | None = None
+    min_score: float | None = None
+    min_probability: float | None = None
+    start: int = 0
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -114,6 +117,9 @@ class Engine:
             if isinstance(rows, Exception):
                 continue
             try:
+                lowest = lowest_score(
+                    self.index.calibration, request.min_score, request.min_probability
+                )
                 if request.where is not None:
                     store.check_filter(request.where)
                 if request.keys:
@@ -121,12 +127,13 @@ class Engine:
             except Exception as error:
                 answers[place] = error
                 continue
-            k = max(request.k, TOP) if request.rerank else request.k
-            queries.append(
-                (place, Query(rows, k, request.expand, set(request.keys), request.where))
-            )
+            k = request.start + request.k + 1  # one more shows whether there are more
+            k = max(k, TOP) if request.rerank else k
+            left_out = set(request.keys)
+            query = Query(rows, k, request.expand, left_out, request.where, lowest)
+            queries.append((place, query))
         if queries:
-            found = find_hits(store, [query for _, query in queries])
+            found = find_hits(store, [query for _, query in queries], self.index.calibration)
             for (place, _), hits in zip(queries, found, strict=True):
                 answers[place] = hits
         return answers

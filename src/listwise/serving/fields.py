@@ -33,6 +33,19 @@ FORM: dict[str, Any] = {
         "examples": ['["123", "456"]'],
     },
     "k": {"type": "integer", "default": K, "description": "Maximum number of results."},
+    "start": {
+        "type": "integer",
+        "default": 0,
+        "description": "Number of results to skip, for the next page of results.",
+    },
+    "min_score": {"type": "number", "description": "Minimum score of a result."},
+    "min_probability": {
+        "type": "number",
+        "minimum": 0,
+        "maximum": 1,
+        "description": "Minimum probability that a result shows the same thing as the query. "
+        "The model of the index must be calibrated.",
+    },
     "where": {
         "type": "string",
         "description": "Filter on the attributes of the results.",
@@ -58,6 +71,7 @@ def form_fields(limits: Limits) -> dict[str, Any]:
     return FORM | {
         "photos": FORM["photos"] | {"maxItems": limits.photos},
         "k": FORM["k"] | {"default": min(K, most), "minimum": 1, "maximum": most},
+        "start": FORM["start"] | {"minimum": 0, "maximum": most},
     }
 
 
@@ -89,6 +103,9 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
         _switch("expand", fields.get("expand", "")),
         _switch("rerank", fields.get("rerank", "")),
         filter_in(fields.get("where", "")),
+        _number("min_score", fields.get("min_score", "")),
+        _number("min_probability", fields.get("min_probability", "")),
+        _start(fields.get("start", ""), limits),
     )
 
 
@@ -162,6 +179,22 @@ def _k(text: str, limits: Limits) -> int:
     if number is None or not 1 <= number <= limits.results:
         raise BadRequestError(f"k must be a number from 1 to {limits.results}, not {text[:60]!r}")
     return number
+
+
+def _start(text: str, limits: Limits) -> int:
+    number = key_in(text or "0")
+    if number is None or number > limits.results:
+        raise BadRequestError(
+            f"start must be a number from 0 to {limits.results}, not {text[:60]!r}"
+        )
+    return number
+
+
+def _number(name: str, text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise BadRequestError(f"{name} must be a number, not {text[:60]!r}") from None
 
 
 def _switch(name: str, text: str) -> bool:

@@ -4,6 +4,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi import HTTPException
 from PIL import Image
 
 from listwise.data.images import ImageError, load_image
+from listwise.search.duplicates import DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.filters import Facet, count_facets
@@ -45,6 +47,8 @@ class Service:
         self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
         self._engine = Engine(index, self.limits)
         self._counting = threading.Lock()
+        self._comparing = ThreadPoolExecutor(1, "duplicates")
+        self._compared: tuple[tuple[int, float], Future[list[DuplicateGroup]]] | None = None
         self._facets: tuple[int, float, list[Facet]] | None = None
         self._uploads = None
         if settings.uploads is not None:
@@ -82,6 +86,11 @@ class Service:
         """Read what other processes wrote to the index."""
         self._engine.fresh(0.0)
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether results have probabilities."""
+        return self._engine.index.calibration is not None
+
     async def search(self, request: SearchRequest, client: Client) -> Answer:
         """Search, and re-rank the hits if the request wants it."""
         started = time.monotonic()
@@ -102,7 +111,10 @@ class Service:
         finally:
             request.finished.set()
         reranked = any(hit.inliers is not None for hit in hits)
-        return Answer.of(hits, time.monotonic() - started, request.expand, reranked)
+        end = request.start + request.k
+        more = len(hits) > end and end < self.limits.results
+        page = hits[request.start : end]
+        return Answer.of(page, time.monotonic() - started, request.expand, reranked, more)
 
     async def _rerank(self, found: RerankRequest, client: Client) -> list[Hit]:
         """Re-rank hits; if the server is too slow for that, they stay as they are."""
@@ -111,7 +123,7 @@ class Service:
             hits = await self._reranks.result(job, found.until, client)
         except TooLateError:
             hits = list(found.hits)
-        return hits[: found.request.k]
+        return hits
 
     async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
         """Add photos to the index; once begun, this finishes even if the client disconnects."""
@@ -141,6 +153,24 @@ class Service:
 
         removed: int = await self._write(write, client)
         return removed
+
+    def duplicates(self, threshold: float) -> list[DuplicateGroup]:
+        """Groups of duplicates by their descriptors; kept until the number of entries changes.
+
+        Raises:
+            HTTPException: they are not found within the time limit; a later call returns them.
+        """
+        wanted = len(self.store), threshold
+        with self._counting:
+            if self._compared is None or self._compared[0] != wanted:
+                search = self._comparing.submit(find_duplicates, self.store, threshold)
+                self._compared = wanted, search
+            search = self._compared[1]
+        try:
+            return search.result(self.limits.seconds)
+        except TimeoutError:
+            reason = "the photos are still being compared: try again later"
+            raise HTTPException(503, reason, {"Retry-After": "10"}) from None
 
     def facets(self) -> list[Facet]:
         """The facets of the index; they are computed again after a minute or a change of size."""
@@ -193,6 +223,7 @@ class Service:
         """Stop the queues and their threads."""
         for queue in self._queues:
             queue.close()
+        self._comparing.shutdown(wait=False, cancel_futures=True)
         self._engine.close()
 
 

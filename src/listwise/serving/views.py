@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from listwise.data.images import Box
+from listwise.search.duplicates import DuplicateGroup
 from listwise.search.entries import Entry
 from listwise.search.filters import Facet
 from listwise.search.hits import Hit
@@ -39,6 +40,7 @@ class Info(BaseModel):
     dim: int
     model: str
     whitened: bool
+    calibrated: bool
     engine: str
     can_write: bool
     token_needed: bool
@@ -111,6 +113,7 @@ class Result(EntryView):
     """
 
     score: float
+    probability: float | None
     inliers: int | None
     photo: int | None
     matches: list[Annotated[tuple[float, float, float, float], _FOUR_NUMBERS]] | None
@@ -124,6 +127,7 @@ class Result(EntryView):
         return Result(
             **EntryView.of(hit.entry).model_dump(),
             score=round(hit.score, 6),
+            probability=None if hit.probability is None else round(hit.probability, 4),
             inliers=hit.inliers,
             photo=hit.photo,
             matches=matches,
@@ -131,20 +135,24 @@ class Result(EntryView):
 
 
 class Answer(BaseModel):
-    """Results of a search, best first."""
+    """Results of a search, best first; `more` if a later `start` returns others."""
 
     milliseconds: float
     expanded: bool
     reranked: bool
+    more: bool
     results: list[Result]
 
     @staticmethod
-    def of(hits: Sequence[Hit], seconds: float, expanded: bool, reranked: bool) -> "Answer":
+    def of(
+        hits: Sequence[Hit], seconds: float, expanded: bool, reranked: bool, more: bool
+    ) -> "Answer":
         """The JSON of the results of a search."""
         return Answer(
             milliseconds=round(1000 * seconds, 2),
             expanded=expanded,
             reranked=reranked,
+            more=more,
             results=[Result.found(hit) for hit in hits],
         )
 
@@ -155,6 +163,27 @@ class AddedView(BaseModel):
     added: list[Key]
     unchanged: list[Key]
     errors: list[str]
+
+
+class DuplicateView(BaseModel):
+    """Entries that show the same photo; the largest photo comes first."""
+
+    exact: bool
+    score: float
+    entries: list[EntryView]
+
+    @staticmethod
+    def of(group: DuplicateGroup) -> "DuplicateView":
+        """The JSON of a group of duplicates."""
+        entries = list(map(EntryView.of, group.entries))
+        return DuplicateView(exact=group.exact, score=round(group.score, 6), entries=entries)
+
+
+class Duplicates(BaseModel):
+    """A page of groups of duplicates, and the total number of groups."""
+
+    groups: list[DuplicateView]
+    total: int
 
 
 class Removed(BaseModel):

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from listwise.evaluation import mean_average_precision
 from listwise.losses import class_balanced_weights
 from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
+from listwise.models.calibration import fit_calibration
 from listwise.models.embed import embed_photos
 from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
@@ -355,6 +356,7 @@ class Trainer:
         """Measure mAP on the validation classes; save the network if it is the best so far."""
         progress, images = self.progress, self.plan.validation
         value, done = 0.0, 0
+        found_photos = None
 
         def count(photos: int) -> None:
             nonlocal done
@@ -374,6 +376,7 @@ class Trainer:
             seen = images.subset(found.kept)
             descriptors = found.descriptors.float().numpy()
             value = mean_average_precision(descriptors, seen.labels)
+            found_photos = descriptors, seen.labels
             if record:
                 queries = choose_queries(seen.labels, PICTURED_QUERIES)
                 picture = ranked_list_picture(seen, descriptors, queries)
@@ -386,8 +389,9 @@ class Trainer:
         if best:
             progress.best_map, progress.best_update = value, progress.update
             progress.validations_since_best = 0
-            if self.rank == 0:
+            if found_photos is not None:
                 self._save_model(value)
+                self._calibrate(*found_photos)
         self.view.validation(ValidationReport(progress.update, value, best))
         return value
 
@@ -408,6 +412,15 @@ class Trainer:
             "listwise": __version__,
         }
         self.net.save(self.run / MODEL_FOLDER)
+
+    def _calibrate(
+        self, descriptors: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]
+    ) -> None:
+        """Save a calibration fitted on the validation photos, if they allow it."""
+        source = f"validation photos of {self.plan.data.resolve()}"
+        with suppress(InputError):
+            found = fit_calibration(descriptors, labels, self.net.fingerprint(), source)
+            found.save(self.run / MODEL_FOLDER)
 
     def _save(self, record: Record | None) -> None:
         if record:

@@ -1,7 +1,7 @@
 """`listwise index`: build, change, tune and check an index of photos."""
 
 from listwise.cli.help import Program
-from listwise.cli.index import build, entries, manage
+from listwise.cli.index import build, duplicates, entries, manage
 
 app = Program(
     help="Build an index of photos, add photos to it or remove them.",
@@ -16,6 +16,7 @@ app.command(epilog=build.BUILD)(build.build)
 app.command(epilog=build.ADD)(build.add)
 app.command("list", epilog=entries.LIST)(entries.list_entries)
 app.command(epilog=entries.REMOVE)(entries.remove)
+app.command(epilog=duplicates.EXAMPLES)(duplicates.duplicates)
 app.command(epilog=manage.TUNE)(manage.tune)
 app.command(epilog=manage.INFO)(manage.info)
 app.command(epilog=manage.CHECK)(manage.check)

@@ -69,6 +69,7 @@ const json = async (path, options) => (await send(path, options)).json();
 
 export const info = () => json("api/info");
 export const facets = () => json("api/facets");
+export const duplicates = (start, many) => json(`api/duplicates?start=${start}&count=${many}`);
 export const entry = (key) => json(`api/entries/${key}`);
 export const entries = (start, many) => json(`api/entries?start=${start}&count=${many}`);
 export const remove = (key) => json(`api/entries/${key}`, { method: "DELETE" });
@@ -88,12 +89,13 @@ export function add(files) {
  * @param {{file: Blob, name: string, box: number[]|null}[]} photos
  * @param {string[]} keys
  */
-export function search({ photos, keys, k, expand, rerank, where }, signal) {
+export function search({ photos, keys, k, expand, rerank, where, start = 0 }, signal) {
   const body = new FormData();
   for (const { file, name } of photos) body.append("photos", file, name);
   body.append("boxes", JSON.stringify(photos.map(({ box }) => box)));
   body.append("keys", JSON.stringify(keys));
   body.append("k", k);
+  body.append("start", start);
   body.append("expand", expand);
   body.append("rerank", rerank);
   if (where) body.append("where", where);

@@ -9,6 +9,10 @@ const AHEAD = "1200px"; // distance below the window at which tiles are created
 const NARROWEST = 0.55; // width / height of a tile; other photos are cropped
 const WIDEST = 2.4;
 const RELIABLE = 7; // matched points; photos of different things rarely have as many
+const LIKELY = 0.5; // probability that a result shows the same thing
+
+/** The probability of a result: 0.934 -> "93%". */
+export const percent = ({ probability }) => `${Math.round(100 * probability)}%`;
 
 /** The file name of an entry, or the original name of an added photo. */
 export function nameOf({ id, attributes }) {
@@ -23,13 +27,16 @@ function ratioOf({ width, height, box }) {
 }
 
 export class Grid {
-  /** @param {{onPick, onView, onAdd}} acts each called with an item, `onView` with its place. */
-  constructor(list, { onPick, onView, onAdd = null }) {
+  /**
+   * @param {{onPick, onView, onAdd, onEnd}} acts each called with an item, `onView` with its
+   *   place, `onEnd` when the user is near the end of the items.
+   */
+  constructor(list, { onPick, onView, onAdd = null, onEnd = () => {} }) {
     this.list = list;
-    this.acts = { onPick, onView, onAdd };
+    this.acts = { onPick, onView, onAdd, onEnd };
     this.items = [];
     this.end = make("li", { class: "end", "aria-hidden": "true" });
-    this.watch = new IntersectionObserver(([seen]) => seen.isIntersecting && this.more(), {
+    this.watch = new IntersectionObserver(([seen]) => seen.isIntersecting && this.reach(), {
       rootMargin: `0px 0px ${AHEAD} 0px`,
     });
     list.addEventListener("keydown", (event) => this.press(event));
@@ -38,6 +45,7 @@ export class Grid {
 
   /** Show entries or results, the first `many` of them immediately. */
   show(items, many = CHUNK) {
+    this.divider = null;
     this.watch.disconnect();
     this.items = items;
     this.active = null;
@@ -48,21 +56,44 @@ export class Grid {
 
   /** Number of tiles. */
   get shown() {
-    return this.list.children.length - 1;
+    return this.tiles.length;
   }
 
   get tiles() {
-    return [...this.list.children].slice(0, -1);
+    return [...this.list.querySelectorAll(".tile")];
+  }
+
+  /** Add further items after those that are shown. */
+  extend(items) {
+    this.items.push(...items);
+    this.more();
+  }
+
+  /** Draw a line after the last item that is likely to show the same thing. */
+  divide() {
+    const last = this.items.findLastIndex(({ probability }) => probability >= LIKELY);
+    const known = this.items.some(({ probability }) => (probability ?? null) !== null);
+    const text = last < 0 ? "Similar, but probably not the same" : "Only similar from here on";
+    this.divider ??= make("li", { class: "divider" });
+    this.divider.textContent = text;
+    const tile = this.tiles[last + 1];
+    if (known && tile) tile.before(this.divider);
+    else this.divider.remove();
+  }
+
+  /** The user is near the end. */
+  reach() {
+    if (this.shown < this.items.length) this.more();
+    else this.acts.onEnd();
   }
 
   more(many = CHUNK) {
     const from = this.shown;
     const next = this.items.slice(from, from + many);
     this.end.before(...next.map((item) => this.tile(item)));
+    this.divide();
     if (!this.active) this.activate(this.list.querySelector(".tile"));
-    if (this.shown >= this.items.length) {
-      this.watch.disconnect();
-    } else if (from) {
+    if (from) {
       // The end may still be visible, and an observer reports only changes.
       this.watch.unobserve(this.end);
       this.watch.observe(this.end);
@@ -75,6 +106,7 @@ export class Grid {
     const tile = this.list.querySelector(`[data-key="${key}"]`);
     if (tile === this.active) this.active = null;
     tile?.remove();
+    this.divide();
     if (!this.active) this.activate(this.list.querySelector(".tile"));
   }
 
@@ -92,6 +124,7 @@ export class Grid {
     const marks = make("span", { class: "marks" });
     if (item.score !== undefined) {
       facts.push(`score ${item.score.toFixed(3)}`);
+      if (item.probability !== null) facts.push(`${percent(item)} likely the same`);
       marks.append(make("span", { class: "score" }, item.score.toFixed(3)));
     }
     if (item.inliers >= RELIABLE) {

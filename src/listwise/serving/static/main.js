@@ -3,6 +3,7 @@
 import { fromHash, toHash } from "./address.js";
 import * as api from "./api.js";
 import { byId, count, sleep } from "./dom.js";
+import { Duplicates } from "./duplicates.js";
 import { FilterBar, toExpression } from "./filters.js";
 import { Grid, nameOf } from "./grid.js";
 import { keep, kept } from "./kept.js";
@@ -14,6 +15,7 @@ import { Viewer } from "./viewer.js";
 
 const PATIENCE = 150; // milliseconds before the page shows that a search is running
 const RETRIES = 5; // when the server is busy
+const PAGE = 60; // results that are requested together
 const SAMPLE = 24;
 const SAMPLE_PAGES = 12;
 
@@ -49,7 +51,9 @@ const results = new Grid(byId("results"), {
   onPick: searchFrom,
   onView: (at) => viewer.open(results.items, at, here.frames ?? [], server.can_write),
   onAdd: addExample,
+  onEnd: nextPage,
 });
+const duplicates = new Duplicates({ onPick: searchFrom, onRemove: removeEntry });
 const samples = new Grid(byId("samples"), {
   onPick: searchFrom,
   onView: (at) => viewer.open(samples.items, at, [], server.can_write),
@@ -116,8 +120,9 @@ async function readAddress(name) {
     problem = error.status === 404 ? "That photo is not in the index." : error.message;
   }
   if (location.hash !== hash) return; // the user has opened another search meanwhile
-  arrive({ examples, chosen: 0, expand, rerank, filters });
-  history.replaceState({ visit: here.name }, "", toHash(here));
+  const view = hash === "#/duplicates" ? "duplicates" : "";
+  arrive({ examples, chosen: 0, expand, rerank, filters, view });
+  history.replaceState({ visit: here.name }, "", view ? hash : toHash(here));
   keep(here);
   show();
   if (problem) say(problem);
@@ -163,10 +168,17 @@ async function takeFiles(files, adding) {
 function show() {
   hush();
   const searching = here.examples.length > 0;
-  byId("start").hidden = searching;
+  const comparing = !searching && here.view === "duplicates";
+  byId("start").hidden = searching || comparing;
+  byId("duplicates").hidden = !comparing;
   byId("search").hidden = !searching;
   document.title = searching ? `${here.examples[here.chosen].name} · Listwise` : "Listwise";
-  if (!searching) {
+  if (comparing) {
+    running.abort();
+    atWork(false);
+    document.title = "Duplicates · Listwise";
+    duplicates.open(server.can_write);
+  } else if (!searching) {
     running.abort();
     atWork(false);
     if (!samples.items.length) showSamples();
@@ -188,6 +200,16 @@ function showQuery() {
 }
 
 function showAnswer(answer = here.answer) {
+  showSummary(answer);
+  const { results: found } = answer;
+  byId("nothing").hidden = found.length > 0;
+  byId("nothing").textContent = Object.keys(here.filters).length
+    ? "No results: no other photo matches the filters."
+    : "No results: the index has no other photos.";
+  results.show(found, here.shown || undefined);
+}
+
+function showSummary(answer = here.answer) {
   const { results: found, milliseconds, expanded, reranked } = answer;
   const filtered = Object.keys(here.filters).length > 0;
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
@@ -202,11 +224,6 @@ function showAnswer(answer = here.answer) {
     found.length && here.rerank && !reranked && !answer.pending && "not re-ranked: the server was too busy",
   ];
   byId("summary").textContent = parts.filter(Boolean).join(" · ");
-  byId("nothing").hidden = found.length > 0;
-  byId("nothing").textContent = filtered
-    ? "No results: no other photo matches the filters."
-    : "No results: the index has no other photos.";
-  results.show(found, here.shown || undefined);
 }
 
 function showServer() {
@@ -278,7 +295,7 @@ async function search() {
     }
     const answer = await searchWithRetries(query, signal);
     if (signal.aborted) return;
-    Object.assign(visit, { answer, frames, shown: 0 });
+    Object.assign(visit, { answer, frames, query, shown: 0 });
     atWork(false);
     showAnswer();
   } catch (error) {
@@ -304,6 +321,33 @@ function keepResults(visit) {
   }
 }
 
+/** Request the next results when the user is near the end of those that are shown. */
+async function nextPage() {
+  const visit = here;
+  const { answer, query } = visit;
+  if (!answer?.more || visit.loading) return;
+  visit.loading = true;
+  const { signal } = running;
+  try {
+    const next = await searchWithRetries({ ...query, start: answer.next ?? PAGE }, signal);
+    answer.next = (answer.next ?? PAGE) + PAGE;
+    answer.more = next.more;
+    const known = new Set(answer.results.map(({ key }) => key));
+    const added = next.results.filter(({ key }) => !known.has(key));
+    if (here === visit && here.answer === answer) {
+      results.extend(added);
+      answer.results = results.items;
+      showSummary();
+    } else {
+      answer.results.push(...added);
+    }
+  } catch (error) {
+    if (!signal.aborted) say(error.message, { action: { label: "Try again", run: nextPage } });
+  } finally {
+    visit.loading = false;
+  }
+}
+
 async function searchWithRetries(query, signal) {
   for (let tries = 0; ; tries += 1) {
     try {
@@ -325,7 +369,7 @@ async function toQuery({ examples, expand, rerank, filters }, signal) {
     if (example.key && !example.box) byKey.push(example);
     else photos.push(example.file ? example : await copyOf(example, signal));
   }
-  const k = Math.max(1, Math.min(server.limits.results, server.entries));
+  const k = Math.min(server.limits.results, PAGE);
   const where = toExpression(filters);
   const query = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank, where };
   return { query, frames: [...photos, ...byKey] };
@@ -366,7 +410,7 @@ async function removeEntry(item) {
     await api.remove(item.key);
   } catch (error) {
     say(error.message);
-    return;
+    return false;
   }
   for (const visit of visits.values()) {
     const { answer } = visit;
@@ -375,6 +419,7 @@ async function removeEntry(item) {
   for (const grid of [results, samples]) grid.drop(item.key);
   say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
   await refresh();
+  return true;
 }
 
 async function refresh() {

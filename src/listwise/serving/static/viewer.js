@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { byId, count, make } from "./dom.js";
-import { nameOf } from "./grid.js";
+import { nameOf, percent } from "./grid.js";
 import { drawMatches } from "./matches.js";
 import { setPicture, shownAt } from "./pictures.js";
 
@@ -151,6 +151,7 @@ function photoScene(item, name) {
 function facts(item) {
   const known = [];
   if (item.score !== undefined) known.push(["Score", item.score.toFixed(4)]);
+  if ((item.probability ?? null) !== null) known.push(["Same thing", `${percent(item)} likely`]);
   if (item.inliers !== undefined && item.inliers !== null) {
     const drawn = item.matches?.length ?? 0;
     const some = drawn < item.inliers ? ` (${drawn} drawn)` : "";

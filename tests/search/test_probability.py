@@ -1,0 +1,76 @@
+"""Probabilities of hits, and the minimums that they are compared with."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from listwise.data import read_labelled
+from listwise.descriptors import load_model
+from listwise.descriptors.learning import learn_whitening
+from listwise.errors import InputError
+from listwise.models.calibration import Calibration
+from listwise.search import Index, open_index
+
+
+@pytest.fixture(scope="module")
+def calibrated(model, photos):
+    return model.calibrate(photos, workers=0)
+
+
+def test_a_model_is_calibrated_on_labelled_photos(calibrated, model, photos, tmp_path):
+    assert model.calibration is None
+    fitted = calibrated.calibration
+    assert (fitted.photos, fitted.model) == (48, model.fingerprint)
+    assert fitted.source == str(photos)
+    assert calibrated.fingerprint == model.fingerprint  # an index takes both
+    again = model.calibrate(read_labelled(photos), workers=0).calibration
+    assert again.slope == pytest.approx(fitted.slope)
+    calibrated.save(tmp_path / "model")
+    assert load_model(tmp_path / "model", "cpu").calibration == fitted
+    # Other scores: the calibration does not count any more.
+    learn_whitening(tmp_path / "model", str(photos), dim=8, device="cpu")
+    assert load_model(tmp_path / "model", "cpu").calibration is None
+    model.save(tmp_path / "model")
+    assert not (tmp_path / "model" / "calibration.json").exists()
+    object.__setattr__(model, "folder", None)
+
+
+def test_hits_have_probabilities(calibrated, photos, tmp_path):
+    with open_index(tmp_path / "index", calibrated) as index:
+        index.add(photos / "class0", workers=0, progress=False)
+        hits = index.search(photos / "class0" / "0.jpg", k=6)
+        expected = calibrated.calibration.probability([hit.score for hit in hits])
+        assert [hit.probability for hit in hits] == pytest.approx(expected.tolist())
+        middle = hits[3]
+        for minimum in ({"min_score": middle.score}, {"min_probability": middle.probability}):
+            found = index.search(photos / "class0" / "0.jpg", k=6, **minimum)
+            assert [hit.id for hit in found][:3] == [hit.id for hit in hits][:3]
+            assert len(found) in (3, 4)  # the boundary itself may be rounded
+        lower = index.search(photos / "class0" / "0.jpg", min_score=2.0)
+        assert lower == []
+        for wrong in ({"min_probability": 1.5}, {"min_score": np.nan}):
+            with pytest.raises(InputError, match="must be"):
+                index.search(photos / "class0" / "0.jpg", **wrong)
+    # The index remembers it, without its model.
+    with open_index(tmp_path / "index", create=False) as index:
+        assert index.calibration == calibrated.calibration
+        assert index.info()["calibrated"]
+        key = next(iter(index)).key
+        assert index.search(like=key)[0].probability is not None
+
+
+def test_without_calibration_there_is_no_probability(index, photos):
+    hits = index.search(photos / "class0" / "0.jpg")
+    assert {hit.probability for hit in hits} == {None}
+    with pytest.raises(InputError, match="needs a calibrated model"):
+        index.search(photos / "class0" / "0.jpg", min_probability=0.5)
+    assert len(index.search(photos / "class0" / "0.jpg", min_score=-1)) == 10
+
+
+def test_a_model_that_was_calibrated_later_counts(index, photos):
+    fitted = Calibration(
+        slope=5, intercept=0, model="m", source="s", photos=2, pairs=2, positives=1
+    )
+    later = Index(index.store, replace(index.model, calibration=fitted))
+    assert later.search(photos / "class0" / "0.jpg")[0].probability > 0.99
