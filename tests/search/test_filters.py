@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from listwise.errors import InputError
 from listwise.search import Facet, Index, parse_filter
 from listwise.search.entries import Entry, NewEntries
-from listwise.search.filters import MOST_NESTED, MOST_VALUES, count_facets, quoted_name
+from listwise.search.filters import MOST_NESTED, MOST_VALUES, FilterError, count_facets, quoted_name
 from listwise.search.folder import compressed
 from listwise.search.folder.attributes import matching_rows
+from listwise.search.milvus import rows as milvus_rows
+from listwise.search.milvus import store as milvus_store
 from listwise.search.opening import create_store
 from listwise.search.store import IndexHeader, SearchIntent
 
@@ -376,3 +378,17 @@ def test_the_kept_results_of_a_filter_follow_changes(store):
     assert len(store.matching(where)) == 2
     store.remove([changed.key])
     assert len(store.matching(where)) == 1
+
+
+def test_an_index_of_milvus_from_before_filters_says_so(lite_places, monkeypatch):
+    def old_schema(dim):
+        fields = milvus_rows.schema(dim)
+        fields._fields = [field for field in fields._fields if field.name != "filters"]
+        return fields
+
+    monkeypatch.setattr(milvus_store, "schema", old_schema)
+    with create_store(lite_places(), HEADER) as store:
+        fill(store, [{"n": "1"}])
+        assert len(Index(store).search(vectors(1)[0])) == 1
+        with pytest.raises(FilterError, match="built by an earlier version of Listwise"):
+            Index(store).search(vectors(1)[0], where="n = 1")
