@@ -104,7 +104,7 @@ def test_a_photo_finds_what_the_index_finds(index, serve, photos):
     hits = index.search(index.describe([load_image(path)]), 6)
     assert found(answer) == expected(hits)
     body = answer.json()
-    assert set(body) == {"milliseconds", "expanded", "reranked", "results"}
+    assert set(body) == {"milliseconds", "expanded", "reranked", "more", "results"}
     assert body["milliseconds"] > 0
     assert body["expanded"] is body["reranked"] is False
     assert body["results"][0] == {
@@ -118,6 +118,7 @@ def test_a_photo_finds_what_the_index_finds(index, serve, photos):
         "inliers": None,
         "photo": None,
         "matches": None,
+        "probability": None,
     }
 
 
@@ -1159,6 +1160,7 @@ def test_info_tells_the_limits(server, model):
         "dim": model.dim,
         "model": model.fingerprint,
         "whitened": False,
+        "calibrated": False,
         "engine": "embedded",
         "can_write": False,
         "token_needed": False,
