@@ -45,8 +45,10 @@ class InThread:
 class Process:
     """`listwise serve` in a process of its own, which a `program` of Python starts if given."""
 
-    def __init__(self, *arguments, token=None, program=None):
+    def __init__(self, *arguments, token=None, program=None, preload=""):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if preload:
+            environment["LD_PRELOAD"] = str(preload)
         environment.pop("LISTWISE_TOKEN", None)
         if token:
             environment["LISTWISE_TOKEN"] = token

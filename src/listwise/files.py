@@ -1,12 +1,28 @@
 """Write files atomically, and read text files."""
 
+import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from listwise.errors import InputError
+
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def write_failure(error: BaseException | None) -> str | None:
+    """The reason of the system if an error or its cause is a full disk or a missing permission."""
+    while error is not None:
+        # Libraries written in Rust report the number as text.
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else getattr(error, "errno", None)
+        if number in _CANNOT_WRITE:
+            return os.strerror(number)
+        error = error.__cause__
+    return None
 
 
 def publish(partial: Path, final: Path) -> None:

@@ -9,7 +9,6 @@ kills with LISTWISE_SOAK=1 (`make soak`).
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,30 +17,6 @@ import pytest
 
 HERE = Path(__file__).parent
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
-
-
-@pytest.fixture(scope="module")
-def crash_point(tmp_path_factory) -> Path:
-    """The library that kills a process at a chosen write."""
-    compiler = shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux and a C compiler")
-    library = tmp_path_factory.mktemp("crash") / "crash_point.so"
-    source = str(HERE / "crash_point.c")
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O2",
-        "-Wall",
-        "-Werror",
-        "-o",
-        library,
-        source,
-        "-ldl",
-    ]
-    subprocess.run(command, check=True)
-    return library
 
 
 OPERATIONS = ["build", "add", "remove", "tidy", "tune", "serve", "extract", "whiten", "train"]

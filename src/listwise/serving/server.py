@@ -43,7 +43,15 @@ def server_config(app: FastAPI, limits: Limits) -> uvicorn.Config:
 def run_server(app: FastAPI, listening: socket.socket, limits: Limits) -> None:
     """Serve until SIGINT or SIGTERM; running requests are completed first."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    server = uvicorn.Server(server_config(app, limits))
+
+    def stop(*_: object) -> None:
+        """Called for a signal that arrives before uvicorn handles them.
+
+        uvicorn also raises a signal again after it has stopped, which is not an error here.
+        """
+        server.should_exit = True
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal again after it has stopped, which is not an error here.
-        signal.signal(number, lambda *_: None)
-    uvicorn.Server(server_config(app, limits)).run(sockets=[listening])
+        signal.signal(number, stop)
+    server.run(sockets=[listening])

@@ -1,6 +1,7 @@
 """The server's work on requests: each has a place in a queue and a time limit."""
 
 import io
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from fastapi import HTTPException
 from PIL import Image
 
 from listwise.data.images import ImageError, load_image
+from listwise.errors import InputError
+from listwise.files import write_failure
 from listwise.search.duplicates import DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
@@ -32,6 +35,8 @@ from listwise.serving.views import AddedView, Answer
 
 PHOTO_SIDE = 1600
 FACET_SECONDS = 60
+
+logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -217,7 +222,14 @@ class Service:
     async def _write(self, write: Callable[[], Any], client: Client) -> Any:
         until = time.monotonic() + self.limits.seconds
         job = self._writes.submit(write, owner=client.address)
-        return await self._writes.result(job, until, client, finish=True)
+        try:
+            return await self._writes.result(job, until, client, finish=True)
+        except (OSError, InputError) as error:
+            reason = write_failure(error)
+            if reason is None:
+                raise
+            logger.error("a change of the index failed: %s", " ".join(str(error).split()))
+            raise HTTPException(507, f"the server cannot store the change: {reason}") from None
 
     def close(self) -> None:
         """Stop the queues and their threads."""

@@ -77,9 +77,10 @@ class UploadFolder:
         if entry.id == name or Path(entry.path) != path or not path.exists():
             return self.index.store.remove([entry.key])
         with self._pending([name]):
-            removed = self.index.store.remove([entry.key])
-            path.unlink(missing_ok=True)
-        return removed
+            try:
+                return self.index.store.remove([entry.key])
+            finally:  # the change may be made although it fails
+                self._delete_unused([name])
 
     def clean(self) -> None:
         """Delete what a killed server left: unfinished files, and photos without an entry.
@@ -132,8 +133,12 @@ class UploadFolder:
 
     def _write(self, path: Path, content: bytes) -> None:
         partial = self._left_over(path.name, "tmp")
-        partial.write_bytes(content)
-        publish(partial, path)
+        try:
+            partial.write_bytes(content)
+            publish(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     def _left_over(self, name: str, kind: str) -> Path:
         return self.folder / f".{name}.{os.getpid()}-{threading.get_ident()}.{kind}"
