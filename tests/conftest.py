@@ -23,7 +23,9 @@ settings.load_profile("listwise")
 
 CLASSES = 8
 PHOTOS = 6
-OF_ONE_SERVER = ("tests/search/test_store_contract.py", "tests/search/test_milvus.py")
+OF_ONE_SERVER = tuple(
+    f"tests/search/test_{name}.py" for name in ("store_contract", "milvus", "milvus_kills")
+)
 
 # For the tests that start many processes: forked from one that has imported what takes long. There
 # is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.

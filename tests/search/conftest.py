@@ -7,26 +7,42 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from index_examples import *  # noqa: F403
-from milvus_server import find_program, running
+from milvus_server import Server, find_program, running
 
 Places = Callable[[], str]
 
 
 @pytest.fixture(scope="session")
-def milvus_server(tmp_path_factory) -> Iterator[str]:
-    """The address of a Milvus server: a running one, or one that is started here."""
+def own_server(tmp_path_factory) -> Iterator[Server | None]:
+    """A Milvus server that is started here; None if no program is known."""
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     program = find_program()
+    if os.environ.get("LISTWISE_MILVUS") or not program:
+        yield None
+        return
+    with running(program, tmp_path_factory.mktemp("milvus")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def milvus_server(own_server: Server | None) -> str:
+    """The address of a Milvus server: a running one, or one that is started here."""
     if address := os.environ.get("LISTWISE_MILVUS"):
-        yield address
-    elif program:
-        with running(program, tmp_path_factory.mktemp("milvus")) as address:
-            yield address
-    else:
+        return address
+    if own_server is None:
         pytest.skip(
             "no Milvus server: set LISTWISE_MILVUS_SERVER to the program milvus-server "
             "(pip install milvus), or LISTWISE_MILVUS to the host:port of a running server"
         )
+    return own_server.address
+
+
+@pytest.fixture
+def killable_server(own_server: Server | None, milvus_server: str) -> Server:
+    """A Milvus server that a test may kill, if it starts it again."""
+    if own_server is None:
+        pytest.skip("no Milvus server to kill: set LISTWISE_MILVUS_SERVER, not LISTWISE_MILVUS")
+    return own_server
 
 
 @pytest.fixture(scope="session")
