@@ -16,8 +16,6 @@ from listwise.serving.settings import Limits
 LINGER_SECONDS = 2.0
 # Bodies up to this many bytes are read to the end, so that the connection can be used again.
 SHORT_BODY = 65536
-# Time for a client to read an answer that is ready.
-READ_SECONDS = 30.0
 
 
 def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
@@ -37,7 +35,7 @@ class BoundedProtocol(H11Protocol):
     - When a request is answered before its body has arrived, the answer announces that the
       connection will be closed, and the rest of the body is discarded. Short bodies are read to the
       end instead.
-    - A client that does not read its answer is disconnected.
+    - A client that does not read its answer within `limits.read_seconds` is disconnected.
     - When there are too many connections, in total or of one address, the oldest one without a
       request is closed, so that new clients are always answered.
     """
@@ -134,7 +132,7 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Start the time limit for a client that does not read."""
         super().pause_writing()
-        self._start("read", READ_SECONDS, self.transport.abort)
+        self._start("read", self.limits.read_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the time limit for a client that does not read."""
@@ -162,7 +160,7 @@ class BoundedProtocol(H11Protocol):
         """Close the connection; at the latest when the client has had time to read its answer."""
         if not self.transport.is_closing():
             self.transport.close()
-            self._start("read", READ_SECONDS, self.transport.abort)
+            self._start("read", self.limits.read_seconds, self.transport.abort)
 
     def _start(self, name: str, seconds: float, action: Callable[[], object]) -> None:
         self._stop(name)

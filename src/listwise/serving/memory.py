@@ -120,13 +120,11 @@ def _restart_peak() -> None:
 
 def _peak_bytes() -> int:
     """Peak of the resident memory of this process; 0 where the system does not tell."""
-    if sys.platform == "linux":
-        # Not `ru_maxrss`: it starts at the peak of the process that started this one.
-        try:
-            found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-        except OSError:
-            return 0
-        return int(found[1]) * 1024 if found else 0
+    with suppress(OSError):
+        # On Linux `ru_maxrss` starts at the peak of the process that started this one.
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        if found:
+            return int(found[1]) * 1024
     if sys.platform == "win32":
         return 0
     import resource

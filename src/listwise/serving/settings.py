@@ -28,6 +28,7 @@ class Limits(BaseModel):
         seconds: time from the last byte of a request to its answer.
         upload_seconds: time to receive the body of a request.
         header_seconds: time to receive the header of a request.
+        read_seconds: time for a client to read an answer that is ready.
         waiting: requests in a queue.
         batch: photos that the network gets together.
         held_bytes: bytes of all uploads in memory.
@@ -46,6 +47,7 @@ class Limits(BaseModel):
     seconds: float = Field(10.0, gt=0)
     upload_seconds: float = Field(60.0, gt=0)
     header_seconds: float = Field(10.0, gt=0)
+    read_seconds: float = Field(30.0, gt=0)
     waiting: int = Field(64, ge=0)
     batch: int = Field(16, ge=1)
     held_bytes: int = Field(512_000_000, ge=1)
