@@ -130,22 +130,34 @@ def test_the_core_alone(folder):
         assert re.fullmatch(line if code else "", said), (command, said)
 
 
-def test_each_package_in_turn(folder):
+MODULES_NEEDED = sorted(set.union(*USES.values()))
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """What fails without each package, and what fails with no package but those it needs."""
+    without_one = [
+        ({module}, ["step", *(name for name, needed in USES.items() if module in needed)])
+        for module in MODULES_NEEDED
+    ]
+    with_its_own = [(OPTIONAL - needed, [name]) for name, needed in USES.items()]
+    results = errors(folder, without_one + with_its_own)  # one process imports torch for all
+    return results[: len(without_one)], results[len(without_one) :]
+
+
+def test_each_package_in_turn(found):
     """Without one package, what needs it names it."""
-    modules = sorted(set.union(*USES.values()))
-    wanting = [[name for name, needed in USES.items() if module in needed] for module in modules]
-    cases = [({module}, ["step", *names]) for module, names in zip(modules, wanting, strict=True)]
-    for module, found in zip(modules, errors(folder, cases), strict=True):
-        assert found.pop("step") is None, module
-        for error in found.values():
-            assert_names_what_to_install(error, {module})
+    for module, failed in zip(MODULES_NEEDED, found[0], strict=True):
+        assert failed["step"] is None, module
+        for name, error in failed.items():
+            if name != "step":
+                assert_names_what_to_install(error, {module})
 
 
-def test_no_use_needs_more_than_its_packages(folder):
+def test_no_use_needs_more_than_its_packages(found):
     """With all other packages hidden: what works then works without each one of them too."""
-    cases = [(OPTIONAL - needed, [name]) for name, needed in USES.items()]
-    for name, found in zip(USES, errors(folder, cases), strict=True):
-        assert found == {name: None}
+    for name, failed in zip(USES, found[1], strict=True):
+        assert failed == {name: None}
 
 
 @pytest.mark.parametrize("extra", ENOUGH)

@@ -123,8 +123,14 @@ print(*[name for name in sys.modules if name.startswith("listwise") or name in {
         ("listwise.losses", {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"}),
         ("listwise.evaluation", {"torch", "timm", "PIL", "pydantic"}),
         # timm itself loads yaml, through huggingface_hub.
-        ("listwise.descriptors", {"cv2", "faiss", "lancedb", "pyarrow"}),
-        ("listwise.search", {"fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb"}),
+        pytest.param(
+            "listwise.descriptors", {"cv2", "faiss", "lancedb", "pyarrow"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "listwise.search",
+            {"fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb"},
+            marks=pytest.mark.slow,
+        ),
         ("listwise.cli.main", {"torch", "numpy", "fastapi", "faiss", "lancedb"}),
     ],
 )

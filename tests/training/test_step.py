@@ -544,6 +544,7 @@ def compiler(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_a_compiled_network_sees_one_size_only(compiler, autocast):
     net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
@@ -556,6 +557,7 @@ def test_a_compiled_network_sees_one_size_only(compiler, autocast):
     assert step.fallback == ""
 
 
+@pytest.mark.slow
 def test_less_memory_makes_the_compiled_size_smaller(compiler):
     net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
     crowded = Crowded(net, room=2)
