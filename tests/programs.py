@@ -85,6 +85,7 @@ def script(path, *arguments, **options):
 
 def _run(function, arguments, writing, errors, place, environment):
     os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # its own processes start as usual
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(writing.fileno(), 1)
     writing.close()
