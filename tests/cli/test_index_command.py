@@ -209,6 +209,23 @@ def test_answers_for_people(shop, tmp_path):
     assert height > 500
 
 
+def test_local_features_are_built_filled_and_shown(listwise):
+    code, out, err = listwise("index", "build", "shop", "photos/class0", *BUILD, "--local")
+    assert (code, err) == (0, "")
+    assert json.loads(listwise("index", "info", "shop", "--json")[1])["local"]["entries"] == 6
+    listwise("index", "build", "other", "photos/class0", *BUILD)
+    assert json.loads(listwise("index", "info", "other", "--json")[1])["local"] is None
+    code, out, err = listwise("index", "local", "other", "--workers", 0)
+    assert (code, err) == (0, "")
+    assert "stored local features of 6 photos; 6 of 6 photos have them" in out
+    listwise("index", "add", "other", "photos")
+    filled = json.loads(listwise("index", "local", "other", "--json")[1])
+    assert (filled["updated"], filled["errors"], filled["local"]["entries"]) == (0, [], 48)
+    shown = listwise("index", "info", "other")[1]
+    assert "local features  48 photos" in shown
+    assert results(listwise("search", "other", "photos/class1/0.jpg", "--rerank", "--json")[1])
+
+
 MISTAKES = [
     (("search", "shop"), "give a photo to search by"),
     (("search", "shop", "no.jpg"), "no.jpg: no such file"),

@@ -1,3 +1,5 @@
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +11,8 @@ from PIL import Image
 from test_features import textured
 
 from listwise.data import ImageError
-from listwise.local.rerank import MINIMUM, Reranker, rerank_by_inliers
+from listwise.local.features import Features
+from listwise.local.rerank import MINIMUM, PhotoPart, Reranker, rerank_by_inliers
 from listwise.search.entries import Entry
 
 
@@ -56,9 +59,10 @@ def test_photos_of_the_scene_come_first(entries: list[Entry], scene: Image.Image
     np.testing.assert_allclose(
         np.median(view.matches[:, :2] * 0.8 - view.matches[:, 2:]), 0, atol=1
     )
+    assert all(result.inliers is not None for result in found if result.position != 1)
     assert all(result.inliers < MINIMUM for result in found[3:])
     broken = found[1]  # it keeps its place
-    assert (broken.inliers, broken.photo, broken.matches.shape) == (0, None, (0, 4))
+    assert (broken.inliers, broken.photo, broken.matches.shape) == (None, None, (0, 4))
 
 
 def test_boxes_on_both_sides_give_places_in_whole_photos(
@@ -85,7 +89,7 @@ def test_only_the_top_is_compared(tmp_path: Path, scene: Image.Image) -> None:
     stranger = Entry("gone", str(tmp_path / "gone.png"), 10, 10)
     found = Reranker().rerank([small], [stranger] * 100 + [view])
     assert [result.position for result in found] == list(range(101))
-    assert found[100].inliers == 0
+    assert found[100].inliers is None
     found = Reranker().rerank([small], [stranger] * 99 + [view])
     assert found[99].inliers > 20
 
@@ -123,6 +127,46 @@ def test_a_photo_that_changed_is_read_again(entries: list[Entry], scene: Image.I
         reranker.features(entries[0])
     with pytest.raises(ImageError):
         reranker.features(Entry("nowhere", "", 1, 1))
+
+
+class GatedReranker(Reranker):
+    """Waits at every photo that it has not seen before, until the gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=1)
+        self.seen: set[str] = set()
+        self.gate = threading.Event()
+
+    def features(self, entry: PhotoPart) -> Features:
+        assert entry.path in self.seen or self.gate.wait(60)
+        return super().features(entry)
+
+
+def test_what_was_verified_in_time_is_returned(entries: list[Entry], scene: Image.Image) -> None:
+    reranker = GatedReranker()
+    some = [entries[0], entries[6], entries[5], entries[2]]
+    reranker.seen = {entry.path for entry in some[:2]}
+    for entry in some[:2]:
+        reranker.features(entry)
+    started = time.monotonic()
+    found = reranker.rerank([scene], some, until=started + 5)
+    assert 5 <= time.monotonic() - started < 15
+    assert [result.position for result in found] == [1, 0, 2, 3]
+    assert [result.inliers is None for result in found] == [False, False, True, True]
+    reranker.gate.set()
+    again = reranker.rerank([scene], some)
+    assert [result.position for result in again] == [1, 2, 0, 3]
+    assert all(result.inliers is not None for result in again)
+    reranker.close()
+
+
+def test_nothing_is_verified_without_time(entries: list[Entry], scene: Image.Image) -> None:
+    finished = threading.Event()
+    finished.set()
+    for limits in ({"until": time.monotonic() - 1}, {"finished": finished}):
+        found = Reranker().rerank([scene], entries, **limits)
+        assert [result.position for result in found] == list(range(len(entries)))
+        assert all(result.inliers is None for result in found)
 
 
 def test_several_threads_get_what_one_gets(entries: list[Entry], scene: Image.Image) -> None:

@@ -1,3 +1,4 @@
+import shutil
 import time
 
 import numpy as np
@@ -8,6 +9,7 @@ from index_examples import texture
 from listwise.data import Images, load_image, read_images
 from listwise.descriptors import Model
 from listwise.errors import InputError
+from listwise.local.rerank import Reranker
 from listwise.models import RetrievalNet
 from listwise.search.entries import NoEntryError, entry_key
 from listwise.search.filling import add_photos
@@ -217,4 +219,64 @@ def test_an_entry_without_its_photo_keeps_its_place(scenes, tmp_path):
     finally:
         (folder / "0.png").write_bytes(kept)
     assert [hit.entry.id for hit in found] == ["0.png", "4.png", "1.png", "2.png"]
-    assert found[0].inliers == 0
+    assert [hit.inliers is None for hit in found] == [True, False, False, False]
+
+
+def test_stored_local_features_need_no_photos(model, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    scene = texture(3, (300, 230))
+    views = [scene.crop((0, 0, 240, 180)), scene.crop((30, 20, 270, 200))]
+    for number, picture in enumerate([texture(0), texture(1), *views]):
+        picture.save(folder / f"{number}.png")
+    with Index(create_store(tmp_path / "index", header_of(model)), model) as index:
+        later = [folder / f"{number}.png" for number in (1, 2, 3)]
+        kept = [path.rename(tmp_path / path.name) for path in later]
+        index.add(folder, workers=0)
+        assert index.info()["local"] is None
+        kept[0].rename(later[0])
+        index.add(folder, workers=0, local=True)
+        for old, new in zip(kept[1:], later[1:], strict=True):
+            old.rename(new)
+        index.add(folder, workers=0)  # keeps storing them
+        assert index.info()["local"]["entries"] == 3
+        (folder / "0.png").rename(folder / "gone.png")
+        (skipped,) = index.add_local_features(workers=0).errors
+        assert "0.png" in skipped
+        (folder / "gone.png").rename(folder / "0.png")
+        assert index.add_local_features(workers=0).updated == ["0.png"]
+        assert index.add_local_features(workers=0).updated == []
+        assert index.info()["local"]["entries"] == 4
+        query = load_image(folder / "2.png")
+        hits = worst_first(index, folder, "2.png")
+        fresh = Reranker().rerank([query], [hit.entry for hit in hits])
+        index.add(folder.rename(tmp_path / "moved"), workers=0)  # features move with the entries
+        assert index.info()["local"]["entries"] == 4
+        shutil.rmtree(tmp_path / "moved")
+        hits = worst_first(index, folder, "2.png")
+        found = index.rerank([query], hits)
+        assert [hit.entry.id for hit in found] == [hits[one.position].entry.id for one in fresh]
+        assert found[0].inliers > 0.7 * fresh[0].inliers
+        moved = found[0].matches[:, :2] - found[0].matches[:, 2:]
+        np.testing.assert_allclose(np.median(moved, axis=0), [30, 20], atol=0.5)
+
+
+def test_damaged_local_features_are_computed_again(model, tmp_path, monkeypatch):
+    paths = [tmp_path / f"{seed}.png" for seed in range(2)]
+    for seed, path in enumerate(paths):
+        texture(seed).save(path)
+    with Index(create_store(tmp_path / "index", header_of(model)), model) as index:
+        index.add(paths[0], local=True, workers=0)
+        before = index.store.local([entry.key for entry in index])
+        with monkeypatch.context() as patch:
+            patch.setattr("listwise.search.folder.table.local_sum", lambda key, code: 7)
+            index.store.put_local(list(index), [b"damaged"])
+        index.add(paths[1], workers=0)
+        found = index.check()
+        assert found.local == [str(paths[0])]
+        assert not found.ok
+        assert index.check(repair=True).repaired == [str(paths[0])]
+        assert index.check().ok
+        after = index.store.local([entry.key for entry in index])
+        assert len(after) == 2
+        assert after.items() >= before.items()

@@ -361,6 +361,55 @@ def test_another_descriptor_than_was_written_is_refused(index, monkeypatch):
     np.testing.assert_array_equal(index.vectors([entries[4].key]), rows[4:5])
 
 
+def test_local_features_belong_to_their_entries(new_place):
+    place = new_place()
+    codes = [bytes([number]) * 30_000 for number in range(5)]
+    with create_store(place, HEADER) as made:
+        entries, rows = fill(made, 5)
+        assert made.local([one.key for one in entries]) == {}
+        assert made.info()["local"] is None
+        made.store_local()
+        assert made.header.local is True
+        assert sorted(made.without_local()) == sorted(one.key for one in entries)
+        new = entry("new")
+        made.put(NewEntries([new, entries[0]], rows[:2], [b"", b""], [codes[3], b""]))
+        assert made.local([one.key for one in [new, *entries]]) == {new.key: codes[3]}
+        replaced = dataclasses.replace(entries[2], digest="replaced")
+        made.put(NewEntries([replaced], rows[2:3], [JPEG]))
+        made.remove([entries[4].key])
+        made.put_local([*entries[1:3], entries[4]], codes[:3])  # the last two have changed
+    with open_store(place) as opened:
+        assert opened.header.local is True
+        expected = {new.key: codes[3], entries[1].key: codes[0]}
+        assert opened.local([one.key for one in [new, *entries]]) == expected
+        assert opened.count_local() == (2, 60_000)
+        assert opened.info()["local"] == {"entries": 2, "bytes": 60_000}
+        missing = {entries[0].key, entries[2].key, entries[3].key}
+        assert set(opened.without_local()) == missing
+        assert opened.get([entries[1].key]) == {entries[1].key: entries[1]}
+        np.testing.assert_array_equal(opened.vectors([entries[1].key]), rows[1:2])
+        assert opened.thumbnail(replaced.key) == JPEG
+        assert all(one.sound for part in opened.examine() for one in part)
+        opened.remove([new.key])
+        assert opened.local([new.key]) == {}
+        assert opened.count_local() == (1, 30_000)
+
+
+def test_other_local_features_than_were_written_are_refused(index, monkeypatch):
+    index.store_local()
+    entries, rows = fill(index, 3)
+    with monkeypatch.context() as patch:
+        # As if a stored byte had changed after its checksum was computed.
+        for module in ("folder.table", "milvus.rows"):
+            patch.setattr(f"listwise.search.{module}.local_sum", lambda key, code: 7 << 32)
+        index.put(NewEntries(entries[:1], rows[:1], [b""], [b"changed"]))
+    with pytest.raises(DamagedIndexError, match="local features of entry") as caught:
+        index.local([entries[0].key])
+    assert "listwise index check" in str(caught.value)
+    (broken,) = (one for part in index.examine() for one in part if not one.sound)
+    assert (broken.name, broken.descriptor, broken.local) == (entries[0].id, True, False)
+
+
 def test_two_openings_of_one_index_see_each_other(new_place):
     place = new_place()
     with create_store(place, HEADER) as first, open_store(place) as second:

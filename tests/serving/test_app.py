@@ -104,9 +104,11 @@ def test_a_photo_finds_what_the_index_finds(index, serve, photos):
     hits = index.search(index.describe([load_image(path)]), 6)
     assert found(answer) == expected(hits)
     body = answer.json()
-    assert set(body) == {"milliseconds", "expanded", "reranked", "more", "results"}
+    fields = {"milliseconds", "expanded", "reranked", "verified", "more", "results"}
+    assert set(body) == fields
     assert body["milliseconds"] > 0
     assert body["expanded"] is body["reranked"] is False
+    assert body["verified"] == 0
     assert body["results"][0] == {
         "key": str(entry_key("class3/2.jpg")),
         "id": "class3/2.jpg",
@@ -182,6 +184,7 @@ def test_geometry_shows_which_example_matched(index, serve, photos):
     form = upload(texture(5), path, keys=f'["{key}"]', rerank="true", k="3")
     results = client.post("/api/search", **form).json()
     assert results["reranked"] is True
+    assert 1 <= results["verified"] <= 47
     assert len(results["results"]) == 3
     best = results["results"][0]
     assert best["id"] == "class3/2.jpg"
@@ -575,9 +578,9 @@ def test_reranking_that_is_too_slow_leaves_the_results(index, serve, photos, mon
 
     real = engine.rerank_hits
 
-    def slow(*arguments):
+    def slow(*arguments, **limits):
         time.sleep(3)
-        return real(*arguments)
+        return real(*arguments, **limits)
 
     client = serve(index, limits=Limits(seconds=1.5))
     path = photos / "class3" / "2.jpg"

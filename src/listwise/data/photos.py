@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +32,15 @@ class Decoding(NamedTuple):
         min_side: allows a JPEG file to be decoded at a half, quarter or eighth of its size if its
             short side stays at least this long.
         thumbnail: also create a small JPEG file of each photo.
+        local: also encode local features. It is called with the photo or its box as it was
+            decoded, the left and top edge of the box, and the width before decoding divided by
+            the width after it.
     """
 
     max_side: int | None = None
     min_side: int | None = None
     thumbnail: bool = False
+    local: Callable[[Image.Image, tuple[int, int], float], bytes] | None = None
 
 
 class DecodedPhoto(NamedTuple):
@@ -47,6 +52,7 @@ class DecodedPhoto(NamedTuple):
         whole: width and height of the whole photo.
         corner: left and top edge of the box in the whole photo.
         thumbnail: content of a small JPEG file, empty if not requested.
+        local: encoded local features, empty if not requested.
     """
 
     pixels: Tensor
@@ -54,6 +60,7 @@ class DecodedPhoto(NamedTuple):
     whole: tuple[int, int]
     corner: tuple[int, int] = (0, 0)
     thumbnail: bytes = b""
+    local: bytes = b""
 
 
 class PhotoFile(NamedTuple):
@@ -97,7 +104,8 @@ class PhotoFile(NamedTuple):
         elif how.min_side is not None:
             size = whole
         small = thumbnail(photo) if how.thumbnail else b""
-        return DecodedPhoto(whole_image(photo, how.max_side), size, whole, corner, small)
+        local = how.local(photo, corner, size[0] / photo.width) if how.local else b""
+        return DecodedPhoto(whole_image(photo, how.max_side), size, whole, corner, small, local)
 
     def _bytes(self) -> bytes:
         return read_image_file(self.path) if self.content is None else self.content

@@ -43,7 +43,7 @@ def decode_photos(
 
     Args:
         files: the photos; this process reads a little ahead of what is used.
-        how: what to decode: size limits and thumbnails.
+        how: what to decode: size limits, thumbnails and local features.
         workers: maximum number of processes that read and decode; few or small files use fewer.
             0 decodes in this process, on demand. If a GPU decodes, the number of reading threads.
         device: a GPU that can decode JPEG files decodes the photos into its own memory, with small
@@ -52,7 +52,7 @@ def decode_photos(
     Yields:
         `DecodedPhoto` with pixels uint8 [3, H, W], or `ImageError`.
     """
-    if gpu_decodes(device):
+    if gpu_decodes(device) and how.local is None:  # a CPU computes local features
         chunks = decode_on_gpu(files, how, device, max(1, workers))
         return _on_own_stream(chunks, device) if device.type == "cuda" else _flat(chunks)
     return _decode_by_workers(files, how, workers)
@@ -67,7 +67,7 @@ def _decode_by_workers(
     loader = DataLoader(
         _Decoder(how),
         batch_sampler=_chunks(chain(sample, stream)),
-        num_workers=min(workers, _worthwhile_workers(sample, expected)),
+        num_workers=min(workers, _worthwhile_workers(sample, expected, how)),
         collate_fn=_pack,
         worker_init_fn=start_worker,
         generator=torch.Generator(),
@@ -89,10 +89,12 @@ def stop_workers(batches: Iterator[object]) -> None:
         batches._shutdown_workers()
 
 
-def _worthwhile_workers(sample: list[PhotoFile], expected: int) -> int:
+def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -> int:
     """Return the number of workers that minimises the time to start them and to decode."""
     if not sample:
         return 0
+    if how.local is not None:  # takes far longer than starting a worker
+        return math.ceil(len(sample) / CHUNK)
     known = sum(_file_bytes(file) for file in sample)
     if len(sample) == SAMPLE:
         known = known * max(expected, SAMPLE) // SAMPLE

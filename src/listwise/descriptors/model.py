@@ -46,6 +46,7 @@ class Described(NamedTuple):
         errors: a message for each photo that could not be read.
         sizes: widths and heights of the photos or their boxes, int32 [n, 2].
         thumbnails: a small JPEG file of each photo, empty if not requested.
+        local: encoded local features of each photo, empty if not requested.
     """
 
     descriptors: npt.NDArray[np.float32]
@@ -53,6 +54,7 @@ class Described(NamedTuple):
     errors: list[str]
     sizes: npt.NDArray[np.int32]
     thumbnails: list[bytes]
+    local: list[bytes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,13 +267,14 @@ class Model:
         settings: ExtractSettings,
         *,
         thumbnails: bool = False,
+        local: Callable[[Image.Image, tuple[int, int], float], bytes] | None = None,
         workers: int | None = None,
         on_progress: Callable[[int], object] = lambda count: None,
     ) -> Generator[Described, None, None]:
         """Describe photos part by part; the result of a part depends only on its own photos.
 
         `sizes` are the numbers of photos in the parts. `Described.kept` has positions within the
-        part.
+        part. `local` encodes local features, as in `Decoding`.
         """
         with (
             explain_lost_workers(),
@@ -280,7 +283,7 @@ class Model:
                     self.net,
                     files,
                     sizes,
-                    Decoding(settings.max_side, thumbnail=thumbnails),
+                    Decoding(settings.max_side, thumbnail=thumbnails, local=local),
                     describe=self._describing(settings),
                     workers=self._machine.workers() if workers is None else workers,
                     autocast=_autocast(settings),
@@ -291,7 +294,9 @@ class Model:
             for found in parts:
                 rows = self._whitened(found.descriptors)
                 shapes = np.array(found.sizes, dtype=np.int32).reshape(-1, 2)
-                yield Described(rows, found.kept, found.errors, shapes, found.thumbnails)
+                yield Described(
+                    rows, found.kept, found.errors, shapes, found.thumbnails, found.local
+                )
 
     def describe_photos(
         self, photos: Sequence[Image.Image], settings: ExtractSettings

@@ -1,18 +1,22 @@
 """Re-ranking: photos that share the query's geometry come first."""
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from listwise.data import Box, ImageError
+from listwise.local.compact import decode_features, verify_decoded
 from listwise.local.features import Features, hessian_affine, photo_features
 from listwise.local.verification import verify
 from listwise.machine import Machine
@@ -22,6 +26,8 @@ MINIMUM = 7
 """Minimum number of inliers for a match; fewer occur by chance."""
 
 _Key = tuple[str, Box | None, int, int]
+_NO_MATCHES = np.zeros((0, 4), np.float32)
+Result = TypeVar("Result")
 
 
 class PhotoPart(Protocol):
@@ -39,14 +45,15 @@ class RerankedEntry:
 
     Attributes:
         position: position of the entry in the list before.
-        inliers: number of features that it shares with the query photo.
+        inliers: number of features that it shares with the query photo; None if the entry was
+            not verified.
         photo: number of the query photo with most inliers; None if there are no inliers.
         matches: [m, 4], x, y in the query photo and x, y in the photo of the entry, in pixels of
             the upright whole photos.
     """
 
     position: int
-    inliers: int
+    inliers: int | None
     photo: int | None
     matches: NDArray[np.float32]
 
@@ -82,36 +89,55 @@ class Reranker:
         self._limit = cache_bytes
         self._cache: OrderedDict[_Key, Features] = OrderedDict()
         self._lock = threading.Lock()
-        self._workers = workers or Machine.detect("cpu").cores
+        # Its threads outlive a call: one that has run out of time does not wait for them.
+        self._pool = ThreadPoolExecutor(workers or Machine.detect("cpu").cores, "verify")
+
+    def close(self) -> None:
+        """Stop the threads, without waiting for them."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def rerank(
         self,
         queries: Sequence[Image.Image],
         entries: Sequence[PhotoPart],
         boxes: Sequence[Box | None] | None = None,
+        *,
+        stored: Sequence[bytes | None] = (),
+        until: float | None = None,
+        finished: threading.Event | None = None,
     ) -> list[RerankedEntry]:
         """Verify the first 100 entries against the queries and order them by inliers.
 
-        An entry gets the inliers of its best query photo. Entries whose photo cannot be read keep
-        their place.
+        An entry gets the inliers of its best query photo. Entries that were not verified, because
+        their photo cannot be read or the time was over, keep their place.
 
         Args:
             queries: upright photos of the same object.
             entries: the ranked list.
             boxes: part of each query photo to use; None is the whole photo.
+            stored: local features of the entries that `compact_features` encoded; the features
+                of entries without them are computed from their photos.
+            until: time of `time.monotonic` at which to return what was verified until then.
+            finished: stop verifying when this event is set.
         """
         parts = [None] * len(queries) if boxes is None else boxes
-        with ThreadPoolExecutor(self._workers) as pool:
-            sought = list(pool.map(_query_features, queries, parts))
-            compared = list(
-                pool.map(lambda i: self._compare(sought, i, entries[i]), range(len(entries[:TOP])))
-            )
-        readable = [found for found in compared if found is not None]
-        order = rerank_by_inliers(range(len(readable)), [found.inliers for found in readable])
-        verified = iter([readable[i] for i in order])
+        stop = _Stop(math.inf if until is None else until, finished or threading.Event())
+        pairs = zip(queries, parts, strict=True)
+        sought = [self._pool.submit(_query_features, *pair) for pair in pairs]
+        features = [found for found in _results_until(sought, stop) if found is not None]
+        compared: list[RerankedEntry | None] = [None] * len(entries)
+        if len(features) == len(queries):
+            tasks = [
+                self._pool.submit(self._compare, features, position, entry, code, stop)
+                for position, (entry, code) in enumerate(zip_longest(entries[:TOP], stored[:TOP]))
+            ]
+            compared[: len(tasks)] = _results_until(tasks, stop)
+        verified = [found for found in compared if found is not None]
+        order = rerank_by_inliers(range(len(verified)), [found.inliers or 0 for found in verified])
+        ordered = iter([verified[i] for i in order])
         return [
-            next(verified) if i < TOP and compared[i] is not None else _not_verified(i)
-            for i in range(len(entries))
+            _not_verified(position) if found is None else next(ordered)
+            for position, found in enumerate(compared)
         ]
 
     def features(self, entry: PhotoPart) -> Features:
@@ -135,20 +161,49 @@ class Reranker:
         return features
 
     def _compare(
-        self, queries: Sequence[Features], position: int, entry: PhotoPart
+        self,
+        queries: Sequence[Features],
+        position: int,
+        entry: PhotoPart,
+        code: bytes | None,
+        stop: "_Stop",
     ) -> RerankedEntry | None:
-        """Verify an entry against all queries, keep the best; None if its photo is unreadable."""
+        """Verify an entry against all queries, keep the best; None if that is not possible."""
+        if stop.reached():
+            return None
         try:
-            features = self.features(entry)
+            features = decode_features(code) if code else self.features(entry)
         except ImageError:
             return None
-        best = _not_verified(position)
+        best = RerankedEntry(position, 0, None, _NO_MATCHES)
         for number, query in enumerate(queries):
-            found = verify(query, features)
-            if found.inliers > best.inliers:
+            if stop.reached():
+                return None
+            found = verify_decoded(query, features) if code else verify(query, features)
+            if found.inliers > (best.inliers or 0):
                 matches = np.concatenate([found.query_points, found.points], axis=1)
                 best = RerankedEntry(position, found.inliers, number, matches)
         return best
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """When to stop: at a time of `time.monotonic`, or when an event is set."""
+
+    until: float
+    finished: threading.Event
+
+    def reached(self) -> bool:
+        return self.finished.is_set() or time.monotonic() > self.until
+
+
+def _results_until(tasks: Sequence["Future[Result]"], stop: _Stop) -> list["Result | None"]:
+    """Return the results of tasks; None for those that are not done in time."""
+    timeout = None if stop.until == math.inf else max(0.0, stop.until - time.monotonic())
+    done = wait(tasks, timeout).done
+    for task in tasks:
+        task.cancel()
+    return [task.result() if task in done else None for task in tasks]
 
 
 def _query_features(photo: Image.Image, box: Box | None) -> Features:
@@ -161,4 +216,4 @@ def _query_features(photo: Image.Image, box: Box | None) -> Features:
 
 
 def _not_verified(position: int) -> RerankedEntry:
-    return RerankedEntry(position, 0, None, np.zeros((0, 4), np.float32))
+    return RerankedEntry(position, None, None, _NO_MATCHES)

@@ -82,8 +82,11 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
     )
 
 
-def nearest_pairs(query: Float32, other: Float32) -> Pairs:
-    """Return the mutual nearest neighbours of unit descriptors that pass the ratio test: [m, 2]."""
+def nearest_pairs(query: Float32, other: Float32, max_ratio: float = MAX_RATIO) -> Pairs:
+    """Return the mutual nearest neighbours of unit descriptors that pass the ratio test: [m, 2].
+
+    `max_ratio` is the maximum ratio of the distances to the nearest and second nearest feature.
+    """
     if len(query) < 2 or len(other) < 2:
         return np.zeros((0, 2), np.int64)
     pairs, products = _mutual_nearest(query, other)
@@ -92,7 +95,7 @@ def nearest_pairs(query: Float32, other: Float32) -> Pairs:
     block[np.arange(len(pairs)), pairs[:, 1]] = -1
     # These are half the squared distances; rounding must not make them negative.
     gap, next_gap = np.maximum(1 - first, 0), np.maximum(1 - block.max(axis=1), 0)
-    clear: Pairs = pairs[gap < MAX_RATIO**2 * next_gap]
+    clear: Pairs = pairs[gap < max_ratio**2 * next_gap]
     return clear
 
 
@@ -215,14 +218,18 @@ def _best(
     none: NDArray[np.bool_] = np.zeros(len(pair_errors.start), bool)
     if not len(hypotheses):
         return None, none
-    counts = np.concatenate(
-        [
-            (pair_errors.errors(part) <= 1).sum(axis=1)
-            for part in np.array_split(hypotheses, len(hypotheses) // 256 + 1)
-        ]
-    )
+    parts = np.array_split(hypotheses, len(hypotheses) // 256 + 1)
+    numbers = [
+        [(errors <= limit).sum(axis=1) for limit in (1, 4)]
+        for errors in map(pair_errors.errors, parts)
+    ]
+    counts, near = np.concatenate(numbers, axis=1)
+    # With fewer pairs than these, none of the fits below is possible.
+    usable = (near >= 3) | (counts >= MIN_HOMOGRAPHY_INLIERS)
     best, most, inliers = None, 0, none
     for number in np.argsort(-counts, kind="stable")[:REFINED_HYPOTHESES]:
+        if not usable[number]:
+            continue
         transform = hypotheses[number]
         for fit in (_affine, _affine, _homography, _homography):
             found = pair_errors.errors(transform[None])[0] <= (4 if fit is _affine else 1)

@@ -30,6 +30,7 @@ class EmbeddedPhotos(NamedTuple):
         errors: one message for each other photo.
         sizes: the widths and heights of the n photos (or of their boxes) before any reduction.
         thumbnails: the thumbnails of the n photos; empty bytes if none were requested.
+        local: the encoded local features of the n photos; empty bytes if not requested.
     """
 
     descriptors: Tensor
@@ -37,6 +38,7 @@ class EmbeddedPhotos(NamedTuple):
     errors: list[str]
     sizes: list[tuple[int, int]]
     thumbnails: list[bytes]
+    local: list[bytes]
 
 
 def embed_photos(
@@ -179,6 +181,7 @@ def embed_decoded(
         [errors[i] for i in sorted(errors)],
         [found[i][1].size for i in kept],
         [found[i][1].thumbnail for i in kept],
+        [found[i][1].local for i in kept],
     )
 
 

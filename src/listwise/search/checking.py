@@ -14,7 +14,7 @@ from listwise.descriptors import Model
 from listwise.descriptors.extract import PART
 from listwise.search.checksums import EntryCheck
 from listwise.search.entries import Entry, NewEntries, in_parts
-from listwise.search.filling import settings_here, thumbnail_from_photo
+from listwise.search.filling import local_from_photo, settings_here, thumbnail_from_photo
 from listwise.search.store import Store
 
 _PART = 256  # entries whose thumbnails or checksums are written in one step
@@ -34,6 +34,7 @@ class CheckResult:
         descriptors: entries with a damaged descriptor.
         values: entries whose id, path, size, box, digest or attributes are damaged.
         thumbnails: entries with a damaged thumbnail.
+        local: entries with damaged local features.
         missing: entries whose photo does not exist any more. Search does not need it.
         changed: entries whose photo has other content than when it was added.
         repaired: files and entries that were repaired.
@@ -49,6 +50,7 @@ class CheckResult:
     descriptors: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
     thumbnails: list[str] = field(default_factory=list)
+    local: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)
@@ -58,13 +60,16 @@ class CheckResult:
     @property
     def damaged(self) -> int:
         """The number of damaged files and entries that were found."""
-        return len({*self.files, *self.descriptors, *self.values, *self.thumbnails})
+        return len(self._damage())
 
     @property
     def ok(self) -> bool:
         """Whether the index can be used: nothing is damaged, or everything was repaired."""
-        found = {*self.files, *self.descriptors, *self.values, *self.thumbnails}
-        return found <= {*self.repaired, *self.removed}
+        return self._damage() <= {*self.repaired, *self.removed}
+
+    def _damage(self) -> set[str]:
+        """Names of damaged files and entries."""
+        return {*self.files, *self.descriptors, *self.values, *self.thumbnails, *self.local}
 
 
 def check_store(
@@ -116,6 +121,8 @@ def _record(result: CheckResult, found: EntryCheck) -> None:
         result.descriptors.append(found.name)
     if not found.thumbnail:
         result.thumbnails.append(found.name)
+    if not found.local:
+        result.local.append(found.name)
 
 
 def _photo_exists(entry: Entry) -> str:
@@ -154,11 +161,31 @@ def _repair_entries(
         for new in _described(store, open_model(), usable, result):
             store.put(new)
             result.repaired += [entry.id for entry in new.entries]
-    pictures = [found.entry for found in damaged if found.entry and found.descriptor]
-    for part in in_parts(pictures, _PART):
-        rows = store.vectors(np.array([entry.key for entry in part], np.int64))
-        store.put(NewEntries(part, rows, [thumbnail_from_photo(entry) for entry in part]))
-        result.repaired += [entry.id for entry in part]
+    others = [found for found in damaged if found.entry and found.descriptor]
+    for part in in_parts(others, _PART):
+        entries = [found.entry for found in part]
+        rows = store.vectors(np.array([entry.key for entry in entries], np.int64))
+        small = [
+            (store.thumbnail(found.entry.key) or b"")
+            if found.thumbnail
+            else thumbnail_from_photo(found.entry)
+            for found in part
+        ]
+        store.put(NewEntries(entries, rows, small, _local_codes(store, part)))
+        result.repaired += [entry.id for entry in entries]
+
+
+def _local_codes(store: Store, damaged: Sequence[EntryCheck]) -> list[bytes]:
+    """The local features of entries, computed again where they are damaged."""
+    if not store.header.local:
+        return []
+    entries = [found.entry for found in damaged if found.entry]
+    sound = [found.entry.key for found in damaged if found.entry and found.local]
+    known = store.local(sound)
+    return [
+        known.get(entry.key, b"") if entry.key in sound else local_from_photo(entry)
+        for entry in entries
+    ]
 
 
 def _described(
@@ -182,4 +209,4 @@ def _described(
                 for found, entry, new in zip(done, entries, part.thumbnails, strict=True)
             ]
             result.lost += [found.name for found in some if found not in done]
-            yield NewEntries(entries, part.descriptors, small)
+            yield NewEntries(entries, part.descriptors, small, _local_codes(store, done))

@@ -20,6 +20,8 @@ from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, fr
 
 SUMS = ("descriptor_sum", "entry_sum", "thumbnail_sum")
 """Names of the checksum columns, in every engine."""
+LOCAL_SUM = "local_sum"
+"""Name of the column with the size and checksum of local features."""
 
 _VALUES = ("id", "path", "width", "height", "box", "digest", "attributes")
 _NORM = 0.01  # a unit descriptor has a norm of 1 within this
@@ -39,6 +41,7 @@ class EntryCheck:
         entry: the entry; None if one of its values is damaged.
         descriptor: whether its descriptor is sound.
         thumbnail: whether its thumbnail is sound.
+        local: whether its local features are sound, or it has none.
         verified: whether checksums are stored for it.
     """
 
@@ -47,12 +50,13 @@ class EntryCheck:
     entry: Entry | None
     descriptor: bool
     thumbnail: bool
+    local: bool
     verified: bool
 
     @property
     def sound(self) -> bool:
         """Whether no part of the entry is damaged."""
-        return self.entry is not None and self.descriptor and self.thumbnail
+        return self.entry is not None and self.descriptor and self.thumbnail and self.local
 
 
 def damage(uri: str, what: str) -> DamagedIndexError:
@@ -103,6 +107,17 @@ def entry_sum(row: Mapping[str, Any]) -> int:
 def thumbnail_sum(key: int, thumbnail: bytes | None) -> int:
     """The checksum of an entry's thumbnail and key."""
     return zlib.crc32(thumbnail or b"", key & 0xFFFFFFFF)
+
+
+def local_sum(key: int, local: bytes) -> int:
+    """The size of an entry's local features in the upper half, a checksum in the lower half."""
+    return len(local) << 32 | zlib.crc32(local, key & 0xFFFFFFFF)
+
+
+def check_local(uri: str, key: int, local: bytes, stored: int) -> None:
+    """Refuse local features that are not those that were written."""
+    if local_sum(key, local) != stored:
+        raise damage(uri, f"the checksum of the local features of entry {key} does not match")
 
 
 def new_sums(new: NewEntries) -> dict[str, list[int]]:
@@ -166,11 +181,16 @@ def _sound_thumbnail(key: int, thumbnail: bytes | None, stored: int | None) -> b
     return stored is None or stored == thumbnail_sum(key, thumbnail)
 
 
+def _sound_local(key: int, local: bytes | None, stored: int | None) -> bool:
+    return stored is None or stored == local_sum(key, local or b"")
+
+
 def examine_rows(
     places: Sequence[int],
     rows: Sequence[Mapping[str, Any]] | None,
     sound: Sequence[bool] | None,
     thumbnails: Sequence[tuple[bytes | None, int | None]] | None,
+    local: Sequence[tuple[bytes | None, int | None]] | None,
 ) -> list[EntryCheck]:
     """Compare n entries, as they are stored, with their checksums.
 
@@ -179,6 +199,8 @@ def examine_rows(
         rows: the values of each entry with its `entry_sum`; None if they cannot be read.
         sound: whether each descriptor is sound; None if descriptors cannot be read.
         thumbnails: each thumbnail with its checksum; None if they cannot be read.
+        local: local features of each entry with their checksum, which is None for an entry
+            without them; None if they cannot be read.
     """
     found = []
     for number, place in enumerate(places):
@@ -192,6 +214,7 @@ def examine_rows(
                 entry=entry,
                 descriptor=sound is not None and bool(sound[number]),
                 thumbnail=thumbnails is not None and _sound_thumbnail(key, *thumbnails[number]),
+                local=local is not None and _sound_local(key, *local[number]),
                 verified=row.get("entry_sum") is not None,
             )
         )

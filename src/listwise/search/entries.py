@@ -100,8 +100,10 @@ class NewEntries:
         entries: n entries.
         descriptors: their descriptors, float32 [n, C].
         thumbnails: n JPEG files as bytes; empty for an entry without a thumbnail.
+        local: n codes of local features, empty for an entry without them; or no codes at all.
     """
 
     entries: Sequence[Entry]
     descriptors: Float32
     thumbnails: Sequence[bytes]
+    local: Sequence[bytes] = ()

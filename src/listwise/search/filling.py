@@ -10,8 +10,9 @@ from itertools import repeat
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from listwise.data import ImageError, Images, PhotoFile
+from listwise.data import Decoding, ImageError, Images, PhotoFile, decode_photos
 from listwise.data.catalog import photos_of
 from listwise.data.given import image_files, is_one_photo
 from listwise.data.photos import THUMBNAIL_SIDE, thumbnail
@@ -20,13 +21,16 @@ from listwise.descriptors.extract import PART
 from listwise.descriptors.settings import ExtractSettings
 from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
-from listwise.search.entries import Entry, NewEntries
+from listwise.machine import core_count
+from listwise.search.entries import Entry, NewEntries, in_parts
 from listwise.search.store import Store
 
 # Photos looked up together: at most this many, and about this many bytes, held in memory.
 WINDOW = 8192
 WINDOW_BYTES = 2**28
 READ = 64  # files read together
+LOCAL_PART = 256  # entries whose local features are written in one step
+LARGE = 1024  # a JPEG file is decoded at a fraction of its size if its sides stay this long
 
 NewPhoto = tuple[Entry, PhotoFile]
 """A new entry, and its file with the content."""
@@ -44,7 +48,7 @@ class Added:
     Attributes:
         added: new entries.
         replaced: entries whose file has new content.
-        updated: entries whose path or attributes have changed.
+        updated: entries whose path or attributes have changed, or that got local features.
         unchanged: entries that were already in the index.
         copies: photos with the content of another entry, which were not added.
         errors: one line for each photo that could not be added.
@@ -124,6 +128,7 @@ def add_photos(
                 repeat(size),
                 settings_here(store, model, max_side),
                 thumbnails=thumbnails,
+                local=_encoder(store),
                 workers=workers,
                 on_progress=on_progress,
             )
@@ -134,7 +139,7 @@ def add_photos(
             new = [part[position] for position in found.kept]
             if new:
                 entries = [entry for entry, _ in new]
-                store.put(NewEntries(entries, found.descriptors, found.thumbnails))
+                store.put(NewEntries(entries, found.descriptors, found.thumbnails, found.local))
             result.errors += found.errors
             for entry, known in new:
                 (result.replaced if known else result.added).append(entry.id)
@@ -234,12 +239,78 @@ def add_descriptors(
             small = (
                 list(pool.map(thumbnail_from_photo, entries)) if thumbnails else [b""] * len(rows)
             )
-            store.put(NewEntries(entries, rows, small))
+            local = list(pool.map(local_from_photo, entries)) if store.header.local else []
+            store.put(NewEntries(entries, rows, small, local))
             for entry in entries:
                 (result.replaced if entry.key in known else result.added).append(entry.id)
             on_progress(len(rows))
             start = stop
     return result
+
+
+def add_local_features(
+    store: Store,
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> Added:
+    """Store the local features of all entries without them, and of photos that are added later.
+
+    They are committed part by part, so the same call resumes after an interruption.
+
+    Args:
+        store: the store of an index.
+        workers: the number of processes; one per core by default.
+        on_progress: called with the number of entries that were just processed.
+    """
+    store.store_local()
+    result = Added()
+    if workers is None:
+        workers = core_count()
+    for keys in in_parts(store.without_local(), LOCAL_PART):
+        done: list[tuple[Entry, bytes]] = []
+        how = Decoding(THUMBNAIL_SIDE, LARGE, local=_encoder(store))
+        known = list(store.get(keys).values())
+        changed = [entry for entry in known if not _file_unchanged(entry)]
+        result.errors += [
+            f"{entry.path}: missing or changed since it was added" for entry in changed
+        ]
+        on_progress(len(changed))
+        entries = [entry for entry in known if entry not in changed]
+        with closing(decode_photos(map(_file_of, entries), how, workers)) as photos:
+            for entry, photo in zip(entries, photos, strict=True):
+                if isinstance(photo, ImageError):
+                    result.errors.append(str(photo))
+                else:
+                    done.append((entry, photo.local))
+                on_progress(1)
+        store.put_local([entry for entry, _ in done], [local for _, local in done])
+        result.updated += [entry.id for entry, _ in done]
+    return result
+
+
+def local_from_photo(entry: Entry) -> bytes:
+    """Encode the local features of the photo of an entry; empty if it cannot be read."""
+    from listwise.local.compact import compact_features
+
+    how = Decoding(THUMBNAIL_SIDE, LARGE, local=compact_features)
+    try:
+        return _file_of(entry).decode(how).local
+    except ImageError:
+        return b""
+
+
+def _file_of(entry: Entry) -> PhotoFile:
+    return PhotoFile(entry.path, entry.box)
+
+
+def _encoder(store: Store) -> Callable[[Image.Image, tuple[int, int], float], bytes] | None:
+    """The function that encodes local features; None for an index without them."""
+    if not store.header.local:
+        return None
+    from listwise.local.compact import compact_features
+
+    return compact_features
 
 
 def settings_here(store: Store, model: Model, max_side: int | None = None) -> ExtractSettings:
@@ -311,7 +382,7 @@ def _elsewhere(present: Entry, entry: Entry) -> bool:
 def _file_unchanged(entry: Entry) -> bool:
     """Whether the file of an entry still has the same content."""
     try:
-        return PhotoFile(entry.path, entry.box).digest() == entry.digest
+        return entry.digest in ("", PhotoFile(entry.path, entry.box).digest())
     except ImageError:
         return False
 
@@ -323,7 +394,9 @@ def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
     keys = [old.key for old, _ in moves]
     small = [store.thumbnail(key) or b"" for key in keys]
     new = [entry for _, entry in moves]
-    moved = NewEntries(new, store.vectors(np.array(keys, np.int64)), small)
+    codes = store.local(keys)
+    local = [codes.get(key, b"") for key in keys]
+    moved = NewEntries(new, store.vectors(np.array(keys, np.int64)), small, local)
     # Remove first: after a kill in between, the next run finds new photos and no duplicates.
     store.remove(sorted(set(keys) - {entry.key for entry in new}))
     store.put(moved)

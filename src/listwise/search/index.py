@@ -25,6 +25,7 @@ from listwise.search.filling import (
     Added,
     Sources,
     add_descriptors,
+    add_local_features,
     add_photos,
     open_sources,
     settings_here,
@@ -103,6 +104,9 @@ class Index:
 
     def close(self) -> None:
         """Close files and connections."""
+        if self._reranker is not None:
+            self._reranker.close()
+            self._reranker = None
         self.store.close()
 
     def info(self) -> dict[str, Any]:
@@ -114,6 +118,7 @@ class Index:
         photos: Sources,
         *,
         thumbnails: bool = True,
+        local: bool = False,
         root: str | Path | None = None,
         workers: int | None = None,
         progress: bool | None = None,
@@ -128,6 +133,8 @@ class Index:
                 descriptor file of `listwise.descriptors.extract`, or a list of these. Columns of
                 a table other than path and box become attributes of its photos.
             thumbnails: store a thumbnail of each photo.
+            local: store local features of these photos and of all that are added later, at most
+                40 kB each, so that re-ranking is fast and does not read the photos.
             root: the folder that the ids of a descriptor file are relative to.
             workers: the number of processes that decode; chosen from the cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
@@ -137,6 +144,8 @@ class Index:
             that could not be read.
         """
         total = Added()
+        if local:
+            self.store.store_local()
         for source in open_sources(photos):
             with counting("adding", len(source), progress) as advance:
                 if isinstance(source, DescriptorFile):
@@ -155,6 +164,26 @@ class Index:
             for name, ids in vars(found).items():
                 getattr(total, name).extend(ids)
         return total
+
+    def add_local_features(
+        self, *, workers: int | None = None, progress: bool | None = None
+    ) -> Added:
+        """Store local features of all entries that have none, and of photos added later.
+
+        Re-ranking is then fast and does not read the photos. Features are committed part by part,
+        so the same call resumes after an interruption.
+
+        Args:
+            workers: the number of processes; one per core by default.
+            progress: show a progress bar; by default on a terminal, for more than a few photos.
+
+        Returns:
+            The ids that were updated, and a line for each photo that could not be read.
+        """
+        self.store.store_local()
+        missing = len(self) - self.store.count_local()[0]
+        with counting("extracting", missing, progress) as advance:
+            return add_local_features(self.store, workers=workers, on_progress=advance)
 
     def search(
         self,
@@ -182,8 +211,8 @@ class Index:
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
             expand: expand the query with its nearest neighbours (αQE).
-            rerank: re-rank the first 100 hits by spatial verification; their files must be
-                readable.
+            rerank: re-rank the first 100 hits by spatial verification. Unless the index has
+                local features, their files must be readable.
             exclude: ids or keys of entries that are not returned.
             where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
             min_score: the minimum score of a hit.
@@ -363,7 +392,7 @@ class Index:
 
         if self._reranker is None:
             self._reranker = Reranker()
-        return rerank_hits(self._reranker, photos, hits, boxes, until)
+        return rerank_hits(self._reranker, photos, hits, boxes, until, store=self.store)
 
     def _described(
         self, query: Any, box: Any

@@ -1,19 +1,15 @@
 """Re-rank hits by matching points, within a time limit if one is given."""
 
-import time
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
 
 from PIL import Image
 
-from listwise.data.images import Box, ImageError
+from listwise.data.images import Box
 from listwise.local.rerank import TOP, Reranker
-from listwise.machine import core_count
-from listwise.search.entries import Entry
 from listwise.search.hits import Hit
+from listwise.search.store import Store
 
 
 def rerank_hits(
@@ -22,6 +18,8 @@ def rerank_hits(
     hits: Sequence[Hit],
     boxes: Sequence[Box | None] | None = None,
     until: float | None = None,
+    finished: threading.Event | None = None,
+    store: Store | None = None,
 ) -> list[Hit]:
     """Re-rank the first 100 hits by spatial verification with the query photos.
 
@@ -30,34 +28,31 @@ def rerank_hits(
         photos: upright query photos.
         hits: hits, best first.
         boxes: the part of each query photo to use, x0, y0, x1, y1 in pixels, or None for all.
-        until: finish before this time of `time.monotonic`. Hits for which the time does not
-            suffice keep their order; since features are cached, the next call verifies more.
+        until: return before this time of `time.monotonic`, with what was verified until then;
+            since features are cached, the next call verifies more.
+        finished: stop verifying when this event is set.
+        store: the store of the index, which may hold local features of the entries.
 
     Returns:
-        All hits: those that were verified by their number of inliers, then the others.
+        All hits. Those that were verified have `inliers` and are sorted by them; the others keep
+        their place.
     """
     entries = [hit.entry for hit in hits[:TOP]]
-    if until is not None:
-        entries = entries[: max(1, TOP // max(1, len(photos)))]
-        entries = entries[: _count_in_time(reranker, entries, until)]
-    verified = [
-        replace(hits[each.position], inliers=each.inliers, matches=each.matches, photo=each.photo)
-        for each in reranker.rerank(photos, entries, boxes)
+    known = {} if store is None else store.local([entry.key for entry in entries])
+    reranked = reranker.rerank(
+        photos,
+        entries,
+        boxes,
+        stored=[known.get(entry.key) for entry in entries],
+        until=until,
+        finished=finished,
+    )
+    found = [
+        hits[each.position]
+        if each.inliers is None
+        else replace(
+            hits[each.position], inliers=each.inliers, matches=each.matches, photo=each.photo
+        )
+        for each in reranked
     ]
-    return [*verified, *hits[len(verified) :]]
-
-
-def _count_in_time(reranker: Reranker, entries: Sequence[Entry], until: float) -> int:
-    """Extract features for two thirds of the time, and count the entries that have them."""
-    now = time.monotonic()
-    stop = now + (until - now) * 2 / 3
-
-    def ready(entry: Entry) -> bool:
-        if time.monotonic() > stop:
-            return False
-        with suppress(ImageError):
-            reranker.features(entry)
-        return True
-
-    with ThreadPoolExecutor(core_count()) as pool:
-        return sum(1 for _ in takewhile(bool, pool.map(ready, entries)))
+    return [*found, *hits[len(found) :]]

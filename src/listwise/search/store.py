@@ -30,6 +30,7 @@ class IndexHeader(FileHeader):
         dim: the dimensions C of a descriptor.
         settings: how descriptors are computed.
         calibration: the calibration of the model when the index was created, if it had one.
+        local: whether local features of added photos are stored.
     """
 
     model: str
@@ -39,6 +40,7 @@ class IndexHeader(FileHeader):
     dim: int = Field(ge=1)
     settings: ExtractSettings = ExtractSettings()
     calibration: Calibration | None = None
+    local: bool = False
 
     def check(self, model: str, where: str) -> None:
         """Refuse the descriptors of another model."""
@@ -164,6 +166,29 @@ class Store(ABC):
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
 
     @abstractmethod
+    def store_local(self) -> None:
+        """Store local features of photos from now on; the header says so."""
+
+    @abstractmethod
+    def local(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """Return the encoded local features of entries; entries without them are left out."""
+
+    @abstractmethod
+    def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
+        """Write the local features of n entries in one step.
+
+        Entries that were removed or replaced meanwhile are left out.
+        """
+
+    @abstractmethod
+    def without_local(self) -> list[int]:
+        """Return the keys of the entries without local features."""
+
+    @abstractmethod
+    def count_local(self) -> tuple[int, int]:
+        """Return the number of entries with local features, and the bytes of all of them."""
+
+    @abstractmethod
     def search(
         self, queries: ArrayLike, k: int, /, where: Filter | None = None
     ) -> tuple[Float32, Keys]:
@@ -240,9 +265,17 @@ class Store(ABC):
             "whitened": header.whitened,
             "calibrated": header.calibration is not None,
             "settings": header.settings.model_dump(mode="json"),
+            "local": self._local_facts(),
             "version": header.listwise,
             **self.facts(),
         }
+
+    def _local_facts(self) -> dict[str, int] | None:
+        """What `info` shows about local features; None for an index without them."""
+        if not self.header.local:
+            return None
+        entries, size = self.count_local()
+        return {"entries": entries, "bytes": size}
 
     def __enter__(self) -> Self:
         return self

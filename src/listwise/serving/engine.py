@@ -1,6 +1,5 @@
 """Searches from photos and keys to hits, in batches and within the limits."""
 
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,8 @@ from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
 REFRESH_SECONDS = 1.0
+# Re-ranking ends a tenth of the time limit before it, so that the answer is sent in time.
+ANSWER_SHARE = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,36 +224,33 @@ class Engine:
                 continue
         if not loaded:
             return list(found.hits)
-        self._reranker.finished = request.finished
         images = [photo.image for _, photo in loaded]
-        remaining = found.until - time.monotonic()
-        self._reranker.until = found.until - remaining / 10
-        planned = found.until - remaining / 4
-        hits = rerank_hits(self._reranker, images, found.hits, None, planned)
+        until = found.until - self.limits.seconds / ANSWER_SHARE
+        hits = rerank_hits(
+            self._reranker,
+            images,
+            found.hits,
+            until=until,
+            finished=request.finished,
+            store=self.index.store,
+        )
         return [_placed(hit, loaded) for hit in hits]
 
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._reranker.close()
 
 
 class _BoundedReranker(Reranker):
-    """Decodes photos of the index within the budget, and only while their request needs them.
-
-    After `until`, and once `finished` is set, entries are left where they are. The server has one
-    thread that re-ranks, so these belong to one request at a time.
-    """
+    """Decodes photos of the index within the budget."""
 
     def __init__(self, decoding: PixelBudget) -> None:
         super().__init__(FEATURE_BYTES)
-        self.finished = threading.Event()
-        self.until = math.inf
         self._decoding = decoding
 
     def features(self, entry: PhotoPart) -> Features:
         """Features of an entry's photo, from memory if they are there."""
-        if self.finished.is_set() or time.monotonic() > self.until:
-            raise ImageError(entry.path, "no time to verify it")
         pixels = check_pixels(entry.path, self._decoding.limit)
         with self._decoding.reserve(pixels):
             return super().features(entry)

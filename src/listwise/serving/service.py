@@ -23,7 +23,7 @@ from listwise.search.filters import Facet, count_facets
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.store import Store
-from listwise.serving.batching import Batcher, Client, TooLateError
+from listwise.serving.batching import Batcher, Client, QueueFullError, TooLateError
 from listwise.serving.decoding import check_pixels
 from listwise.serving.engine import Engine, RerankRequest, SearchRequest
 from listwise.serving.fields import BadRequestError
@@ -104,8 +104,6 @@ class Service:
         try:
             # Refuse before the work on the photos begins.
             queue.check_room(client.address)
-            if request.rerank:
-                self._reranks.check_room(client.address)
             cost = await to_thread.run_sync(self._engine.check, request.photos) or 1.0
             size = max(1, len(request.photos))
             hits = await queue.result(
@@ -115,20 +113,19 @@ class Service:
                 hits = await self._rerank(RerankRequest(request, hits, until), client)
         finally:
             request.finished.set()
-        reranked = any(hit.inliers is not None for hit in hits)
+        verified = sum(hit.inliers is not None for hit in hits)
         end = request.start + request.k
         more = len(hits) > end and end < self.limits.results
         page = hits[request.start : end]
-        return Answer.of(page, time.monotonic() - started, request.expand, reranked, more)
+        return Answer.of(page, time.monotonic() - started, request.expand, verified, more)
 
     async def _rerank(self, found: RerankRequest, client: Client) -> list[Hit]:
         """Re-rank hits; if the server is too slow for that, they stay as they are."""
-        job = self._reranks.submit(found, owner=client.address)
         try:
-            hits = await self._reranks.result(job, found.until, client)
-        except TooLateError:
-            hits = list(found.hits)
-        return hits
+            job = self._reranks.submit(found, owner=client.address)
+            return await self._reranks.result(job, found.until, client)
+        except (TooLateError, QueueFullError):
+            return list(found.hits)
 
     async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
         """Add photos to the index; once begun, this finishes even if the client disconnects."""

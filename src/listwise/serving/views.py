@@ -135,23 +135,29 @@ class Result(EntryView):
 
 
 class Answer(BaseModel):
-    """Results of a search, best first; `more` if a later `start` returns others."""
+    """Results of a search, best first; `more` if a later `start` returns others.
+
+    `verified` is the number of photos, of the first 100, that re-ranking has compared with the
+    query.
+    """
 
     milliseconds: float
     expanded: bool
     reranked: bool
+    verified: int
     more: bool
     results: list[Result]
 
     @staticmethod
     def of(
-        hits: Sequence[Hit], seconds: float, expanded: bool, reranked: bool, more: bool
+        hits: Sequence[Hit], seconds: float, expanded: bool, verified: int, more: bool
     ) -> "Answer":
         """The JSON of the results of a search."""
         return Answer(
             milliseconds=round(1000 * seconds, 2),
             expanded=expanded,
-            reranked=reranked,
+            reranked=verified > 0,
+            verified=verified,
             more=more,
             results=[Result.found(hit) for hit in hits],
         )

@@ -11,6 +11,7 @@ from listwise.errors import InputError
 
 BUILD = """Examples:
   listwise index build shop photos
+  listwise index build shop photos --local
   listwise index build shop photos.csv --model runs/a/model --memory 2GB
   listwise index build shop described.parquet --root photos --model runs/a/model
   listwise index build milvus://127.0.0.1:19530/shop photos --model resnet50
@@ -58,6 +59,10 @@ def build(
     recall: shared.Recall = None,
     root: Root = None,
     thumbnails: Thumbnails = True,
+    local: Annotated[
+        bool,
+        options.flag("--local", "Store local features, so that re-ranking takes less time."),
+    ] = False,
     device: options.Device = "auto",
     workers: options.Workers = None,
     json: options.AsJson = False,
@@ -83,7 +88,11 @@ def build(
         if len(opened):
             note(console, f"adding to an index of {shared.count_photos(len(opened))}: {index}")
         with stoppable():
-            added = opened.add(sources, root=root, thumbnails=thumbnails, workers=workers)
+            added = opened.add(
+                sources, root=root, thumbnails=thumbnails, local=local, workers=workers
+            )
+            if local:
+                opened.add_local_features(workers=workers)  # of entries that were there before
             if added.errors and not len(opened):
                 raise InputError(f"none of the photos can be read; the first: {added.errors[0]}")
             with console.status("choosing a search method"):

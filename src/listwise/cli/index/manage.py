@@ -1,16 +1,31 @@
-"""`listwise index tune`, `info` and `check`."""
+"""`listwise index local`, `tune`, `info` and `check`."""
 
 from functools import partial
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
 from listwise.cli import options
 from listwise.cli.index import shared
-from listwise.cli.output import note, open_console, print_json, print_result, stoppable
+from listwise.cli.output import (
+    note,
+    open_console,
+    print_json,
+    print_result,
+    stoppable,
+    warn_of_unreadable,
+)
 
+LOCAL = """Examples:
+  listwise index local shop
+  listwise index local shop --json
+
+Run the same command again to resume after an interruption. Photos that are added later get local
+features too.
+"""
 TUNE = """Examples:
   listwise index tune shop --recall 0.99
   listwise index tune shop --memory 2GB --milliseconds 20
@@ -27,6 +42,25 @@ CHECK = """Examples:
 
 The exit code is 1 if something is damaged and was not repaired.
 """
+
+
+def local(
+    index: options.IndexPlace, workers: options.Workers = None, json: options.AsJson = False
+) -> None:
+    """Store local features of the photos of an index, so that re-ranking takes less time."""
+    console = open_console(json)
+
+    from listwise.search import open_index
+
+    with open_index(index, create=False) as opened, stoppable():
+        found = opened.add_local_features(workers=workers)
+        facts, total = opened.info()["local"], shared.count_photos(len(opened))
+    if not json:
+        warn_of_unreadable(console, found.errors)
+    counts = {"updated": len(found.updated), "errors": found.errors, "local": facts}
+    done = f"stored local features of {shared.count_photos(len(found.updated))}"
+    has = f"{facts['entries']} of {total} have them, {decimal(facts['bytes'])}"
+    print_result(console, json, {"index": index, **counts}, f"{done}; {has}")
 
 
 def tune(

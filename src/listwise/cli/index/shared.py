@@ -30,6 +30,7 @@ FACTS = {
     "bytes": "size on disk",
     "dim": "dimensions",
     "intent": "limits",
+    "local": "local features",
     "method": "search method",
     "milliseconds": "latency (ms)",
     "recall": "recall@10",
@@ -71,6 +72,8 @@ def readable_fact(name: str, value: Any) -> str:
         return decimal(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "local":
+        return f"{value['entries']} photos, {decimal(value['bytes'])}"
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -109,6 +112,7 @@ _CHECKED = {
     "values": "entries with damaged values",
     "descriptors": "entries with a damaged descriptor",
     "thumbnails": "entries with a damaged thumbnail",
+    "local": "entries with damaged local features",
     "changed": "entries whose photo has changed",
     "missing": "entries whose photo does not exist",
     "repaired": "repaired",

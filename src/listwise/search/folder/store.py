@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.search.checksums import (
+    LOCAL_SUM,
     DamagedIndexError,
     EntryCheck,
     damage,
@@ -65,9 +66,9 @@ class FolderStore(Store):
 
     def __init__(self, folder: Path, header: IndexHeader, table: EntryTable) -> None:
         self.uri = str(folder)
-        self.header = header
         self._folder = folder
         self._table = table
+        self.header = self._with_local(header)
         self._changes = threading.RLock()  # guards changes of the table and the mirror
         self._making = threading.RLock()  # guards the creation of a mirror; acquired first
         self._mirror: Mirror[DescriptorSearch] | None = None  # read when it is first needed
@@ -184,6 +185,35 @@ class FolderStore(Store):
     def thumbnail(self, key: int) -> bytes | None:
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
         return self._table.thumbnail(key) if possible_keys([key]) else None
+
+    def store_local(self) -> None:
+        """Store local features of photos from now on; the header says so."""
+        if self.header.local:
+            return
+        with self._commit():
+            self._table.add_local_columns()
+        self.header = self._with_local(self.header)
+
+    def local(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """Return the encoded local features of entries; entries without them are left out."""
+        return self._table.local(possible_keys(keys))
+
+    def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
+        """Write the local features of n entries in one commit."""
+        keys = [entry.key for entry in entries]
+        digests = {entry.key: entry.digest for entry in entries}
+        if keys:
+            with self._commit():
+                self._table.put_local(digests, dict(zip(keys, local, strict=True)))
+
+    def without_local(self) -> list[int]:
+        """Return the keys of the entries without local features."""
+        return self._table.without_local()
+
+    def count_local(self) -> tuple[int, int]:
+        """Return the number of entries with local features, and the bytes of all of them."""
+        sums = self._table.local_sums()
+        return len(sums), int((sums >> 32).sum())
 
     def search(
         self, queries: ArrayLike, k: int, /, where: Filter | None = None
@@ -309,11 +339,19 @@ class FolderStore(Store):
         if mirror is not None and self._table.version != mirror.seen:
             with self._changes:
                 mirror.catch_up(self._table)
+            self.header = self._with_local(self.header)
 
     def close(self) -> None:
         """Release memory."""
         with self._changes:
             self._mirror = None
+
+    def _with_local(self, header: IndexHeader) -> IndexHeader:
+        """The header, where `local` is whether the table has columns for local features.
+
+        They are added in one commit, whereas a change of the header in its file would be another.
+        """
+        return header.model_copy(update={"local": self._table.has_local()})
 
     @contextmanager
     def _commit(self) -> Iterator[None]:
@@ -482,7 +520,11 @@ def _examine(raw: RawRows) -> list[EntryCheck]:
         sound = sound_descriptors(rows.keys, rows.descriptors, sums_of(raw.descriptors)).tolist()
     if raw.thumbnails is not None:
         small = [(row["thumbnail"], row.get("thumbnail_sum")) for row in raw.thumbnails.to_pylist()]
-    return examine_rows(raw.numbers.tolist(), _values(raw.entries), sound, small)
+    local = None
+    if raw.local is not None:
+        rows_of = raw.local.to_pylist()
+        local = [(row.get("local"), row.get(LOCAL_SUM)) for row in rows_of]
+    return examine_rows(raw.numbers.tolist(), _values(raw.entries), sound, small, local)
 
 
 def _values(found: Any) -> list[dict[str, Any]] | None:
@@ -503,6 +545,7 @@ def _distinct(new: NewEntries) -> NewEntries:
         [new.entries[place] for place in places],
         new.descriptors[places],
         [new.thumbnails[place] for place in places],
+        [new.local[place] for place in places] if new.local else (),
     )
 
 

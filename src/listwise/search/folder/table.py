@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from listwise.errors import InputError
 from listwise.search.checksums import (
+    LOCAL_SUM,
     SUMS,
     check_entry,
+    check_local,
     check_thumbnail,
     damage,
     damaged_entries,
+    local_sum,
     new_sums,
     sound_descriptors,
 )
@@ -39,6 +42,7 @@ _BATCH = 64 << 20  # bytes of descriptors per batch
 _DESCRIPTORS = ["key", "stamp", "descriptor", "descriptor_sum"]
 _COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes", "entry_sum"]
 _THUMBNAIL = ["key", "thumbnail", "thumbnail_sum"]
+_LOCAL = ["local", LOCAL_SUM]  # columns of a table that holds local features
 _TEXTS = 65536  # texts of attributes per batch
 _TIDY_EVERY = 16  # commits
 _SMALL_FILES = 32  # this many are joined into a larger one
@@ -65,6 +69,7 @@ class RawRows(NamedTuple):
     entries: pa.Table | None
     descriptors: pa.Table | None
     thumbnails: pa.Table | None
+    local: pa.Table | None
 
 
 class EntryTable:
@@ -204,11 +209,78 @@ class EntryTable:
         check_thumbnail(str(self.folder), key, content, found[0].get("thumbnail_sum"))
         return content or None
 
+    def has_local(self) -> bool:
+        """Whether the table has columns for local features."""
+        with _one_line_errors(self.folder):
+            return LOCAL_SUM in self._table.schema.names
+
+    def add_local_columns(self) -> None:
+        """Add the columns of local features if they are missing."""
+        with _one_line_errors(self.folder):
+            if not self.has_local():
+                kinds = (pa.binary(), pa.int64())
+                self._table.add_columns([*map(pa.field, _LOCAL, kinds)])
+
+    def local(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """The local features of entries that have them, by key."""
+        found: dict[int, bytes] = {}
+        with _one_line_errors(self.folder):
+            if not self.has_local():
+                return found
+            for part in in_parts(keys, _NAMED):
+                for row in self._taken(part, ["key", *_LOCAL]).to_pylist():
+                    if row[LOCAL_SUM] is not None:
+                        found[row["key"]] = row["local"]
+                        check_local(str(self.folder), row["key"], row["local"], row[LOCAL_SUM])
+        return found
+
+    def put_local(self, digests: Mapping[int, str], local: Mapping[int, bytes]) -> None:
+        """Write local features in one commit, for the keys whose entry has the digest.
+
+        Rows are written as a whole: to change a column, LanceDB would rewrite it for all rows of
+        a file.
+        """
+        with _one_line_errors(self.folder):
+            rows = self._taken(list(digests), self._table.schema.names)
+            keys = rows["key"].to_pylist()
+            same = [
+                digests[key] == digest
+                for key, digest in zip(keys, rows["digest"].to_pylist(), strict=True)
+            ]
+            rows = rows.filter(pa.array(same, pa.bool_()))
+            if rows.num_rows:
+                keys = rows["key"].to_pylist()
+                values = _local_columns(keys, [local[key] for key in keys])
+                for name in _LOCAL:
+                    place = rows.schema.get_field_index(name)
+                    field = self._table.schema.field(name)
+                    rows = rows.set_column(place, field, pa.array(values[name], field.type))
+                self._merge(rows)
+
+    def without_local(self) -> list[int]:
+        """The keys of the entries without local features."""
+        with _one_line_errors(self.folder):
+            query = self._table.search().select(["key"])
+            if self.has_local():
+                query = query.where(f"{LOCAL_SUM} IS NULL")
+            keys: list[int] = query.to_arrow()["key"].to_pylist()
+            return keys
+
+    def local_sums(self) -> Keys:
+        """Sizes and checksums of the local features of the entries that have them: [n]."""
+        with _one_line_errors(self.folder):
+            if not self.has_local():
+                return np.zeros(0, np.int64)
+            found = self._table.search().select([LOCAL_SUM]).to_arrow()[LOCAL_SUM]
+            sums: Keys = found.drop_null().to_numpy()
+            return sums
+
     def raw(self) -> Iterator[RawRows]:
         """All rows part by part, unchecked, with None for what LanceDB cannot read."""
         with _one_line_errors(self.folder):
             numbers = self._table.search().select(["_rowid"]).with_row_id(True).to_arrow()
             groups = [self._present(names) for names in (_COLUMNS, _DESCRIPTORS, _THUMBNAIL)]
+            groups.append(["key", *(_LOCAL if self.has_local() else ())])
         for part in in_parts(numbers["_rowid"].to_numpy(), min(1024, self._batch_rows())):
             tables = [self._read_or_none(part, names) for names in groups]
             yield RawRows(part, *tables)
@@ -385,12 +457,25 @@ def _as_table(new: NewEntries, stamp: int, schema: pa.Schema) -> pa.Table:
     rows = [as_row(entry) for entry in new.entries]
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     columns |= new_sums(new)
+    local = new.local or [b""] * len(rows)
+    columns |= _local_columns(columns["key"], local)
     columns["stamp"] = [stamp] * len(rows)
     columns["thumbnail"] = [thumbnail or None for thumbnail in new.thumbnails]
     columns["descriptor"] = pa.FixedSizeListArray.from_arrays(
         pa.array(descriptors.ravel()), descriptors.shape[1]
     )
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _local_columns(keys: Sequence[int], local: Sequence[bytes]) -> dict[str, list[Any]]:
+    """The columns of local features; None for entries without them."""
+    return {
+        "local": [content or None for content in local],
+        LOCAL_SUM: [
+            local_sum(key, content) if content else None
+            for key, content in zip(keys, local, strict=True)
+        ],
+    }
 
 
 def sums_of(found: pa.Table) -> Any:

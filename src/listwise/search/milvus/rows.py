@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from listwise.errors import InputError
-from listwise.search.checksums import SUMS, new_sums
+from listwise.search.checksums import LOCAL_SUM, SUMS, local_sum, new_sums
 from listwise.search.entries import NewEntries, as_row
 from listwise.search.milvus import filters
 
 ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
 OLDEST_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
-OLD_FIELDS = {*OLDEST_FIELDS, *SUMS}  # of versions without filters
-FIELDS = {*OLD_FIELDS, filters.FIELD}
+OLD_FIELDS = {*OLDEST_FIELDS, *SUMS}  # of versions without filters and local features
+FIELDS = {*OLD_FIELDS, filters.FIELD, "local", LOCAL_SUM}
+NO_LOCAL = -1  # the checksum of an entry without local features
 MESSAGE = 16 << 20  # bytes per message; servers accept 64 MiB
 _TEXT = 65535  # maximum bytes of a text in Milvus
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
-_TEXTS = ["id", "path", "box", "digest", "attributes", "thumbnail"]
+_TEXTS = ["id", "path", "box", "digest", "attributes", "thumbnail", "local"]
 
 
 def schema(dim: int) -> Any:
@@ -32,21 +33,24 @@ def schema(dim: int) -> Any:
         fields.add_field(name, DataType.VARCHAR, max_length=_TEXT)
     for name in ("width", "height"):
         fields.add_field(name, DataType.INT64)
-    for name in SUMS:
+    for name in (*SUMS, LOCAL_SUM):
         fields.add_field(name, DataType.INT64)
     fields.add_field(filters.FIELD, DataType.JSON)
     fields.add_field("descriptor", DataType.FLOAT_VECTOR, dim=dim)
     return fields
 
 
-def as_rows(new: NewEntries, with_sums: bool, with_filters: bool) -> Iterator[dict[str, Any]]:
-    """Entries with descriptors and thumbnails, and if wanted with checksums and filter values."""
+def as_rows(new: NewEntries, fields: set[str]) -> Iterator[dict[str, Any]]:
+    """Entries with their descriptors and thumbnails as rows with these fields."""
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
-    sums = new_sums(new) if with_sums else {}
-    parts = zip(new.entries, descriptors, new.thumbnails, strict=True)
-    for number, (entry, descriptor, thumbnail) in enumerate(parts):
+    sums = new_sums(new)
+    codes = new.local or [b""] * len(new.entries)
+    parts = zip(new.entries, descriptors, new.thumbnails, codes, strict=True)
+    for number, (entry, descriptor, thumbnail, local) in enumerate(parts):
         row = as_row(entry) | {
             "thumbnail": base64.b64encode(thumbnail).decode(),
+            "local": base64.b64encode(local).decode(),
+            LOCAL_SUM: local_sum(entry.key, local) if local else NO_LOCAL,
             "descriptor": descriptor,
             **{name: values[number] for name, values in sums.items()},
         }
@@ -54,14 +58,14 @@ def as_rows(new: NewEntries, with_sums: bool, with_filters: bool) -> Iterator[di
             if len(str(row[name]).encode()) > _TEXT:
                 most = THUMBNAIL_BYTES if name == "thumbnail" else _TEXT
                 raise InputError(f"the {name} of {entry.id[:100]} has more than {most} bytes")
-        if with_filters:
+        if filters.FIELD in fields:
             row[filters.FIELD] = filters.filter_values(entry.attributes)
             if len(json.dumps(row[filters.FIELD])) > _TEXT:
                 raise InputError(
                     f"the attributes of {entry.id[:100]} are too long for the filters of Milvus, "
                     f"which have at most {_TEXT} bytes: use shorter attributes"
                 )
-        yield row
+        yield {name: value for name, value in row.items() if name in fields}
 
 
 def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -69,7 +73,7 @@ def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     message: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        more = row["descriptor"].nbytes + sum(len(row[name].encode()) for name in _TEXTS)
+        more = row["descriptor"].nbytes + sum(len(row.get(name, "").encode()) for name in _TEXTS)
         more += 3 * len(row["attributes"])  # its filter values
         if message and size + more > MESSAGE:
             yield message

@@ -12,9 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from listwise.errors import InputError
 from listwise.search.checksums import (
+    LOCAL_SUM,
     SUMS,
     EntryCheck,
     check_entry,
+    check_local,
     check_thumbnail,
     damage,
     damaged_entries,
@@ -39,6 +41,7 @@ from listwise.search.milvus.rows import (
     ENTRY,
     FIELDS,
     MESSAGE,
+    NO_LOCAL,
     OLD_FIELDS,
     OLDEST_FIELDS,
     as_rows,
@@ -90,9 +93,10 @@ class MilvusStore(Store):
         self._state = state
         self._walk: tuple[Keys, int] = _NO_WALK
         found = connection.call("describe_collection")["fields"]
-        # Collections of earlier versions have no fields for checksums and filters.
-        self._has_sums = {field["name"] for field in found} >= set(SUMS)
-        self._has_filters = filters.FIELD in {field["name"] for field in found}
+        # Collections of earlier versions have no fields for checksums, filters and local features.
+        self._fields = {field["name"] for field in found}
+        self._has_sums = self._fields >= set(SUMS)
+        self._has_filters = filters.FIELD in self._fields
         self._names: set[str] = set()  # attributes that entries are known to have
 
     @staticmethod
@@ -149,7 +153,7 @@ class MilvusStore(Store):
         if not new.entries:
             return
         self.check_new(new)
-        made = as_rows(new, self._has_sums, self._has_filters)
+        made = as_rows(new, self._fields)
         rows = {entry.key: row for entry, row in zip(new.entries, made, strict=True)}
         for message in messages(rows.values()):
             self._connection.call("upsert", data=message)
@@ -213,9 +217,57 @@ class MilvusStore(Store):
         rows = self._rows([key], self._with_sum(["thumbnail"], "thumbnail_sum"))
         if not rows:
             return None
-        content = _thumbnail(rows[0])
+        content = _decoded(rows[0]["thumbnail"])
         check_thumbnail(self.uri, key, content, rows[0].get("thumbnail_sum"))
         return content or None
+
+    def store_local(self) -> None:
+        """Store local features of photos from now on; the header says so."""
+        if self.header.local:
+            return
+        if LOCAL_SUM not in self._fields:
+            raise InputError(
+                f"{self.uri} was built by an earlier version and cannot store local features: "
+                "build it again"
+            )
+        self.header = self.header.model_copy(update={"local": True})
+        self._remember({_HEADER: self.header.model_dump_json()})
+
+    def local(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """Return the encoded local features of entries; entries without them are left out."""
+        found: dict[int, bytes] = {}
+        if self.header.local:
+            for some in in_parts(keys, MESSAGE // _ROW):
+                for row in self._rows(some, ["local", LOCAL_SUM]):
+                    if row[LOCAL_SUM] != NO_LOCAL:
+                        found[row["key"]] = _decoded(row["local"])
+                        check_local(self.uri, row["key"], found[row["key"]], row[LOCAL_SUM])
+        return found
+
+    def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
+        """Write the local features of n entries; each message is written in one step."""
+        present = self.get([entry.key for entry in entries])
+        same = [
+            (entry, content)
+            for entry, content in zip(entries, local, strict=True)
+            if entry.key in present and present[entry.key].digest == entry.digest
+        ]
+        if same:
+            keys = [entry.key for entry, _ in same]
+            small = [self.thumbnail(key) or b"" for key in keys]
+            codes = [content for _, content in same]
+            vectors = self.vectors(np.array(keys, np.int64))
+            self.put(NewEntries([present[key] for key in keys], vectors, small, codes))
+
+    def without_local(self) -> list[int]:
+        """Return the keys of the entries without local features."""
+        sums = self._local_sums()
+        return [key for key, value in sums.items() if value == NO_LOCAL]
+
+    def count_local(self) -> tuple[int, int]:
+        """Return the number of entries with local features, and the bytes of all of them."""
+        sizes = [value >> 32 for value in self._local_sums().values() if value != NO_LOCAL]
+        return len(sizes), sum(sizes)
 
     def search(
         self, queries: ArrayLike, k: int, /, where: Filter | None = None
@@ -263,12 +315,14 @@ class MilvusStore(Store):
     def examine(self) -> Iterator[list[EntryCheck]]:
         """Read every entry and compare it with its checksums, part by part."""
         fields = [*ENTRY, "thumbnail", "descriptor", *(SUMS if self._has_sums else ())]
-        size = 4 * self.header.dim + _ROW
+        fields += ["local", LOCAL_SUM] if self.header.local else []
+        size = 4 * self.header.dim + _ROW * (1 + self.header.local)
         for some in in_parts(self._keys(), max(1, min(_NAMED, MESSAGE // size))):
             rows = self._rows(some, fields)
-            small = [(_thumbnail(row), row.get("thumbnail_sum")) for row in rows]
+            small = [(_decoded(row["thumbnail"]), row.get("thumbnail_sum")) for row in rows]
+            local = [_local(row) for row in rows]
             sound = _descriptors(rows)[1].tolist() if rows else []
-            yield examine_rows([row["key"] for row in rows], rows, sound, small)
+            yield examine_rows([row["key"] for row in rows], rows, sound, small, local)
 
     def discard(self, places: Sequence[int]) -> None:
         """Remove damaged entries by the `place` of their `EntryCheck`."""
@@ -323,7 +377,7 @@ class MilvusStore(Store):
 
     def refresh(self) -> None:
         """Read the changes of other processes."""
-        _, self._state = _remembered(self._connection)
+        self.header, self._state = _remembered(self._connection)
         self._wait_for_writes()
         self._walk = _NO_WALK
 
@@ -389,6 +443,13 @@ class MilvusStore(Store):
         found: list[dict[str, Any]] = []
         for some in in_parts(possible_keys(keys), _NAMED):
             found += self._query(["key", *fields], ids=list(some))
+        return found
+
+    def _local_sums(self) -> dict[int, int]:
+        """Sizes and checksums of the local features of all entries, by key."""
+        found: dict[int, int] = {}
+        for some in in_parts(self._keys(), _NAMED):
+            found |= {row["key"]: row[LOCAL_SUM] for row in self._rows(some, [LOCAL_SUM])}
         return found
 
     def _keys(self, count: int | None = None) -> Keys:
@@ -504,11 +565,17 @@ class MilvusStore(Store):
         return TuningResult(str(method), recall, milliseconds, memory)
 
 
-def _thumbnail(row: Mapping[str, Any]) -> bytes:
+def _decoded(text: str) -> bytes:
     try:
-        return base64.b64decode(row["thumbnail"])
+        return base64.b64decode(text)
     except ValueError:
         return b"not base64"  # no checksum matches it
+
+
+def _local(row: Mapping[str, Any]) -> tuple[bytes, int | None]:
+    """The local features of a row with their checksum, None for a row without them."""
+    stored = row.get(LOCAL_SUM, NO_LOCAL)
+    return _decoded(row.get("local", "")), None if stored == NO_LOCAL else stored
 
 
 def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Float32, NDArray[np.bool_]]:

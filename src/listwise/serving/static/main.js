@@ -210,7 +210,7 @@ function showAnswer(answer = here.answer) {
 }
 
 function showSummary(answer = here.answer) {
-  const { results: found, milliseconds, expanded, reranked } = answer;
+  const { results: found, milliseconds, expanded, reranked, verified } = answer;
   const filtered = Object.keys(here.filters).length > 0;
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
   const seconds = milliseconds / 1000;
@@ -219,7 +219,7 @@ function showSummary(answer = here.answer) {
     found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
     found.length && filtered && "filtered",
     expanded && "query expanded",
-    reranked && "re-ranked by matched points",
+    reranked && `re-ranked by matched points (${count(verified, "photo")} compared)`,
     found.length && answer.pending && "re-ranking …",
     found.length && here.rerank && !reranked && !answer.pending && "not re-ranked: the server was too busy",
   ];
