@@ -62,7 +62,7 @@ def test_decoded_features_are_nearly_those_that_were_encoded(count, seed, extent
 
 def test_decoded_features_verify_as_the_original_ones_do():
     scene = textured(300, 220, seed=11)
-    query = hessian_affine(scene)
+    query = hessian_affine(scene, COUNT)
     view = scene.crop((60, 30, 230, 180))
     fresh = verify(query, hessian_affine(view, COUNT))
     stored = verify_decoded(query, decode_features(compact_features(view)))
