@@ -800,10 +800,12 @@ def test_duplicates_are_listed_in_pages(serve, index, photos, tmp_path):
 
 
 def test_a_long_comparison_is_answered_later(serve, index, monkeypatch):
-    ready = threading.Event()
+    ready, begun = threading.Event(), []
 
-    def slow(store, threshold):
-        ready.wait(20)
+    def slow(store, threshold, on_progress):
+        begun.append(threshold)
+        while not ready.wait(0.02):
+            on_progress(1)
         return []
 
     monkeypatch.setattr(service_module, "find_duplicates", slow)
@@ -811,6 +813,10 @@ def test_a_long_comparison_is_answered_later(serve, index, monkeypatch):
     answer = client.get("/api/duplicates")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
     assert "still being compared" in answer.json()["error"]
+    # Another threshold ends the comparison, so that they do not pile up.
+    for number in range(3):
+        assert client.get(f"/api/duplicates?threshold=0.{number}").status_code == 503
+    wait_for(lambda: begun[-1] == 0.2)
     ready.set()
     wait_for(lambda: client.get("/api/duplicates").status_code == 200)
 

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,7 @@ class Service:
         self._engine = Engine(index, self.limits)
         self._counting = threading.Lock()
         self._comparing = ThreadPoolExecutor(1, "duplicates")
-        self._compared: tuple[tuple[int, float], Future[list[DuplicateGroup]]] | None = None
+        self._comparison: _Comparison | None = None
         self._facets: tuple[int, float, list[Facet]] | None = None
         self._uploads = None
         if settings.uploads is not None:
@@ -159,18 +159,23 @@ class Service:
     def duplicates(self, threshold: float) -> list[DuplicateGroup]:
         """Groups of duplicates by their descriptors; kept until the number of entries changes.
 
+        One comparison runs at a time, and another threshold ends it.
+
         Raises:
             HTTPException: they are not found within the time limit; a later call returns them.
         """
         wanted = len(self.store), threshold
         with self._counting:
-            if self._compared is None or self._compared[0] != wanted:
-                search = self._comparing.submit(find_duplicates, self.store, threshold)
-                self._compared = wanted, search
-            search = self._compared[1]
+            last = self._comparison
+            if last is None or last.wanted != wanted or last.failed:
+                if last is not None:
+                    last.stop()
+                self._comparison = _Comparison(wanted)
+                self._comparison.start(self._comparing, self.store)
+            comparison = self._comparison
         try:
-            return search.result(self.limits.seconds)
-        except TimeoutError:
+            return comparison.groups.result(self.limits.seconds)
+        except (TimeoutError, CancelledError):
             reason = "the photos are still being compared: try again later"
             raise HTTPException(503, reason, {"Retry-After": "10"}) from None
 
@@ -232,8 +237,39 @@ class Service:
         """Stop the queues and their threads."""
         for queue in self._queues:
             queue.close()
+        if self._comparison is not None:
+            self._comparison.stop()
         self._comparing.shutdown(wait=False, cancel_futures=True)
         self._engine.close()
+
+
+class _Comparison:
+    """A search for duplicates, for a number of entries and a threshold."""
+
+    def __init__(self, wanted: tuple[int, float]) -> None:
+        self.wanted = wanted
+        self.groups: Future[list[DuplicateGroup]]
+        self._stopped = threading.Event()
+
+    def start(self, pool: ThreadPoolExecutor, store: Store) -> None:
+        """Begin in a thread of the pool."""
+        threshold = self.wanted[1]
+        self.groups = pool.submit(find_duplicates, store, threshold, on_progress=self._proceed)
+
+    def stop(self) -> None:
+        """End before the next block of photos; those who wait for the groups get an error."""
+        self._stopped.set()
+        self.groups.cancel()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without groups."""
+        done = self.groups.done()
+        return done and (self.groups.cancelled() or self.groups.exception() is not None)
+
+    def _proceed(self, count: int) -> None:
+        if self._stopped.is_set():
+            raise CancelledError
 
 
 def _call_each(functions: Sequence[Callable[[], Any]]) -> list[Any]:
