@@ -1131,6 +1131,8 @@ def test_the_description_is_complete_and_from_here(server):
     assert set(schema["paths"]) == {
         "/api/search",
         "/api/info",
+        "/api/duplicates",
+        "/api/facets",
         "/api/entries",
         "/api/entries/{key}",
         "/api/entries/{key}/similar",

@@ -166,13 +166,12 @@ class Service:
         """
         wanted = len(self.store), threshold
         with self._counting:
-            last = self._comparison
-            if last is None or last.wanted != wanted or last.failed:
-                if last is not None:
-                    last.stop()
-                self._comparison = _Comparison(wanted)
-                self._comparison.start(self._comparing, self.store)
             comparison = self._comparison
+            if comparison is None or comparison.wanted != wanted or comparison.failed:
+                if comparison is not None:
+                    comparison.stop()
+                comparison = self._comparison = _Comparison(wanted)
+                comparison.start(self._comparing, self.store)
         try:
             return comparison.groups.result(self.limits.seconds)
         except (TimeoutError, CancelledError):
