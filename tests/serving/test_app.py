@@ -1142,7 +1142,8 @@ def test_the_description_is_complete_and_from_here(server):
         "/metrics",
     }
     form = schema["paths"]["/api/search"]["post"]["requestBody"]["content"]["multipart/form-data"]
-    assert set(form["schema"]["properties"]) == {"photos", "boxes", "keys", "k", "expand", "rerank"}
+    searched = {"photos", "boxes", "keys", "k", "start", "expand", "rerank", "where"}
+    assert set(form["schema"]["properties"]) == {*searched, "min_score", "min_probability"}
     page = server.get("/docs")
     for path in schema["paths"]:
         assert path in page.text
