@@ -9,15 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError
+from listwise.local.compact import COUNT as STORED_COUNT
 from listwise.local.compact import decode_features, verify_decoded
-from listwise.local.features import Features, hessian_affine, photo_features
+from listwise.local.features import COUNT, Features, hessian_affine, photo_features
 from listwise.local.verification import verify
 from listwise.machine import Machine
 
@@ -120,10 +122,26 @@ class Reranker:
             until: time of `time.monotonic` at which to return what was verified until then.
             finished: stop verifying when this event is set.
         """
+        with _one_blas_thread:
+            return self._rerank(queries, entries, boxes, stored, until, finished)
+
+    def _rerank(
+        self,
+        queries: Sequence[Image.Image],
+        entries: Sequence[PhotoPart],
+        boxes: Sequence[Box | None] | None,
+        stored: Sequence[bytes | None],
+        until: float | None,
+        finished: threading.Event | None,
+    ) -> list[RerankedEntry]:
         parts = [None] * len(queries) if boxes is None else boxes
         stop = _Stop(math.inf if until is None else until, finished or threading.Event())
-        pairs = zip(queries, parts, strict=True)
-        sought = [self._pool.submit(_query_features, *pair) for pair in pairs]
+        only_stored = len(stored) >= len(entries[:TOP]) and all(stored[:TOP])
+        count = STORED_COUNT if only_stored else COUNT
+        sought = [
+            self._pool.submit(_query_features, photo, box, count)
+            for photo, box in zip(queries, parts, strict=True)
+        ]
         features = [found for found in _results_until(sought, stop) if found is not None]
         compared: list[RerankedEntry | None] = [None] * len(entries)
         if len(features) == len(queries):
@@ -186,6 +204,34 @@ class Reranker:
         return best
 
 
+class _OneBlasThread:
+    """Makes NumPy compute products in one thread while at least one thread is in its block.
+
+    Photos are compared in several threads. If each product had threads of its own, they would
+    wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._limits: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._limits = threadpool_limits(1, "blas")
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._limits.restore_original_limits()
+
+
+_one_blas_thread = _OneBlasThread()
+
+
 @dataclass(frozen=True)
 class _Stop:
     """When to stop: at a time of `time.monotonic`, or when an event is set."""
@@ -206,13 +252,13 @@ def _results_until(tasks: Sequence["Future[Result]"], stop: _Stop) -> list["Resu
     return [task.result() if task in done else None for task in tasks]
 
 
-def _query_features(photo: Image.Image, box: Box | None) -> Features:
+def _query_features(photo: Image.Image, box: Box | None, count: int) -> Features:
     """Extract the features inside a box, in pixels of the whole photo."""
     if box is None:
-        return hessian_affine(photo)
+        return hessian_affine(photo, count)
     left, top = max(0, round(box[0])), max(0, round(box[1]))
     right, bottom = min(photo.width, round(box[2])), min(photo.height, round(box[3]))
-    return hessian_affine(photo.crop((left, top, right, bottom))).moved(left, top)
+    return hessian_affine(photo.crop((left, top, right, bottom)), count).moved(left, top)
 
 
 def _not_verified(position: int) -> RerankedEntry:

@@ -226,20 +226,28 @@ def _best(
     counts, near = np.concatenate(numbers, axis=1)
     # With fewer pairs than these, none of the fits below is possible.
     usable = (near >= 3) | (counts >= MIN_HOMOGRAPHY_INLIERS)
-    best, most, inliers = None, 0, none
-    for number in np.argsort(-counts, kind="stable")[:REFINED_HYPOTHESES]:
-        if not usable[number]:
+    chosen = [i for i in np.argsort(-counts, kind="stable")[:REFINED_HYPOTHESES] if usable[i]]
+    errors = pair_errors.errors(hypotheses[chosen])
+    best: Float64 | None = None
+    most, inliers = (MIN_INLIERS - 1, 0), none
+    known: dict[bytes, Float64 | None] = {}  # several hypotheses often have the same inliers
+    for fit in (_affine, _affine, _homography, _homography):
+        fits: dict[int, Float64] = {}
+        for place, pairs in enumerate(errors <= (4 if fit is _affine else 1)):
+            name = fit.__name__.encode() + pairs.tobytes()
+            if name not in known:
+                known[name] = fit(pair_errors.start[pairs], pair_errors.end[pairs])
+            made = known[name]
+            if made is not None:
+                fits[place] = made
+        if not fits:
             continue
-        transform = hypotheses[number]
-        for fit in (_affine, _affine, _homography, _homography):
-            found = pair_errors.errors(transform[None])[0] <= (4 if fit is _affine else 1)
-            fitted = fit(pair_errors.start[found], pair_errors.end[found])
-            if fitted is None:
-                continue
-            agreed = pair_errors.errors(fitted[None])[0] <= 1
-            if agreed.sum() >= max(most + 1, MIN_INLIERS):
-                best, most, inliers = fitted, int(agreed.sum()), agreed
-            transform = fitted
+        errors[list(fits)] = pair_errors.errors(np.stack([*fits.values()]))
+        for place, fitted in fits.items():
+            agreed = errors[place] <= 1
+            # Of equally good transforms, the one of the better hypothesis.
+            if (int(agreed.sum()), -place) > most:
+                best, most, inliers = fitted, (int(agreed.sum()), -place), agreed
     return best, inliers
 
 
