@@ -36,6 +36,7 @@ import torch.utils.tensorboard
 from starlette.testclient import TestClient
 
 import listwise
+import listwise.search.filling
 import listwise.search.folder.store
 import listwise.search.folder.table
 from listwise.data import read_images
@@ -159,6 +160,31 @@ class Tune(IndexOperation):
             index.tune(SearchIntent(memory=1))
 
 
+class Local(IndexOperation):
+    """`listwise index local`, in several commits."""
+
+    first = 9
+
+    def run(self) -> None:
+        listwise.search.filling.LOCAL_PART = 4
+        with open_index(self.index) as index:
+            index.add_local_features(workers=0)
+
+    def observe(self) -> Any:
+        with open_index(self.index) as index:
+            names = {entry.key: entry.id for entry in index}
+            codes = index.store.local(list(names))
+        return super().observe() | {"local": {names[key]: sha(codes[key]) for key in names}}
+
+    def check_interrupted(self, expected: Any) -> None:
+        """The local features that are there are whole."""
+        super().check_interrupted(expected)
+        with open_index(self.index) as index:
+            for entry in index:
+                for code in index.store.local([entry.key]).values():
+                    assert sha(code) == expected["local"][entry.id], f"{entry.id} is damaged"
+
+
 class Serve(IndexOperation):
     """`listwise serve`, while a client adds two photos and removes the first of them."""
 
@@ -280,7 +306,7 @@ class Train(Extract):
         """Nothing can be said before the run is resumed."""
 
 
-KINDS = (Build, Add, Remove, Tidy, Tune, Serve, Extract, Whiten, Train)
+KINDS = (Build, Add, Remove, Tidy, Tune, Local, Serve, Extract, Whiten, Train)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 

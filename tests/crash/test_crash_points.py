@@ -19,7 +19,18 @@ HERE = Path(__file__).parent
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 
 
-OPERATIONS = ["build", "add", "remove", "tidy", "tune", "serve", "extract", "whiten", "train"]
+OPERATIONS = [
+    "build",
+    "add",
+    "remove",
+    "tidy",
+    "tune",
+    "local",
+    "serve",
+    "extract",
+    "whiten",
+    "train",
+]
 COMMANDS = ["build", "add", "remove", "extract", "train"]
 POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 2)
 FAULTS = ["kill", "full", "readonly", "denied", "clock"]
