@@ -131,16 +131,17 @@ def listwise_compressed(folder: Path) -> tuple[Ask, str]:
 def lancedb_index(folder: Path) -> tuple[Ask, str]:
     """The search of LanceDB in the table of our index, with an IVF-PQ index."""
     import lancedb
+    from lancedb.index import IvfPq
 
     table = lancedb.connect(folder / "index").open_table("entries")
-    table.create_index(metric="dot", vector_column_name="descriptor", replace=True)
+    table.create_index("descriptor", config=IvfPq(distance_type="dot"), replace=True)
     places = _places(folder)
 
     def ask(queries: Vectors) -> NDArray[np.int64]:
         found = []
         for query in queries:
             search = table.search(query, vector_column_name="descriptor").distance_type("dot")
-            rows = search.select(["key"]).limit(K).refine_factor(10).to_arrow()
+            rows = search.select(["key", "_distance"]).limit(K).refine_factor(10).to_arrow()
             keys = rows.column("key").to_pylist()
             found.append([places[key] for key in keys] + [-1] * (K - len(keys)))
         return np.array(found)
