@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 Kind = Literal["loss", "pooling"]
 
 BUILT_IN: Final[dict[Kind, tuple[str, ...]]] = {
-    "loss": ("ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "multi-similarity"),
+    "loss": (
+        *("ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k"),
+        *("infonce", "multi-similarity"),
+    ),
     "pooling": ("gem", "mac", "spoc", "rmac", "crow"),
 }
 GROUPS: Final[dict[Kind, str]] = {"loss": "listwise.losses", "pooling": "listwise.poolings"}

@@ -249,7 +249,11 @@ def test_mining_comes_on_its_schedule_and_is_counted(
 
 
 @pytest.mark.parametrize(
-    "loss", ["tie-aware", "triplet", "contrastive", "fastap", "smoothap", "multi-similarity"]
+    "loss",
+    [
+        *("tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k", "infonce"),
+        "multi-similarity",
+    ],
 )
 def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
     if loss in ("fastap", "multi-similarity"):

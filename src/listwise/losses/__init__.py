@@ -3,10 +3,12 @@
 from listwise.losses.average_precision import QuantizedAPLoss, TieAwareAPLoss, quantized_ap
 from listwise.losses.base import class_balanced_weights
 from listwise.losses.contrastive import ContrastiveLoss
+from listwise.losses.infonce import InfoNCELoss
 from listwise.losses.metric_learning import FastAPLoss, MultiSimilarityLoss
+from listwise.losses.recall_at_k import RecallAtKLoss
 from listwise.losses.smooth_ap import SmoothAPLoss
 from listwise.losses.triplet import TripletLoss
 
-__all__ = ["ContrastiveLoss", "FastAPLoss", "MultiSimilarityLoss", "QuantizedAPLoss"]
-__all__ += ["SmoothAPLoss", "TieAwareAPLoss", "TripletLoss"]
+__all__ = ["ContrastiveLoss", "FastAPLoss", "InfoNCELoss", "MultiSimilarityLoss"]
+__all__ += ["QuantizedAPLoss", "RecallAtKLoss", "SmoothAPLoss", "TieAwareAPLoss", "TripletLoss"]
 __all__ += ["class_balanced_weights", "quantized_ap"]

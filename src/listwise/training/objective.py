@@ -11,8 +11,10 @@ from listwise.errors import InputError
 from listwise.losses import (
     ContrastiveLoss,
     FastAPLoss,
+    InfoNCELoss,
     MultiSimilarityLoss,
     QuantizedAPLoss,
+    RecallAtKLoss,
     SmoothAPLoss,
     TieAwareAPLoss,
     TripletLoss,
@@ -44,6 +46,8 @@ LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
     ),
     "fastap": lambda config: FastAPLoss(),
     "smoothap": lambda config: SmoothAPLoss(),
+    "recall-at-k": lambda config: RecallAtKLoss(),
+    "infonce": lambda config: InfoNCELoss(),
     "multi-similarity": lambda config: MultiSimilarityLoss(),
 }
 
