@@ -19,7 +19,8 @@ from torch import nn
 
 from listwise.training import MultistageStep
 
-NETWORKS = 2_000 if os.environ.get("LISTWISE_SOAK") else 15
+SOAK = bool(os.environ.get("LISTWISE_SOAK"))
+NETWORKS = 2_000 if SOAK else 15
 WIDTH = 4
 LAYERS = {
     "conv": lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
@@ -125,6 +126,8 @@ def prepare(net, seed, dtype):
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             renew_statistics(module)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
     net.to(dtype).train()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -183,12 +186,18 @@ def change(net, kind, place):
                 norm.eps = 0.5
 
 
-def plain_gradients(net, images, labels, autocast=False):
+def linear_loss(descriptors, labels):
+    """A loss without a minimum, near which the errors of rounding would be all that is left."""
+    generator = torch.Generator().manual_seed(2)
+    return (descriptors * torch.randn(descriptors.shape, generator=generator)).sum()
+
+
+def plain_gradients(net, images, labels, autocast=False, loss=pairwise_loss):
     """Ordinary backpropagation: the loss, and gradients by name."""
     net.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         descriptors = net(images)
-    value = pairwise_loss(descriptors.to(images.dtype), labels)
+    value = loss(descriptors.to(images.dtype), labels)
     value.backward()
     return value.detach(), gradients(net)
 
@@ -210,13 +219,16 @@ def batch(dtype):
 
 def runs(net):
     """Whether ordinary backpropagation works: a layer that changes its input may prevent it."""
+    images, labels = batch(net.first.weight.dtype)
     with suppress(RuntimeError):
-        plain_gradients(net, *batch(net.first.weight.dtype))
+        plain_gradients(net, images, labels)
+        # Views and copies depend on the memory order, which the step chooses.
+        plain_gradients(net, images.contiguous(memory_format=torch.channels_last), labels)
         return True
     return False
 
 
-@settings(max_examples=NETWORKS, deadline=None)
+@settings(max_examples=NETWORKS, derandomize=not SOAK)
 @given(
     net=networks,
     seed=st.integers(0, 999),
@@ -242,7 +254,7 @@ def test_the_gradient_stays_exact_while_the_network_changes(net, seed, micro_bat
         assert found.keys() <= expected.keys()
 
 
-@settings(max_examples=NETWORKS // 3, deadline=None)
+@settings(max_examples=NETWORKS // 3, derandomize=not SOAK)
 @given(net=networks, seed=st.integers(0, 999))
 def test_bfloat16_is_as_near_as_under_autocast(net, seed):
     prepare(net, seed, torch.float32)
@@ -251,10 +263,12 @@ def test_bfloat16_is_as_near_as_under_autocast(net, seed):
     if not runs(net):
         return
     exact, usual = (
-        torch.cat([g.flatten() for g in plain_gradients(net, images, labels, autocast)[1].values()])
-        for autocast in (False, True)
+        plain_gradients(net, images, labels, autocast, linear_loss)[1] for autocast in (False, True)
     )
-    step = MultistageStep(net, pairwise_loss, 5, autocast=torch.bfloat16)
-    _, found = step_gradients(step, images, labels)
-    ours = torch.cat([found[name].flatten() for name in gradients(net)])
-    assert (ours - exact).norm() <= 2 * (usual - exact).norm() + 0.02 * exact.norm()
+    step = MultistageStep(net, linear_loss, 5, autocast=torch.bfloat16)
+    _, ours = step_gradients(step, images, labels)
+    whole, *errors = (
+        torch.cat([found[name].flatten() for name in exact]) for found in (exact, ours, usual)
+    )
+    error, usual_error = ((found - whole).norm() for found in errors)
+    assert error <= 2 * usual_error + 0.05 * whole.norm()
