@@ -11,10 +11,11 @@ help:                     ## list these commands
 demo: $(VENV)/.installed  ## make a toy data set, train on it, show what training brought
 	$(BIN)/listwise demo
 
-# Files side by side, at most four for memory's sake (2 to 3 GB each), and in their order: the longest,
-# the demo, is then among the first.
+# Files side by side and in their order: one more than there are cores, because some tests mostly wait, and
+# at most four for memory's sake (up to 3 GB each).
+SIDES := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 test: $(VENV)/.installed-dev ## run every test
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses $(SIDES) --dist loadfile --no-loadscope-reorder
 
 # The parts that most changes touch, without what takes long.
 QUICK := $(addprefix tests/,losses evaluation models data descriptors training/test_step.py \

@@ -23,9 +23,13 @@ settings.load_profile("listwise")
 
 CLASSES = 8
 PHOTOS = 6
-OF_ONE_SERVER = tuple(
-    f"tests/search/test_{name}.py" for name in ("store_contract", "milvus", "milvus_kills")
-)
+# Fixtures of a Milvus server. No two servers can run at the same time: their ports are fixed.
+MILVUS = re.compile(r"\b(server_places|milvus_server|killable_server)\b")
+OF_ONE_SERVER = {
+    f"tests/search/{path.name}"
+    for path in (Path(__file__).parent / "search").glob("test_*.py")
+    if MILVUS.search(path.read_text(encoding="utf-8"))
+}
 
 # For the tests that start many processes: forked from one that has imported what takes long. There
 # is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.
@@ -43,7 +47,7 @@ multiprocessing.set_forkserver_preload(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Files side by side, but on one side those that need a Milvus server: no two run at once."""
+    """Files side by side, but those that need a Milvus server one after the other."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
@@ -52,6 +56,11 @@ def pytest_xdist_make_scheduler(config, log):
             return "Milvus" if file in OF_ONE_SERVER else file
 
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items):
+    """Tests with a Milvus server first: they mostly wait, while others use the cores."""
+    items.sort(key=lambda item: item.location[0] not in OF_ONE_SERVER)
 
 
 def pytest_addoption(parser):
