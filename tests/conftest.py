@@ -23,8 +23,8 @@ settings.load_profile("listwise")
 
 CLASSES = 8
 PHOTOS = 6
-# Fixtures of a Milvus server. No two servers can run at the same time: their ports are fixed.
-MILVUS = re.compile(r"\b(server_places|milvus_server|killable_server)\b")
+# Files that use a Milvus server. No two servers can run at the same time: their ports are fixed.
+MILVUS = re.compile(r"_places\b|\b(milvus_server|killable_server)\b")
 OF_ONE_SERVER = {
     f"tests/search/{path.name}"
     for path in (Path(__file__).parent / "search").glob("test_*.py")
