@@ -95,7 +95,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def draw_photo(kind: int, generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A coloured shape, by its kind, at a random place on a random ground."""
+    """A colored shape, by its kind, at a random place on a random ground."""
     ground = generator.integers(90, 160, (size[1], size[0], 3)).astype(np.uint8)
     photo = Image.fromarray(ground)
     hue = (kind + generator.uniform(-0.6, 0.6)) / CLASSES

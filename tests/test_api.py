@@ -400,14 +400,14 @@ class Median(torch.nn.Module):
 def test_training_with_parts_of_ones_own(photos: Path, tmp_path: Path, capsys) -> None:
     calls = 0
 
-    def centre_loss(descriptors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def center_loss(descriptors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
         means = torch.stack([descriptors[labels == label].mean(0) for label in labels])
         return (descriptors - means).square().sum(1).mean()
 
     run = listwise.train(
-        photos, tmp_path / "run", **SMALL, loss=centre_loss, pooling=Median(), progress=True
+        photos, tmp_path / "run", **SMALL, loss=center_loss, pooling=Median(), progress=True
     )
 
     assert calls >= 2

@@ -51,7 +51,7 @@ def train(
     on_plan: "Callable[[TrainPlan], object]" = lambda plan: None,
     **settings: Any,
 ) -> Run:
-    """Train a network on labelled photos by maximising average precision.
+    """Train a network on labelled photos by maximizing average precision.
 
     Args:
         photos: a folder of class folders, a table or list of labelled photos, or the name of a

@@ -163,7 +163,7 @@ class TrainConfig(BaseModel):
         None, ge=2, description="Number of random classes per batch; none uses all classes"
     )
     crops: CropSettings = CropSettings()
-    # optimisation
+    # optimization
     updates: int = Field(
         200,
         ge=1,

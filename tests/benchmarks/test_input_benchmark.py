@@ -11,7 +11,7 @@ def test_each_step_and_number_of_workers_has_a_row():
     rows = list(benchmark.run(photos=3, size=32, workers=(0, 2)))
     assert [(row.step, row.workers) for row in rows] == [
         ("decode", 1),
-        ("crop and colour", 1),
+        ("crop and color", 1),
         ("decode and augment", 0),
         ("decode and augment", 2),
     ]

@@ -70,7 +70,7 @@ def test_fetches_says_the_terms_and_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("products")
-def test_a_folder_in_place_is_recognised(tmp_path: Path) -> None:
+def test_a_folder_in_place_is_recognized(tmp_path: Path) -> None:
     run("SOP", "--to", str(tmp_path / "sop"))
     for split in ("train", "test"):
         for i in range(4):

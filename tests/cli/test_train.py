@@ -174,7 +174,7 @@ def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
         ({"crops_min_area": "0"}, "--crops-min-area must be greater than 0, not 0.0"),
         ({"preset": "best"}, "auto or paper"),
         ({"config": "none.yaml"}, "cannot read the config file"),
-        ({"colour": "red"}, "--colour"),
+        ({"color": "red"}, "--color"),
     ],
 )
 def test_a_bad_setting_is_one_line(fails, photos, flags, said, tmp_path):

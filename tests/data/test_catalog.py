@@ -281,7 +281,7 @@ def test_revisited_benchmark(place: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".JPEG"])
-def test_any_judgements_beside_photos_are_a_benchmark(suffix: str, place: Path) -> None:
+def test_any_judgments_beside_photos_are_a_benchmark(suffix: str, place: Path) -> None:
     found = find_dataset(make_revisited(place, "mytown", suffix))
     assert (found.name, found.layout, found.entry) == ("somewhere", "revisited", None)
     assert found.check() == []
@@ -302,7 +302,7 @@ def test_oxford_benchmark_without_damaged_photos(place: Path) -> None:
     assert len(ENTRIES["paris6k"].broken) == 20
 
 
-def test_text_judgements_of_another_town(place: Path) -> None:
+def test_text_judgments_of_another_town(place: Path) -> None:
     make_oxford(place, "mytown")
     found = find_dataset(place)
     assert (found.name, found.layout) == ("somewhere", "oxford")

@@ -24,11 +24,11 @@ from listwise.data.crops import _jitter
 from listwise.errors import InputError
 
 STILL = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
-"""Settings under which colours do not change."""
+"""Settings under which colors do not change."""
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A photo-like picture: soft noise in all colours."""
+    """A photo-like picture: soft noise in all colors."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (max(2, height // 8), max(2, width // 8), 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -86,7 +86,7 @@ def test_nothing_from_outside_the_photo_is_seen(width, height, size, rotation, s
     seed=st.integers(0, 10**6),
 )
 def test_geometry_is_what_the_settings_say(width, height, rotation, max_ratio, min_area, seed):
-    # The colours of the crop tell where in the photo each of its pixels comes from.
+    # The colors of the crop tell where in the photo each of its pixels comes from.
     size = 100
     options = CropSettings(
         size=size, rotation=rotation, max_ratio=max_ratio, min_area=min_area, **STILL
@@ -101,7 +101,7 @@ def test_geometry_is_what_the_settings_say(width, height, rotation, max_ratio, m
     )
     across, down = np.array([x[1], y[1]]), np.array([x[2], y[2]])
     long, tall = np.linalg.norm(across), np.linalg.norm(down)
-    slack = 1.5  # pixels, for the rounding of colours
+    slack = 1.5  # pixels, for the rounding of colors
 
     assert abs(across @ down) / (long * tall) < 0.03
     assert across[0] * down[1] - across[1] * down[0] > 0  # not mirrored
@@ -267,16 +267,16 @@ def test_jitter_agrees_with_pillow(factor):
         assert np.abs(found - expected).max() <= 2, name
 
 
-def test_hue_turns_colours_but_not_greys_or_lightness():
+def test_hue_turns_colors_but_not_grays_or_lightness():
     photo = (90 + np.asarray(noise(64, 64)) * (60 / 255)).astype(np.uint8)
     turned = _jitter(photo, 1.0, 1.0, 1.0, 0.1)
     assert np.abs(turned.astype(int) - photo).max() > 10
-    greys = [np.asarray(Image.fromarray(x).convert("L")).astype(int) for x in (photo, turned)]
-    assert np.abs(greys[0] - greys[1]).max() <= 2
+    grays = [np.asarray(Image.fromarray(x).convert("L")).astype(int) for x in (photo, turned)]
+    assert np.abs(grays[0] - grays[1]).max() <= 2
     back = _jitter(turned, 1.0, 1.0, 1.0, -0.1)
     assert np.abs(back.astype(int) - photo).max() <= 2
-    grey = np.full((16, 16, 3), 140, dtype=np.uint8)
-    assert np.array_equal(_jitter(grey, 1.0, 1.0, 1.0, 0.3), grey)
+    gray = np.full((16, 16, 3), 140, dtype=np.uint8)
+    assert np.array_equal(_jitter(gray, 1.0, 1.0, 1.0, 0.3), gray)
 
 
 def test_jitter_stays_within_its_limits():
@@ -289,7 +289,7 @@ def test_jitter_stays_within_its_limits():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"size": 0}, {"min_area": 0.8, "max_area": 0.5}, {"rotation": -1}, {"colour": 1}],
+    [{"size": 0}, {"min_area": 0.8, "max_area": 0.5}, {"rotation": -1}, {"color": 1}],
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -235,7 +235,7 @@ def test_a_full_disk_is_said_before(server: Server, tmp_path: Path, monkeypatch)
 
 def test_files_land_where_they_belong(server: Server, tmp_path: Path) -> None:
     server.files |= {
-        "gnd.pkl": b"judgements",
+        "gnd.pkl": b"judgments",
         "photos.tgz": tar({"paris/defense/a.jpg": b"A", "paris/louvre/b.jpg": b"B"}),
         "more.zip": zipped({"inner/c.txt": b"C", "inner/": b""}),
     }
@@ -251,7 +251,7 @@ def test_files_land_where_they_belong(server: Server, tmp_path: Path) -> None:
         if path.is_file() and path.name != LOCK_FILE
     }
     assert found == {
-        "gnd.pkl": b"judgements",
+        "gnd.pkl": b"judgments",
         "jpg/a.jpg": b"A",
         "jpg/b.jpg": b"B",
         "inner/c.txt": b"C",

@@ -67,7 +67,7 @@ def write_kinds(folder):
     plain = {"444.jpg": 0, "422.jpg": 1, "420.jpg": 2}
     for name, sampling in plain.items():
         photo.save(folder / name, quality=95, subsampling=sampling)
-    photo.convert("L").save(folder / "grey.jpg", quality=95)
+    photo.convert("L").save(folder / "gray.jpg", quality=95)
     for turn in range(1, 9):
         photo.save(folder / f"turned{turn}.jpg", quality=95, exif=exif(turn))
     usual = {path.name for path in folder.iterdir()}

@@ -46,10 +46,10 @@ def test_reads_numpy_everywhere(tmp_path: Path, protocol: int) -> None:
     content = example()
     content["imlist"] = np.array(content["imlist"], dtype=object)
     content["qimlist"] = np.array(content["qimlist"])
-    for judgement in content["gnd"]:
+    for judgment in content["gnd"]:
         for key in ("easy", "hard", "junk"):
-            judgement[key] = np.array(judgement[key], dtype=np.uint16)
-        judgement["bbx"] = [np.float32(number) for number in judgement["bbx"]]
+            judgment[key] = np.array(judgment[key], dtype=np.uint16)
+        judgment["bbx"] = [np.float32(number) for number in judgment["bbx"]]
     truth = read_ground_truth(dump(tmp_path / "gnd.pkl", content, protocol))
     plain = read_ground_truth(dump(tmp_path / "plain.pkl", example()))
     assert (truth.names, truth.queries, truth.boxes) == (plain.names, plain.queries, plain.boxes)
@@ -192,15 +192,15 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "a list": ([1, 2], "expected a dict"),
     "no imlist": ({k: v for k, v in example().items() if k != "imlist"}, "'imlist' is missing"),
     "a name for a list": ({**example(), "qimlist": "q"}, "'qimlist' should be a list"),
-    "too few judgements": (
+    "too few judgments": (
         {**example(), "gnd": example()["gnd"][:1]},
-        "2 queries but 1 judgements",
+        "2 queries but 1 judgments",
     ),
     "no hard": (
         {**example(), "gnd": [{"bbx": [0, 0, 1, 1], "easy": [], "junk": []}] * 2},
         "query q: the key 'hard' is missing",
     ),
-    "judgement is a list": ({**example(), "gnd": [[], []]}, "query q: expected a dict"),
+    "judgment is a list": ({**example(), "gnd": [[], []]}, "query q: expected a dict"),
     "index too large": (broken(junk=[4]), "query r: 'junk' names image 4, but imlist has 4"),
     "negative index": (broken(easy=[3, -1]), "query r: 'easy' names image -1"),
     "fractional index": (broken(easy=[1.5]), "query r: 'easy' should be a flat list of whole"),

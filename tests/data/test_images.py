@@ -39,13 +39,13 @@ def pixels(path: Path, **options: object) -> np.ndarray:
     return np.asarray(image).astype(int)
 
 
-def png_bytes(width: int, height: int, depth: int, colour_type: int, rows: bytes) -> bytes:
+def png_bytes(width: int, height: int, depth: int, color_type: int, rows: bytes) -> bytes:
     def chunk(name: bytes, data: bytes) -> bytes:
         return (
             struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
         )
 
-    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
@@ -82,10 +82,10 @@ def test_black_and_white(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "gif"])
-def test_grey(tmp_path, suffix):
-    grey = smooth_rgb()[:, :, 0]
-    Image.fromarray(grey).save(tmp_path / f"a.{suffix}")
-    assert np.array_equal(pixels(tmp_path / f"a.{suffix}"), np.repeat(grey[:, :, None], 3, 2))
+def test_gray(tmp_path, suffix):
+    gray = smooth_rgb()[:, :, 0]
+    Image.fromarray(gray).save(tmp_path / f"a.{suffix}")
+    assert np.array_equal(pixels(tmp_path / f"a.{suffix}"), np.repeat(gray[:, :, None], 3, 2))
 
 
 def test_alpha_is_laid_on_white(tmp_path):
@@ -98,10 +98,10 @@ def test_alpha_is_laid_on_white(tmp_path):
         rgba.save(tmp_path / name, **({"lossless": True, "exact": True} if "webp" in name else {}))
         assert np.abs(pixels(tmp_path / name) - expected).max() <= 1.0
 
-    grey = rgb[:, :, 0]
-    Image.merge("LA", [Image.fromarray(grey), Image.fromarray(alpha)]).save(tmp_path / "la.png")
+    gray = rgb[:, :, 0]
+    Image.merge("LA", [Image.fromarray(gray), Image.fromarray(alpha)]).save(tmp_path / "la.png")
     assert stored_mode(tmp_path / "la.png") == "LA"
-    expected = grey[:, :, None] * share + 255.0 * (1.0 - share)
+    expected = gray[:, :, None] * share + 255.0 * (1.0 - share)
     assert np.abs(pixels(tmp_path / "la.png") - expected).max() <= 1.0
 
 
@@ -109,13 +109,13 @@ def test_alpha_is_laid_on_white(tmp_path):
     ("suffix", "transparency"), [("png", 1), ("png", bytes([255, 0, 128])), ("gif", 1)]
 )
 def test_palette_with_transparency(tmp_path, suffix, transparency):
-    colours = np.array([[200, 10, 20], [10, 210, 30], [40, 50, 220]])
+    colors = np.array([[200, 10, 20], [10, 210, 30], [40, 50, 220]])
     indices = (np.arange(WIDTH * HEIGHT) % 3).astype(np.uint8).reshape(HEIGHT, WIDTH)
     image = Image.fromarray(indices)
-    image.putpalette(colours.astype(np.uint8).tobytes())
+    image.putpalette(colors.astype(np.uint8).tobytes())
     image.save(tmp_path / f"a.{suffix}", transparency=transparency)
 
-    expected = colours.astype(float)
+    expected = colors.astype(float)
     expected[1] = 255.0
     if isinstance(transparency, bytes):
         expected[2] = expected[2] * 128 / 255 + 255 * (1 - 128 / 255)
@@ -123,7 +123,7 @@ def test_palette_with_transparency(tmp_path, suffix, transparency):
 
 
 @pytest.mark.parametrize(("mode", "key"), [("RGB", (200, 10, 20)), ("L", 77), ("1", 0)])
-def test_one_transparent_colour(tmp_path, mode, key):
+def test_one_transparent_color(tmp_path, mode, key):
     image = Image.new(mode, (4, 2), key)
     image.paste(255 if mode != "RGB" else (1, 2, 3), (0, 0, 1, 2))
     image.save(tmp_path / "a.png", transparency=key)
@@ -153,7 +153,7 @@ SHADES_8_BIT = np.array([[0, 1, 1, 16], [128, 156, 255, 255]])
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "big_endian.tif"])
-def test_16_bit_grey_is_scaled(tmp_path, name):
+def test_16_bit_gray_is_scaled(tmp_path, name):
     if name == "big_endian.tif":
         image = Image.frombytes("I;16B", (4, 2), SHADES.astype(">u2").tobytes())
     else:
@@ -162,7 +162,7 @@ def test_16_bit_grey_is_scaled(tmp_path, name):
     assert np.array_equal(pixels(tmp_path / name), np.repeat(SHADES_8_BIT[:, :, None], 3, 2))
 
 
-def test_16_bit_grey_where_zero_is_white(tmp_path):
+def test_16_bit_gray_where_zero_is_white(tmp_path):
     Image.fromarray(SHADES).save(tmp_path / "a.tif")
     data = (tmp_path / "a.tif").read_bytes()
     black_is_zero, white_is_zero = (struct.pack("<HHIHH", 262, 3, 1, n, 0) for n in (1, 0))
@@ -186,19 +186,19 @@ def test_16_bit_grey_where_zero_is_white(tmp_path):
         (np.array([[5e9, 5e9]], np.float32), np.array([[0, 0]])),
     ],
 )
-def test_32_bit_grey_is_scaled(tmp_path, values, expected):
+def test_32_bit_gray_is_scaled(tmp_path, values, expected):
     Image.fromarray(values).save(tmp_path / "a.tif")
     assert np.array_equal(pixels(tmp_path / "a.tif")[:, :, 0], expected)
 
 
-@pytest.mark.parametrize("colour_type", [2, 4, 6])
-def test_16_bit_colour_and_alpha_png(tmp_path, colour_type):
-    bands = {2: 3, 4: 2, 6: 4}[colour_type]
+@pytest.mark.parametrize("color_type", [2, 4, 6])
+def test_16_bit_color_and_alpha_png(tmp_path, color_type):
+    bands = {2: 3, 4: 2, 6: 4}[color_type]
     samples = np.zeros((2, 3, bands), dtype=">u2")
     samples[..., 0] = [[0, 32768, 65535], [256, 40000, 4096]]
     samples[..., -1] = 65535 if bands != 3 else 20000
     rows = b"".join(b"\0" + row.tobytes() for row in samples)
-    (tmp_path / "a.png").write_bytes(png_bytes(3, 2, 16, colour_type, rows))
+    (tmp_path / "a.png").write_bytes(png_bytes(3, 2, 16, color_type, rows))
     found = pixels(tmp_path / "a.png")
     assert np.abs(found[:, :, 0] - samples[..., 0] / 257.0).max() <= 1.0
     assert np.abs(found[:, :, 1] - (found[:, :, 0] if bands == 2 else 0)).max() == 0
@@ -227,7 +227,7 @@ def test_16_bit_rgb_tiff(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif", "stereo.jpg"])
 def test_the_first_frame_is_taken(tmp_path, name):
-    frames = [Image.new("RGB", (WIDTH, HEIGHT), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (WIDTH, HEIGHT), color) for color in ("red", "blue")]
     form = {"stereo.jpg": "MPO"}.get(name)
     extra = {"lossless": True} if name == "a.webp" else {}
     frames[0].save(tmp_path / name, form, save_all=True, append_images=frames[1:], **extra)

@@ -100,7 +100,7 @@ def test_every_photo_is_used_once(toy: Path, truth: JudgedQueries) -> None:
     assert sorted(used) == sorted(path.stem for path in (toy / TOY_PHOTOS).iterdir())
 
 
-def test_judgements_name_the_building_of_the_query_and_miss_none(truth: JudgedQueries) -> None:
+def test_judgments_name_the_building_of_the_query_and_miss_none(truth: JudgedQueries) -> None:
     for query, *parts in zip(truth.queries, *truth.grades.values(), strict=True):
         assert all(len(part) > 0 for part in parts)
         judged = {truth.names[index] for part in parts for index in part}
@@ -277,18 +277,18 @@ def test_hard_views_are_stronger() -> None:
 
 
 def test_a_quad_is_pasted_corner_on_corner() -> None:
-    # Each quarter of the picture has its own colour; after the warp each is near its own corner.
-    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
+    # Each quarter of the picture has its own color; after the warp each is near its own corner.
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
     picture = Image.new("RGBA", (40, 40))
-    for (x, y), colour in zip([(0, 0), (20, 0), (20, 20), (0, 20)], colours, strict=True):
-        picture.paste((*colour, 255), (x, y, x + 20, y + 20))
+    for (x, y), color in zip([(0, 0), (20, 0), (20, 20), (0, 20)], colors, strict=True):
+        picture.paste((*color, 255), (x, y, x + 20, y + 20))
     corners = np.array([[20.0, 30.0], [80.0, 10.0], [85.0, 95.0], [15.0, 70.0]])
     scene = Scene((100, 100))
     paste_quad(scene, [picture], corners, 1.0, subject=True)
     middle = corners.mean(axis=0)
-    for corner, colour in zip(corners, colours, strict=True):
+    for corner, color in zip(corners, colors, strict=True):
         x, y = (0.85 * corner + 0.15 * middle).round().astype(int).tolist()
-        assert scene.photo.getpixel((x, y)) == colour
+        assert scene.photo.getpixel((x, y)) == color
         assert scene.subject.getpixel((x, y)) == 255
     assert scene.box() == pytest.approx((15, 10, 85, 95), abs=2)
 

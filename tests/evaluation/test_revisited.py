@@ -10,13 +10,11 @@ from listwise.evaluation import JudgedQueries, Results, evaluate_revisited, eval
 
 
 def make_truth(
-    names: int, judgements: list[tuple[list[int], list[int], list[int]]]
+    names: int, judgments: list[tuple[list[int], list[int], list[int]]]
 ) -> JudgedQueries:
-    easy, hard, junk = (
-        [np.array(j[part], dtype=np.int64) for j in judgements] for part in range(3)
-    )
-    queries = [f"query{i}" for i in range(len(judgements))]
-    boxes = [(0.0, 0.0, 1.0, 1.0)] * len(judgements)
+    easy, hard, junk = ([np.array(j[part], dtype=np.int64) for j in judgments] for part in range(3))
+    queries = [f"query{i}" for i in range(len(judgments))]
+    boxes = [(0.0, 0.0, 1.0, 1.0)] * len(judgments)
     database = [f"image{i}" for i in range(names)]
     return JudgedQueries.revisited(database, queries, boxes, easy=easy, hard=hard, junk=junk)
 
@@ -66,14 +64,14 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, JudgedQueries]:
     names = draw(st.integers(4, 40))
     queries = draw(st.integers(1, 4))
     levels = draw(st.sampled_from([3, 1000]))  # few levels: many ties
-    judgements = []
+    judgments = []
     for _ in range(queries):
         kinds = draw(st.lists(st.integers(0, 4), min_size=names, max_size=names))
         easy, hard, junk = ([i for i, kind in enumerate(kinds) if kind == k] for k in range(3))
-        judgements.append((easy, hard, junk))
+        judgments.append((easy, hard, junk))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scores = rng.integers(0, levels, (queries, names)).astype(np.float32)
-    return scores, make_truth(names, judgements)
+    return scores, make_truth(names, judgments)
 
 
 @given(cases())

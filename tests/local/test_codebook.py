@@ -16,12 +16,12 @@ INFO = CodebookInfo(extractor="test extractor 2000", learned_from=10, seed=0)
 
 
 def clustered(count, words, dim=16, seed=0, spread=0.01):
-    """Rows around well separated centres, and the centres."""
+    """Rows around well separated centers, and the centers."""
     generator = np.random.default_rng(seed)
-    centres = generator.standard_normal((words, dim))
+    centers = generator.standard_normal((words, dim))
     noise = spread * generator.standard_normal((count, dim))
-    rows = centres[np.arange(count) % words] + noise
-    return rows.astype(np.float32), centres
+    rows = centers[np.arange(count) % words] + noise
+    return rows.astype(np.float32), centers
 
 
 def similar(count, dim, latent=12, seed=0):
@@ -38,16 +38,16 @@ def plain_nearest(rows, centroids, count):
     return np.argsort(squared, axis=1, kind="stable")[:, :count]
 
 
-def test_words_are_the_centres_of_what_is_seen():
-    rows, centres = clustered(3000, 6)
+def test_words_are_the_centers_of_what_is_seen():
+    rows, centers = clustered(3000, 6)
     done = []
     book = learn_codebook(
         np.array_split(rows, 7), "test", words=6, iterations=20, seed=4, on_iteration=done.append
     )
     assert done == list(range(1, 21))
-    found = book.assign(centres.astype(np.float32))[:, 0]
+    found = book.assign(centers.astype(np.float32))[:, 0]
     assert sorted(found) == list(range(6))
-    np.testing.assert_allclose(book.centroids[found], centres, atol=0.01)
+    np.testing.assert_allclose(book.centroids[found], centers, atol=0.01)
     assert book.info == CodebookInfo(extractor="test", learned_from=360, seed=4)
 
 

@@ -61,7 +61,7 @@ def test_a_smaller_count_keeps_the_strongest() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (9, 9), (20000, 4), (200, 150)])
 def test_photos_without_structure_have_no_features(size: tuple[int, int]) -> None:
-    found = hessian_affine(Image.new("RGB", size, "grey"))
+    found = hessian_affine(Image.new("RGB", size, "gray"))
     assert len(found) == 0
     assert found.descriptors.shape == (0, 128)
 
@@ -100,18 +100,18 @@ def test_features_follow_the_photo_to_another_size(width: int, height: int) -> N
 def test_descriptors_are_root_sift() -> None:
     """Against a transcription, pixel by pixel, on regions whose samples are pixels."""
     generator = np.random.default_rng(1)
-    grey = cv2.GaussianBlur(generator.random((120, 130), np.float32), (0, 0), 1.5)
+    gray = cv2.GaussianBlur(generator.random((120, 130), np.float32), (0, 0), 1.5)
     half = PATCH // 2
     scale = half / EXTENT
-    centres = [(40, 50), (70, 61), (90, 30)]
+    centers = [(40, 50), (70, 61), (90, 30)]
     regions = Regions(
-        np.array(centres, np.float32),
+        np.array(centers, np.float32),
         np.full(3, scale, np.float32),
         np.tile(np.eye(2, dtype=np.float32), (3, 1, 1)),
     )
-    found = root_sift(grey, regions)
-    for row, (cx, cy) in zip(found, centres, strict=True):
-        patch = grey[cy - half : cy + half + 1, cx - half : cx + half + 1].astype(np.float64)
+    found = root_sift(gray, regions)
+    for row, (cx, cy) in zip(found, centers, strict=True):
+        patch = gray[cy - half : cy + half + 1, cx - half : cx + half + 1].astype(np.float64)
         np.testing.assert_allclose(row, _sift_by_pixels(patch), atol=2e-3)
 
 

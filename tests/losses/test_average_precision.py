@@ -30,7 +30,7 @@ def tile(request, monkeypatch):
 
 @st.composite
 def batches(draw):
-    """Raw (not yet normalised) descriptors and labels with everything that goes wrong in life."""
+    """Raw (not yet normalized) descriptors and labels with everything that goes wrong in life."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = draw(st.integers(3, 40))
     raw = rng.normal(size=(size, draw(st.integers(2, 6))))

@@ -36,7 +36,7 @@ def loss(descriptors, labels, weights, bins, include_self, start, stop):
 
 def apart(given, expected, unit):
     # At a score of exactly one the slope depends on the last bit, but points along the
-    # descriptor itself, where the normalisation before it takes no gradient.
+    # descriptor itself, where the normalization before it takes no gradient.
     unit = torch.nn.functional.normalize(unit, dim=1)
     error = given - expected
     error -= (error * unit).sum(1, keepdim=True) * unit

@@ -222,7 +222,7 @@ def test_many_are_folded_at_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [4, 8])
 @pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0", "test_vit"])
-def test_channels_of_zeros_beside_the_colours_change_nothing(backbone, channels, monkeypatch):
+def test_channels_of_zeros_beside_the_colors_change_nothing(backbone, channels, monkeypatch):
     monkeypatch.setattr(folding, "CHANNELS", channels)
     net, images = make_net(backbone), photos(3, 160 if backbone == "test_vit" else 64)
     folded_copy = compare(net, images, 1e-10)

@@ -290,7 +290,7 @@ def test_folders_that_hold_no_network(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "is not the config of a network"),
         (with_fields(format_version=99), "newer Listwise"),
-        (with_fields(colour="red"), "colour"),
+        (with_fields(color="red"), "color"),
         (with_fields(mean=[0.5]), "mean"),
         (with_fields(backbone="resnet00"), "do not match the fingerprint"),
         (with_fields(backbone="resnet34"), "do not match the fingerprint"),

@@ -74,7 +74,7 @@ def test_negative_ranks_are_refused() -> None:
 
 
 def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarray, JudgedQueries]:
-    """Scores with ties, and judgements; the last query has no hard positive."""
+    """Scores with ties, and judgments; the last query has no hard positive."""
     random = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[], [], []]
     for query in range(queries):

@@ -15,7 +15,7 @@ from listwise.search.folder import store as folder_store
 from listwise.search.folder.compressed import CompressedSearch, compressed_memory, trained_index
 from listwise.search.folder.store import FolderStore
 from listwise.search.folder.table import Rows
-from listwise.search.measuring import ExactNeighbours
+from listwise.search.measuring import ExactNeighbors
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader, SearchIntent
 
@@ -24,9 +24,9 @@ LITTLE = SearchIntent(memory=300_000)  # bytes: less than the descriptors take
 
 
 def clustered(rng: np.random.Generator, count: int) -> np.ndarray:
-    centres = np.random.default_rng(7).normal(size=(150, DIM))
+    centers = np.random.default_rng(7).normal(size=(150, DIM))
     spectrum = np.arange(4, DIM + 4) ** -0.4
-    rows = (centres[rng.integers(0, 150, count)] + rng.normal(size=(count, DIM))) * spectrum
+    rows = (centers[rng.integers(0, 150, count)] + rng.normal(size=(count, DIM))) * spectrum
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -320,7 +320,7 @@ def test_dimensions_that_are_no_power_of_two(dim: int) -> None:
 def test_the_truth_is_exact_search_without_oneself(rows: np.ndarray) -> None:
     keys = np.arange(len(rows)) * 3
     chosen = np.array([5, 77, 1000])
-    truth = ExactNeighbours(keys[chosen], rows[chosen])
+    truth = ExactNeighbors(keys[chosen], rows[chosen])
     for part in np.array_split(np.arange(len(rows)), 7):
         truth.add(keys[part], rows[part])
     _, places = exact_search(rows[chosen], rows, 11)

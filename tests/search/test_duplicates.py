@@ -64,7 +64,7 @@ def test_copies_are_groups_whatever_their_descriptors(store):
     assert (ids([group]), group.exact, group.score) == ([("0", "2")], True, 1.0)
 
 
-def test_a_group_is_larger_than_the_neighbours_of_one_photo(store):
+def test_a_group_is_larger_than_the_neighbors_of_one_photo(store):
     rows = np.repeat(np.random.default_rng(2).normal(size=(2, DIM)), 60, axis=0)
     rows += 0.001 * np.random.default_rng(3).normal(size=rows.shape)
     fill(store, rows)

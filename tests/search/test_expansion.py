@@ -28,10 +28,10 @@ def plain_expansion(
 ) -> np.ndarray:
     total = query.astype(np.float64)
     nearest = sorted(others, key=lambda d: -float(query.astype(np.float64) @ d))[:k]
-    for neighbour in nearest:
-        similarity = float(query.astype(np.float64) @ neighbour)
+    for neighbor in nearest:
+        similarity = float(query.astype(np.float64) @ neighbor)
         if similarity > 0:
-            total = total + similarity**alpha * neighbour
+            total = total + similarity**alpha * neighbor
     return total / np.sqrt((total**2).sum())
 
 
@@ -83,8 +83,8 @@ def test_augmentation_equals_its_formula(
     np.testing.assert_array_equal(found, through_index)
 
 
-def test_copies_do_not_make_a_descriptor_its_own_neighbour() -> None:
-    # Six copies and one other: with k = 3 only copies are neighbours, though the last copy is not
+def test_copies_do_not_make_a_descriptor_its_own_neighbor() -> None:
+    # Six copies and one other: with k = 3 only copies are neighbors, though the last copy is not
     # among the first four of its own list.
     database = np.array([[1.0, 0.0]] * 6 + [[0.6, 0.8]])
     found = database_augmentation(database, k=3)
@@ -95,7 +95,7 @@ def test_copies_do_not_make_a_descriptor_its_own_neighbour() -> None:
 
 
 class FewFound:
-    """An index that finds one neighbour and leaves the other places empty."""
+    """An index that finds one neighbor and leaves the other places empty."""
 
     def __init__(self, database: np.ndarray) -> None:
         self.database = database
@@ -120,7 +120,7 @@ def test_any_index_will_do_even_one_that_finds_fewer() -> None:
     np.testing.assert_allclose(found, alpha_query_expansion(queries, database, k=1))
 
 
-def test_neighbours_that_point_away_leave_the_query_as_it_is() -> None:
+def test_neighbors_that_point_away_leave_the_query_as_it_is() -> None:
     query = np.array([[1.0, 0.0]])
     np.testing.assert_array_equal(alpha_query_expansion(query, np.array([[-1.0, 0.0]])), query)
 

@@ -54,14 +54,14 @@ def add(index, model, source):
 
 def test_photos_are_found_with_all_that_is_known_of_them(index, model, photos, tmp_path):
     path = photos / "class3" / "2.jpg"
-    (tmp_path / "t.csv").write_text(f'path,box,colour\n{path},"4,5,40,41",red\n{path},,blue\n')
+    (tmp_path / "t.csv").write_text(f'path,box,color\n{path},"4,5,40,41",red\n{path},,blue\n')
     assert add(index, model, tmp_path / "t.csv") == {"added": 2}
     boxed, whole = sorted(index, key=lambda entry: entry.box is None)
     assert boxed.id == f"{path}#4,5,40,41"
     assert (boxed.path, boxed.box, boxed.attributes) == (
         str(path),
         (4, 5, 40, 41),
-        {"colour": "red"},
+        {"color": "red"},
     )
     assert (whole.width, whole.height) == (boxed.width, boxed.height) == Image.open(path).size
     expected = model.describe(read_images(tmp_path / "t.csv"), workers=0).descriptors
@@ -192,14 +192,14 @@ def test_a_photo_that_vanishes_once_read_is_added_whole(index, model, own, monke
 
 def test_new_attributes_are_kept(index, model, photos, tmp_path):
     path = photos / "class0" / "1.jpg"
-    for colour in ("red", "green"):
-        (tmp_path / "t.csv").write_text(f"path,colour\n{path},{colour}\n")
+    for color in ("red", "green"):
+        (tmp_path / "t.csv").write_text(f"path,color\n{path},{color}\n")
         add(index, model, tmp_path / "t.csv")
-        assert [entry.attributes["colour"] for entry in index] == [colour]
+        assert [entry.attributes["color"] for entry in index] == [color]
 
 
 def test_a_photo_that_is_added_again_keeps_its_attributes(index, model, own):
-    (own / "class0" / "t.csv").write_text("path,colour\n1.jpg,red\n2.jpg,blue\n")
+    (own / "class0" / "t.csv").write_text("path,color\n1.jpg,red\n2.jpg,blue\n")
     assert add(index, model, own / "class0" / "t.csv") == {"added": 2}
     (own / "class0" / "t.csv").unlink()
     assert add(index, model, own / "class0") == {"added": 4, "unchanged": 2}
@@ -207,7 +207,7 @@ def test_a_photo_that_is_added_again_keeps_its_attributes(index, model, own):
     (own / "class0" / "2.jpg").rename(own / "class0" / "moved.jpg")
     assert add(index, model, own / "class0") == {"replaced": 1, "updated": 1, "unchanged": 4}
     kept = {entry.id: entry.attributes for entry in index if entry.attributes}
-    assert kept == {"1.jpg": {"colour": "red"}, "moved.jpg": {"colour": "blue"}}
+    assert kept == {"1.jpg": {"color": "red"}, "moved.jpg": {"color": "blue"}}
 
 
 def test_another_photo_of_the_same_name_is_not_lost(index, model, own, tmp_path):

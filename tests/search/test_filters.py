@@ -307,17 +307,17 @@ def test_entries_are_listed_and_removed_by_a_filter(store):
 
 def test_an_unknown_attribute_is_an_error_that_lists_the_known_ones(store):
     fill(store, [{"price": "3"}, {"a b": "x"}])
-    message = 'no entry has the attribute colour; known attributes: "a b", price'
+    message = 'no entry has the attribute color; known attributes: "a b", price'
     for act in (
         lambda where: Index(store).search(vectors(1)[0], where=where),
         lambda where: list(Index(store).entries(where=where)),
         lambda where: Index(store).remove(where=where),
     ):
         with pytest.raises(InputError, match=message):
-            act("price < 5 or colour = 'red'")
+            act("price < 5 or color = 'red'")
     fill(store, [{}])
-    with pytest.raises(InputError, match="colour; known attributes: none"):
-        Index(store).search(vectors(1)[0], where="colour = 'red'")
+    with pytest.raises(InputError, match="color; known attributes: none"):
+        Index(store).search(vectors(1)[0], where="color = 'red'")
 
 
 def test_facets_have_few_values():

@@ -61,8 +61,8 @@ def some(start, count=40):
 def clustered(count, dim, seed=0):
     """Unit descriptors in clusters of about fifty, and queries near some of them."""
     generator = np.random.default_rng(seed)
-    centres = generator.normal(size=(max(1, count // 50), dim)).astype(np.float32)
-    rows = centres[generator.integers(0, len(centres), count)]
+    centers = generator.normal(size=(max(1, count // 50), dim)).astype(np.float32)
+    rows = centers[generator.integers(0, len(centers), count)]
     rows += 0.7 * generator.normal(size=rows.shape).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     queries = rows[generator.integers(0, count, 50)]

@@ -122,9 +122,9 @@ def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos,
     # An allocation beyond what was announced fails; libraries and stacks are mapped already.
     space = int(memory(server, "VmSize") + bound)
     resource.prlimit(server.popen.pid, resource.RLIMIT_AS, (space, space))
-    grey = np.zeros((7000, 7000), np.uint8)
-    deep = encoded(Image.fromarray(grey.astype(np.uint16)), "PNG", compress_level=1)
-    scans = encoded(Image.fromarray(grey), progressive=True, quality=5)
+    gray = np.zeros((7000, 7000), np.uint8)
+    deep = encoded(Image.fromarray(gray.astype(np.uint16)), "PNG", compress_level=1)
+    scans = encoded(Image.fromarray(gray), progressive=True, quality=5)
     with client_of(server, "203.0.113.1") as attacker, client_of(server) as other:
         attacks = [pool.submit(timed, search, attacker, HUGE, rerank="true") for _ in range(16)]
         attacks += [pool.submit(timed, search, attacker, *[HUGE] * 8) for _ in range(16)]

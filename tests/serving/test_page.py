@@ -780,7 +780,7 @@ def test_a_phone(person, asked, landmarks):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_follow_the_system_and_then_the_person(person, landmarks, scheme):
+def test_colors_follow_the_system_and_then_the_person(person, landmarks, scheme):
     visitor = person(color_scheme=scheme)
     page = visitor.page
     visitor.put_in(landmarks[0])
@@ -809,7 +809,7 @@ def test_colours_follow_the_system_and_then_the_person(person, landmarks, scheme
 
     assert darkness() is (scheme == "dark")
     readable()
-    page.get_by_label("Dark colours").click()
+    page.get_by_label("Dark colors").click()
     assert darkness() is (scheme == "light")
     readable()
     page.keyboard.press("?")

@@ -64,11 +64,11 @@ def make_net(dtype: torch.dtype = torch.float64, **options) -> TinyNet:
 def make_batch(size: int, dtype: torch.dtype = torch.float64, side: int = 8):
     """Images [size, 3, side, side] and labels in which everyone has a positive."""
     generator = torch.Generator().manual_seed(size)
-    # Each of its own colour, so that descriptors differ: in float32 the gradients of nearly
+    # Each of its own color, so that descriptors differ: in float32 the gradients of nearly
     # equal ones are mostly rounding.
-    colours = torch.randn(size, 3, 1, 1, generator=generator, dtype=torch.float64)
+    colors = torch.randn(size, 3, 1, 1, generator=generator, dtype=torch.float64)
     noise = torch.rand(size, 3, side, side, generator=generator, dtype=torch.float64)
-    return (2 * colours + noise).to(dtype), torch.arange(size) % max(1, min(3, size // 2))
+    return (2 * colors + noise).to(dtype), torch.arange(size) % max(1, min(3, size // 2))
 
 
 def tuple_batch(loss, count: int, dtype: torch.dtype = torch.float64):

@@ -117,7 +117,7 @@ def test_batches_are_nearly_those_of_workers(folder, device, workers):
         for batch in batches:
             assert batch["labels"]
             assert batch["errors"] == batch["expected"]
-            # Pictures of a few cells: other ways to spread colours show more than in photos.
+            # Pictures of a few cells: other ways to spread colors show more than in photos.
             assert max(batch["difference"]) < (3.0 if device == "cpu" else 6.0)
             assert np.mean(batch["difference"]) < 1.5
             assert batch["device"] == device

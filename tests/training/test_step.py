@@ -304,8 +304,8 @@ def seasoned_net(dtype: torch.dtype) -> RetrievalNet:
 
 
 def coarse_bytes(count: int) -> torch.Tensor:
-    colours = torch.rand(count, 3, 3, 3, generator=torch.Generator().manual_seed(4))
-    return (nn.functional.interpolate(colours, (64, 64), mode="bilinear") * 255).byte()
+    colors = torch.rand(count, 3, 3, 3, generator=torch.Generator().manual_seed(4))
+    return (nn.functional.interpolate(colors, (64, 64), mode="bilinear") * 255).byte()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 64])

@@ -6,7 +6,7 @@ from listwise.training.run.record import choose_queries, ranked_list_picture
 
 
 def frames(picture):
-    """The frame colours of each row from left to right: runs of a pure colour in a top edge."""
+    """The frame colors of each row from left to right: runs of a pure color in a top edge."""
     pixels = np.asarray(picture)
     names = {color: name for name, color in COLORS.items()}
     rows, seen = [], False

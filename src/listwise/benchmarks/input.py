@@ -104,7 +104,7 @@ def _steps(images: Images, settings: CropSettings) -> Iterator[InputMeasurement]
     finally:
         cv2.setNumThreads(threads)
     yield InputMeasurement("decode", 1, None, decoding)
-    yield InputMeasurement("crop and colour", 1, None, cropping)
+    yield InputMeasurement("crop and color", 1, None, cropping)
 
 
 def _core_ms(step: Callable[[int], object], count: int) -> float:

@@ -58,12 +58,12 @@ def write_descriptors(folder: Path, count: int, dim: int) -> None:
     rng = np.random.default_rng(0)
     spectrum = (1 + np.arange(dim, dtype=np.float32)) ** -0.5
     spectrum /= np.linalg.norm(spectrum)
-    centres = rng.standard_normal((max(2, count // 50), dim), dtype=np.float32) * spectrum
-    weights = rng.pareto(1.5, len(centres)) + 0.2
+    centers = rng.standard_normal((max(2, count // 50), dim), dtype=np.float32) * spectrum
+    weights = rng.pareto(1.5, len(centers)) + 0.2
     shares = np.cumsum(weights / weights.sum())
 
     def draw(rows: int) -> Vectors:
-        around = centres[np.minimum(np.searchsorted(shares, rng.random(rows)), len(centres) - 1)]
+        around = centers[np.minimum(np.searchsorted(shares, rng.random(rows)), len(centers) - 1)]
         spread = 0.8 * rng.standard_normal((rows, dim), dtype=np.float32) * spectrum
         return unit_rows(around + spread)
 

@@ -45,7 +45,7 @@ def train(
     json: options.AsJson = False,
     **flags: Any,
 ) -> None:
-    """Train a network on labelled photos by maximising average precision."""
+    """Train a network on labelled photos by maximizing average precision."""
     from listwise.errors import InputError
     from listwise.settings import merge, read_settings
 

@@ -18,20 +18,20 @@ from listwise.errors import InputError
 from listwise.optional import requires
 from listwise.settings import CropSettings
 
-GREY = np.array([0.299, 0.587, 0.114])
+GRAY = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue in gray (ITU-R 601)."""
 # Luma, and two axes of chroma.
-_TO_YIQ = np.array([GREY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+_TO_YIQ = np.array([GRAY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 
 _STRIP = 200  # rows of a crop that are sampled at a time
 
 Pixels = npt.NDArray[np.uint8]
-"""Colours [H, W, 3]."""
+"""Colors [H, W, 3]."""
 
 
-class Colours(NamedTuple):
-    """A change of colours: three factors, and a rotation of hues in full turns."""
+class Colors(NamedTuple):
+    """A change of colors: three factors, and a rotation of hues in full turns."""
 
     brightness: float
     contrast: float
@@ -51,7 +51,7 @@ class CropPlan:
     across: tuple[float, float]
     down: tuple[float, float]
     flip: bool
-    colours: Colours
+    colors: Colors
 
 
 def draw_crop(
@@ -83,7 +83,7 @@ def draw_crop(
         across=(cos * wide * scale, sin * wide * scale),
         down=(-sin * tall * scale, cos * tall * scale),
         flip=draws[5] < settings.flip,
-        colours=Colours(
+        colors=Colors(
             1.0 + spread[6] * settings.brightness,
             1.0 + spread[7] * settings.contrast,
             1.0 + spread[8] * settings.saturation,
@@ -101,7 +101,7 @@ def random_crop(
     crop = _resample(image, plan.bounds, across, down, settings.size)
     if plan.flip:
         crop = crop[:, ::-1].copy()
-    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, *plan.colours).transpose(2, 0, 1)))
+    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, *plan.colors).transpose(2, 0, 1)))
 
 
 class Crop(NamedTuple):
@@ -209,7 +209,7 @@ def _resample(
         shrink = np.array([width, height]) / extent
         across, down = across * shrink, down * shrink
         left, top, right, bottom = 0.0, 0.0, float(width), float(height)
-    # With the neighbours of the outermost samples; OpenCV accepts sides below 32768 pixels.
+    # With the neighbors of the outermost samples; OpenCV accepts sides below 32768 pixels.
     x, y = max(0, math.floor(left) - 2), max(0, math.floor(top) - 2)
     ends = min(image.width, math.ceil(right) + 2), min(image.height, math.ceil(bottom) + 2)
     edges = np.column_stack([across, down])
@@ -252,21 +252,21 @@ def _warp(
 def _jitter(
     crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Pixels:
-    """Change the colours in one step: each change is affine, so their chain is one matrix."""
-    colours = Colours(brightness, contrast, saturation, hue)
-    if colours == (1.0, 1.0, 1.0, 0.0):
+    """Change the colors in one step: each change is affine, so their chain is one matrix."""
+    colors = Colors(brightness, contrast, saturation, hue)
+    if colors == (1.0, 1.0, 1.0, 0.0):
         return crop
     with requires("train", "a random crop"):
         import cv2
 
-    matrix, share = colour_change(colours)
-    offset = np.full((3, 1), share * float(GREY @ cv2.mean(crop)[:3]))
+    matrix, share = color_change(colors)
+    offset = np.full((3, 1), share * float(GRAY @ cv2.mean(crop)[:3]))
     return np.asarray(cv2.transform(crop, np.hstack([matrix, offset])))
 
 
-def colour_change(colours: Colours) -> tuple[npt.NDArray[np.float64], float]:
+def color_change(colors: Colors) -> tuple[npt.NDArray[np.float64], float]:
     """Return the color matrix [3, 3], and the share of the mean gray to add."""
-    brightness, contrast, saturation, hue = colours
+    brightness, contrast, saturation, hue = colors
     turn = 2.0 * math.pi * hue
     cos, sin = math.cos(turn) * saturation, math.sin(turn) * saturation
     matrix = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ

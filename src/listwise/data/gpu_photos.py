@@ -79,7 +79,7 @@ def decode_on_gpu(
     A chunk is ready on the CUDA stream that is current when the chunk is requested. Its memory may
     have been freed on that stream before. Files are read ahead.
 
-    The device decodes JPEG files with the usual colours and layout. Threads read the files, and
+    The device decodes JPEG files with the usual colors and layout. Threads read the files, and
     decode all others; only these use `how.min_side`.
     """
     pool = ThreadPoolExecutor(threads, "photos")

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from listwise.data.crops import GREY, CropPlan, colour_change
+from listwise.data.crops import GRAY, CropPlan, color_change
 
 ROWS, COLUMNS = 8, 32  # pixels of a tile, which one program computes
-BLOCK = 1024  # pixels whose colours one program changes
+BLOCK = 1024  # pixels whose colors one program changes
 
 Place = tuple[float, float, float, float, float, float]
 """Position in the photo of the output's first pixel, and the steps per column and per row."""
@@ -27,16 +27,16 @@ Place = tuple[float, float, float, float, float, float]
 def crop_photos(photos: Sequence[Tensor], plans: Sequence[CropPlan], size: int) -> Tensor:
     """Crop n photos uint8 [3, H, W] on one device as `draw_crop` planned: uint8 [n, 3, S, S]."""
     crops = _resample(photos, [_place(plan, size) for plan in plans], size, size)
-    changes = [colour_change(plan.colours) for plan in plans]
+    changes = [color_change(plan.colors) for plan in plans]
     matrices = np.stack([matrix for matrix, _ in changes])
     shares = np.array([share for _, share in changes])
     # Integers, because their sum does not depend on the order.
     sums = crops.view(len(photos), 3, -1).sum(2, dtype=torch.int64)
-    means = sums.double() @ _table(GREY / size**2, torch.float64, crops.device)
+    means = sums.double() @ _table(GRAY / size**2, torch.float64, crops.device)
     offsets = means * _table(shares, torch.float64, crops.device)
     blocks = triton.cdiv(size * size, BLOCK)
     with _device_of(crops):
-        _colour_kernel[(len(photos) * blocks,)](
+        _color_kernel[(len(photos) * blocks,)](
             crops,
             _table(matrices, torch.float32, crops.device),
             offsets.float(),
@@ -194,10 +194,10 @@ def _resample_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["area", "blocks"])  # type: ignore[untyped-decorator]
-def _colour_kernel(  # type: ignore[no-untyped-def]
+def _color_kernel(  # type: ignore[no-untyped-def]
     crops, matrices, offsets, area, blocks, BLOCK: tl.constexpr
 ):
-    """Change some pixels of one crop in place: `matrices` [n, 3, 3] · colour + `offsets`."""
+    """Change some pixels of one crop in place: `matrices` [n, 3, 3] · color + `offsets`."""
     program = tl.program_id(0)
     crop = program // blocks
     pixel = (program % blocks) * BLOCK + tl.arange(0, BLOCK)

@@ -239,14 +239,14 @@ def exif_orientation(image: Image.Image) -> int:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return Image.fromarray(_grey_to_8_bits(image)).convert("RGB")
+        return Image.fromarray(_gray_to_8_bits(image)).convert("RGB")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
 
 
-def _grey_to_8_bits(image: Image.Image) -> np.ndarray:
+def _gray_to_8_bits(image: Image.Image) -> np.ndarray:
     """Scale 16-bit, 32-bit or float gray values so that white is 255: uint8 [H, W]."""
     values = np.asarray(image).astype(np.float32)
     values[~np.isfinite(values)] = 0.0

@@ -90,7 +90,7 @@ def stop_workers(batches: Iterator[object]) -> None:
 
 
 def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -> int:
-    """Return the number of workers that minimises the time to start them and to decode."""
+    """Return the number of workers that minimizes the time to start them and to decode."""
     if not sample:
         return 0
     if how.local is not None:  # takes far longer than starting a worker

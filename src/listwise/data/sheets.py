@@ -1,4 +1,4 @@
-"""Draw ranked lists as one picture: rows of photos in coloured frames."""
+"""Draw ranked lists as one picture: rows of photos in colored frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def _framed(tile: Tile, side: int) -> Image.Image:
     try:
         photo = load_image(tile.path, tile.box, min_side=side)
     except ImageError:
-        photo = Image.new("RGB", (side, side), "lightgrey")
+        photo = Image.new("RGB", (side, side), "lightgray")
     photo = ImageOps.fit(photo, (side, side), Image.Resampling.BICUBIC)
     return ImageOps.expand(photo, FRAME, COLORS[tile.mark])
 

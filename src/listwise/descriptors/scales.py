@@ -10,14 +10,14 @@ from listwise.models import RetrievalNet
 
 
 def power_mean(descriptors: Tensor, power: float) -> Tensor:
-    """Combine S descriptors of each photo by a signed power mean, and normalise the result.
+    """Combine S descriptors of each photo by a signed power mean, and normalize the result.
 
     With f(x) = sign(x)·|x|^p, each dimension becomes f⁻¹(mean of f over the scales). For values of
     at least 0, as GeM gives them, this is the power mean; p = 1 is the plain mean for all values.
 
     Shapes: [S, B, C] -> [B, C], unit rows.
     """
-    # Scaled first, so that powers of tiny values do not vanish; the result is normalised anyway.
+    # Scaled first, so that powers of tiny values do not vanish; the result is normalized anyway.
     scale = descriptors.abs().amax(dim=(0, 2), keepdim=True).clamp(min=1e-30)
     mean = _signed_power(descriptors / scale, power).mean(dim=0)
     return F.normalize(_signed_power(mean, 1 / power), dim=1)

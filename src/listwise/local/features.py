@@ -76,15 +76,15 @@ def hessian_affine(photo: Image.Image, count: int = COUNT) -> Features:
         >>> verify(one, two).inliers                                  # doctest: +SKIP
         57
     """
-    grey: Float32 = np.asarray(photo.convert("L"), dtype=np.float32) / np.float32(255)
-    side = max(grey.shape)
+    gray: Float32 = np.asarray(photo.convert("L"), dtype=np.float32) / np.float32(255)
+    side = max(gray.shape)
     zoom = 2.0 if side < SMALL else min(1.0, LARGE / side)
     if zoom != 1:
         kind = cv2.INTER_LINEAR if zoom > 1 else cv2.INTER_AREA
         size = [max(1, round(length * zoom)) for length in photo.size]
-        grey = cv2.resize(grey, size, interpolation=kind)
-    regions = hessian_regions(grey, count, CAMERA_BLUR * max(zoom, 1.0))
-    found = Features(regions.points, regions.scales, regions.shapes, root_sift(grey, regions))
+        gray = cv2.resize(gray, size, interpolation=kind)
+    regions = hessian_regions(gray, count, CAMERA_BLUR * max(zoom, 1.0))
+    found = Features(regions.points, regions.scales, regions.shapes, root_sift(gray, regions))
     return found.scaled(1 / zoom)
 
 

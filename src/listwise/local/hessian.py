@@ -60,9 +60,9 @@ class _LevelExtrema:
     strength: Float32
 
 
-def hessian_regions(grey: Float32, count: int, blur: float = CAMERA_BLUR) -> Regions:
-    """Find the `count` strongest Hessian-affine regions of a grey image [H, W], values 0 to 1."""
-    extrema = list(_find_extrema(grey, blur))
+def hessian_regions(gray: Float32, count: int, blur: float = CAMERA_BLUR) -> Regions:
+    """Find the `count` strongest Hessian-affine regions of a gray image [H, W], values 0 to 1."""
+    extrema = list(_find_extrema(gray, blur))
     strength = np.concatenate([found.strength for found in extrema] or [np.zeros(0, np.float32)])
     # Fitting the shape removes some regions, so start with twice as many as wanted.
     spare = 2 * count
@@ -84,9 +84,9 @@ def hessian_regions(grey: Float32, count: int, blur: float = CAMERA_BLUR) -> Reg
     )
 
 
-def _find_extrema(grey: Float32, blur: float) -> Iterator[_LevelExtrema]:
+def _find_extrema(gray: Float32, blur: float) -> Iterator[_LevelExtrema]:
     """Yield the extrema over position and scale, level by level."""
-    image, step = _blur(grey, blur, FIRST_BLUR), 1
+    image, step = _blur(gray, blur, FIRST_BLUR), 1
     sigmas = [FIRST_BLUR * 2.0 ** (level / LEVELS) for level in range(LEVELS + 2)]
     finer: list[Float32] = []
     while min(image.shape) >= SMALLEST_OCTAVE:
@@ -120,7 +120,7 @@ def _blur(image: Float32, before: float, after: float) -> Float32:
 
 
 def _response(image: Float32, sigma: float) -> Float32:
-    """Return the scale-normalised determinant of the Hessian: [H, W]."""
+    """Return the scale-normalized determinant of the Hessian: [H, W]."""
     padded = cv2.copyMakeBorder(image, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
     middle = 2 * image
     xx = padded[1:-1, 2:] - middle + padded[1:-1, :-2]
@@ -131,7 +131,7 @@ def _response(image: Float32, sigma: float) -> Float32:
 
 
 def _extrema(response: Float32, level: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return rows and columns where a level exceeds, or is below, all neighbours in 3-D."""
+    """Return rows and columns where a level exceeds, or is below, all neighbors in 3-D."""
     window = np.ones((3, 3), np.uint8)
     here = response[level]
     around = response[level - 1 : level + 2]
@@ -151,13 +151,13 @@ def _refine(
 
     Extrema whose maximum lies far from the grid point are dropped: the fit is not valid there.
     """
-    centre = (level, rows, columns)
+    center = (level, rows, columns)
 
     def at(scale: int, row: int, column: int) -> Float64:
         values: Float64 = response[level + scale, rows + row, columns + column].astype(np.float64)
         return values
 
-    value = response[centre].astype(np.float64)
+    value = response[center].astype(np.float64)
     gradient = np.empty((len(rows), 3))
     hessian = np.empty((len(rows), 3, 3))
     for axis, (scale, row, column) in enumerate(((0, 0, 1), (0, 1, 0), (1, 0, 0))):

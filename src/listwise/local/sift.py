@@ -16,8 +16,8 @@ CLIP = 0.2
 BLOCK = 256  # patches at a time
 
 
-def root_sift(grey: Float32, regions: Regions) -> Float32:
-    """Compute RootSIFT of regions: grey image [H, W], n regions -> [n, 128], unit rows."""
+def root_sift(gray: Float32, regions: Regions) -> Float32:
+    """Compute RootSIFT of regions: gray image [H, W], n regions -> [n, 128], unit rows."""
     half = PATCH // 2
     grid = square_grid(PATCH)
     spacing = regions.scales * (EXTENT / half)
@@ -25,7 +25,7 @@ def root_sift(grey: Float32, regions: Regions) -> Float32:
     levels = np.maximum(np.floor(np.log2(np.maximum(spacing, 1e-6))), 0).astype(int)
     descriptors = np.zeros((len(regions.points), CELLS * CELLS * DIRECTIONS), np.float32)
     pooling = _cell_weights()
-    image, step = grey, 1.0
+    image, step = gray, 1.0
     for level in range(int(levels.max(initial=-1)) + 1):
         if level:
             image, step = cv2.pyrDown(image), step * 2
@@ -57,7 +57,7 @@ def describe_patches(patches: Float32, pooling: Float32) -> Float32:
 
 
 def root_normalize(histograms: Float32) -> Float32:
-    """Clip as SIFT does, L1-normalise and take the square root: [n, 128] -> [n, 128]."""
+    """Clip as SIFT does, L1-normalize and take the square root: [n, 128] -> [n, 128]."""
     norm = np.linalg.norm(histograms, axis=1, keepdims=True)
     clipped = np.minimum(histograms, CLIP * norm)
     root: Float32 = np.sqrt(clipped / np.maximum(clipped.sum(axis=1, keepdims=True), 1e-12))
@@ -69,8 +69,8 @@ def _cell_weights() -> Float32:
     inner = PATCH - 2
     place = (np.arange(inner) + 0.5) / inner * CELLS - 0.5  # in cells
     tent = np.maximum(0, 1 - np.abs(place[None] - np.arange(CELLS)[:, None]))
-    centred = (np.arange(inner) + 0.5) / inner * 2 - 1
-    bell = np.exp(-(centred**2) / 2)
+    centered = (np.arange(inner) + 0.5) / inner * 2 - 1
+    bell = np.exp(-(centered**2) / 2)
     line = tent * bell
     weights: NDArray[np.float64] = np.einsum("ay,bx->abyx", line, line)
     return weights.reshape(CELLS * CELLS, inner * inner).astype(np.float32)

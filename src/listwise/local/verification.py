@@ -83,7 +83,7 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
 
 
 def nearest_pairs(query: Float32, other: Float32, max_ratio: float = MAX_RATIO) -> Pairs:
-    """Return the mutual nearest neighbours of unit descriptors that pass the ratio test: [m, 2].
+    """Return the mutual nearest neighbors of unit descriptors that pass the ratio test: [m, 2].
 
     `max_ratio` is the maximum ratio of the distances to the nearest and second nearest feature.
     """
@@ -100,10 +100,10 @@ def nearest_pairs(query: Float32, other: Float32, max_ratio: float = MAX_RATIO) 
 
 
 def similar_pairs(query: Float32, other: Float32, least: float = MIN_SIMILARITY) -> Pairs:
-    """Return the mutual nearest neighbours of unit descriptors that are similar enough: [m, 2].
+    """Return the mutual nearest neighbors of unit descriptors that are similar enough: [m, 2].
 
     This is for deep features. The ratio test would refuse most true pairs of them, because the
-    second nearest feature is usually the neighbouring location, which looks almost the same.
+    second nearest feature is usually the neighboring location, which looks almost the same.
     """
     if not len(query) or not len(other):
         return np.zeros((0, 2), np.int64)
@@ -112,7 +112,7 @@ def similar_pairs(query: Float32, other: Float32, least: float = MIN_SIMILARITY)
 
 
 def _mutual_nearest(query: Float32, other: Float32) -> tuple[Pairs, Float32]:
-    """Return mutual nearest neighbours [m, 2], and the products of all descriptors [n, n']."""
+    """Return mutual nearest neighbors [m, 2], and the products of all descriptors [n, n']."""
     products: Float32 = query @ other.T
     nearest = products.argmax(axis=1)
     rows = np.flatnonzero(products.argmax(axis=0)[nearest] == np.arange(len(query)))
@@ -269,7 +269,7 @@ def _homography(start: Float64, end: Float64) -> Float64 | None:
     """Fit a homography to pairs of points; None if they do not determine a plausible one."""
     if len(start) < MIN_HOMOGRAPHY_INLIERS:
         return None
-    one, two = _normaliser(start), _normaliser(end)
+    one, two = _normalizer(start), _normalizer(end)
     (x, y), (u, v) = _transform_points(one, start).T, _transform_points(two, end).T
     zero, unit = np.zeros_like(x), np.ones_like(x)
     equations = np.concatenate(
@@ -291,7 +291,7 @@ def _homography(start: Float64, end: Float64) -> Float64 | None:
     return transform if _plausible(_jacobians(transform, start)).all() else None
 
 
-def _normaliser(points: Float64) -> Float64:
+def _normalizer(points: Float64) -> Float64:
     """Return the similarity that centers points and scales them to a mean distance of 1."""
     middle = points.mean(axis=0)
     size = max(float(np.linalg.norm(points - middle, axis=1).mean()), 1e-9)

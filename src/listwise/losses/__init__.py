@@ -1,4 +1,4 @@
-"""Losses for retrieval: each maps descriptors and labels to a scalar to minimise."""
+"""Losses for retrieval: each maps descriptors and labels to a scalar to minimize."""
 
 from listwise.losses.average_precision import QuantizedAPLoss, TieAwareAPLoss, quantized_ap
 from listwise.losses.base import class_balanced_weights

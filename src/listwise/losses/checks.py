@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from listwise.errors import InputError
 from listwise.losses.tiles import accumulation_dtype
 
-# Rounding to bfloat16 changes the length by up to 2⁻⁸; missing normalisation by far more.
+# Rounding to bfloat16 changes the length by up to 2⁻⁸; missing normalization by far more.
 UNIT_TOLERANCE = 0.01
 
 
@@ -98,7 +98,7 @@ def check_scores(scores: Tensor, relevance: Tensor) -> Tensor:
     if not (low >= -1 - UNIT_TOLERANCE and high <= 1 + UNIT_TOLERANCE):
         raise InputError(
             f"scores must be cosine similarities in [-1, 1] without NaN, but range from {low:.4g} "
-            f"to {high:.4g}: normalise the descriptors first"
+            f"to {high:.4g}: normalize the descriptors first"
         )
     if relevance.dtype == torch.bool:
         return relevance

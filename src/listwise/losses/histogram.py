@@ -1,7 +1,7 @@
 """Soft histograms of similarity scores, in memory linear in the batch.
 
 Every loss of the paper's family needs two histograms per query: how many images, and how many
-relevant images, fall into each of the M bins (Eq. 7). A score lies between two neighbouring bin
+relevant images, fall into each of the M bins (Eq. 7). A score lies between two neighboring bin
 centers, so it adds to at most two bins and costs O(1).
 
 Scores are computed tile by tile and discarded; the backward pass computes them again. With the

@@ -1,6 +1,6 @@
 """The Triton kernels of `gpu.py`.
 
-Scores are scaled so that neighbouring bin centers have a distance of 1: the first is at `center`,
+Scores are scaled so that neighboring bin centers have a distance of 1: the first is at `center`,
 the last at −`center`, where `center` is (M − 1) / 2. Most scores are near zero, where
 floating-point numbers are most precise.
 
@@ -319,7 +319,7 @@ def precision_kernel(
     of `histogram.gap_slopes`, and adds w (1 − AP) to the loss, as an integer.
 
     Let R and A be the relevant and all images up to a bin, r the relevant images in it, P = R / A,
-    and N the number of positives. AP = Σ P r / N. The derivatives with respect to neighbouring bins
+    and N the number of positives. AP = Σ P r / N. The derivatives with respect to neighboring bins
     differ by r R / A² (all images) and P − P' + r / A (relevant images); P' is P of the next bin.
     """
     program = tl.program_id(0)

@@ -71,7 +71,7 @@ def create_backbone(name: str, **timm_options: Any) -> nn.Module:
 
 
 def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Compute the feature map of normalised images: [B, 3, H, W] -> [B, C, h, w].
+    """Compute the feature map of normalized images: [B, 3, H, W] -> [B, C, h, w].
 
     Calls `forward_features` of the backbone if it has that method, as timm's models do. Class
     tokens of a transformer are removed.

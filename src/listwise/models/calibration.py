@@ -145,8 +145,8 @@ def _fit(scores: npt.NDArray[np.float64], same: npt.NDArray[np.bool_]) -> tuple[
     high = (positives + 1) / (positives + 2)
     low = 1 / (len(same) - positives + 2)
     targets = np.where(same, high, low)
-    centre, spread = scores.mean(), scores.std() + 1e-12
-    columns = np.stack([(scores - centre) / spread, np.ones_like(scores)])
+    center, spread = scores.mean(), scores.std() + 1e-12
+    columns = np.stack([(scores - center) / spread, np.ones_like(scores)])
     weights = np.zeros(2)
 
     def loss(weights: npt.NDArray[np.float64]) -> float:
@@ -164,4 +164,4 @@ def _fit(scores: npt.NDArray[np.float64], same: npt.NDArray[np.bool_]) -> tuple[
         if np.abs(step).max() < _EVEN:
             break
     slope = float(weights[0] / spread)
-    return slope, float(weights[1] - slope * centre)
+    return slope, float(weights[1] - slope * center)

@@ -21,13 +21,13 @@ from listwise.plugins import CUSTOM, custom_name
 class RetrievalNet(nn.Module):
     """A network that maps images [B, 3, H, W] to unit descriptors [B, dim].
 
-    It consists of a backbone, a pooling, an optional projection, and L2 normalisation. Images are
-    uint8, or floating-point in [0, 1], of any size that the backbone takes; the network normalises
+    It consists of a backbone, a pooling, an optional projection, and L2 normalization. Images are
+    uint8, or floating-point in [0, 1], of any size that the backbone takes; the network normalizes
     them with the mean and standard deviation of its backbone. Batch norm is frozen: it uses its
     running statistics in training too, while its scale and shift are learned.
 
     Args:
-        backbone: the name of a timm model, or a module of your own that maps normalised images
+        backbone: the name of a timm model, or a module of your own that maps normalized images
             [B, 3, H, W] to a feature map [B, C, h, w].
         pooling: a name in `listwise.models.POOLINGS`, the name of a pooling in an installed
             package, or a module of your own that maps [B, C, h, w] to [B, D].
@@ -35,7 +35,7 @@ class RetrievalNet(nn.Module):
             such layer.
         weights: a file, or one of "auto", "pretrained", "imagenet-package" and "random"
             (see `listwise.models.weights.load_backbone`); a module of your own keeps its weights.
-        normalize_pooled: also L2-normalise between pooling and projection, as some released
+        normalize_pooled: also L2-normalize between pooling and projection, as some released
             networks do.
         mean: the RGB mean of images in [0, 1]; by default that of the backbone's
             `pretrained_cfg`, or of ImageNet.
@@ -108,7 +108,7 @@ class RetrievalNet(nn.Module):
         if self.projection is not None:
             with torch.autocast(vectors.device.type, enabled=False):
                 vectors = self.projection(vectors.to(self.mean.dtype))
-        # Half precision has too few digits to distinguish neighbours.
+        # Half precision has too few digits to distinguish neighbors.
         return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
 
     def features(self, images: Tensor) -> Tensor:

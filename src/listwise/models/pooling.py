@@ -54,7 +54,7 @@ class SPoC(nn.Module):
 
 
 class RMAC(nn.Module):
-    """The sum of the L2-normalised maxima of regions at three scales (Tolias et al. 2016)."""
+    """The sum of the L2-normalized maxima of regions at three scales (Tolias et al. 2016)."""
 
     def forward(self, features: Tensor) -> Tensor:  # noqa: D102
         x = _wide(features)
@@ -85,7 +85,7 @@ class CroW(nn.Module):
 def rmac_regions(height: int, width: int, scales: int = 3) -> list[tuple[int, int, int]]:
     """Return the square regions (top, left, side) of R-MAC (Tolias et al. 2016).
 
-    The number of regions along the longer side at scale 1 is chosen so that neighbours overlap by
+    The number of regions along the longer side at scale 1 is chosen so that neighbors overlap by
     as close to 40 % as possible. Each further scale has one more region along both sides. The side
     at scale l is 2·min(H, W) / (l + 1), rounded down; a scale whose regions are smaller than one
     cell is left out.

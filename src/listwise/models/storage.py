@@ -31,7 +31,7 @@ class NetConfig(BaseModel):
         backbone: the name of the timm model, or of the user's class.
         pooling: the name of the pooling, or of the user's class.
         projection: the output dimensions of the linear layer, if there is one.
-        normalize_pooled: whether vectors are L2-normalised between pooling and projection.
+        normalize_pooled: whether vectors are L2-normalized between pooling and projection.
         mean: the RGB mean of images in [0, 1].
         std: the RGB standard deviation.
         image_size: the side of the images that the backbone was trained with; not a limit.

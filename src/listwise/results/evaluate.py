@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from listwise.data import LabelledImages, read_labelled
-from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognise
+from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognize
 from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
@@ -196,7 +196,7 @@ def open_benchmark(
         images = source if split is None else source.of_split(split)
         return Benchmark.of_labels("labelled photos", images)
     path = Path(source).expanduser()
-    if find_entry(str(source)) is None and path.exists() and recognise(path) is None:
+    if find_entry(str(source)) is None and path.exists() and recognize(path) is None:
         return Benchmark.of_labels(path.name, read_labelled(path, split))
     if split is not None:
         raise InputError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
 
 THRESHOLD = 0.95
-NEAREST = 20  # neighbours per photo; larger groups are joined from several photos
+NEAREST = 20  # neighbors per photo; larger groups are joined from several photos
 _BLOCK = 1000  # photos that are searched together
 
 
@@ -88,7 +88,7 @@ def _same_content(known: Keys) -> Iterator[tuple[int, int]]:
 
 
 def _near_pairs(store: Store, keys: Keys, threshold: float) -> Iterator[tuple[int, int, float]]:
-    """Pairs of a block of entries and their neighbours whose scores reach the threshold."""
+    """Pairs of a block of entries and their neighbors whose scores reach the threshold."""
     scores, found = store.search(store.vectors(keys), NEAREST + 1)
     for own, row, values in zip(keys.tolist(), found.tolist(), scores.tolist(), strict=True):
         for other, score in zip(row, values, strict=True):

@@ -20,7 +20,7 @@ def exact_search(
     Args:
         queries: descriptors [Q, C].
         database: descriptors [N, C], or an iterable of blocks [n, C].
-        k: the number of neighbours per query.
+        k: the number of neighbors per query.
 
     Returns:
         Scores and positions in the database, best first, both [Q, min(k, N)].
@@ -48,7 +48,7 @@ def exact_search(
 def _merged(
     best: Vectors, places: NDArray[np.int64], scores: Vectors, start: int, k: int
 ) -> tuple[Vectors, NDArray[np.int64]]:
-    """Merge the best neighbours so far with the scores of the next block."""
+    """Merge the best neighbors so far with the scores of the next block."""
     had = best.shape[1]
     width = min(k, had + scores.shape[1])
     new_best = np.empty((len(best), width), best.dtype)

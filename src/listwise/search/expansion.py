@@ -14,16 +14,16 @@ _ROWS = 1024  # database descriptors per step
 
 @runtime_checkable
 class VectorIndex(Protocol):
-    """An index that returns nearest neighbours and their descriptors, as expansion needs."""
+    """An index that returns nearest neighbors and their descriptors, as expansion needs."""
 
     def search(
         self, queries: ArrayLike, k: int, /
     ) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-        """Find at most k neighbours per query, best first.
+        """Find at most k neighbors per query, best first.
 
         Returns:
             Scores and positions, both [Q, k'] with k' <= k. A position is -1 if fewer
-            neighbours were found.
+            neighbors were found.
         """
 
     def vectors(self, positions: ArrayLike, /) -> NDArray[np.generic]:
@@ -33,16 +33,16 @@ class VectorIndex(Protocol):
 def alpha_query_expansion(
     queries: ArrayLike, database: Database | VectorIndex, alpha: float = 2.0, k: int = 10
 ) -> NDArray[np.floating]:
-    """Expand queries with their nearest neighbours (αQE).
+    """Expand queries with their nearest neighbors (αQE).
 
-    Each query q becomes L2(q + Σ simᵅ · d) over its k nearest descriptors d. A neighbour with a
+    Each query q becomes L2(q + Σ simᵅ · d) over its k nearest descriptors d. A neighbor with a
     similarity of 0 or less has no weight.
 
     Args:
         queries: unit descriptors [Q, C].
         database: descriptors [N, C], blocks [n, C] that can be read twice, or an index.
         alpha: the power of the similarities.
-        k: the number of neighbours.
+        k: the number of neighbors.
 
     Returns:
         Unit descriptors [Q, C].
@@ -63,7 +63,7 @@ def database_augmentation(
 
     Args:
         database: unit descriptors [N, C].
-        k: the number of neighbours.
+        k: the number of neighbors.
         alpha: the power of the similarities.
         index: an index of the same descriptors in the same order; exact search by default.
 
@@ -72,21 +72,21 @@ def database_augmentation(
     """
     _check(alpha, k)
     vectors = np.asarray(database)
-    neighbours = ExactIndex(vectors) if index is None else index
+    neighbors = ExactIndex(vectors) if index is None else index
     found = np.empty(vectors.shape, np.result_type(vectors, np.float32))
     for start in range(0, len(vectors), _ROWS):
         block = as_queries(vectors[start : start + _ROWS])
-        scores, positions = neighbours.search(block, k + 1)
+        scores, positions = neighbors.search(block, k + 1)
         own = np.arange(start, start + len(block))
         scores, positions = _without_itself(scores, positions, own, k)
-        found[start : start + _ROWS] = _expanded(block, neighbours, scores, positions, alpha)
+        found[start : start + _ROWS] = _expanded(block, neighbors, scores, positions, alpha)
     return found
 
 
 def _without_itself(
     scores: Vectors, positions: NDArray[np.int64], own: NDArray[np.int64], k: int
 ) -> tuple[Vectors, NDArray[np.int64]]:
-    """Keep the first k neighbours other than the descriptor itself.
+    """Keep the first k neighbors other than the descriptor itself.
 
     The descriptor is not always in its own list: copies of it may come first, and an index may
     not be exact.
@@ -109,11 +109,11 @@ def _expanded(
     total = vectors.copy()
     unique, inverse = np.unique(positions[positive], return_inverse=True)
     if len(unique):
-        neighbours = index.vectors(unique)
+        neighbors = index.vectors(unique)
         rows = np.zeros(positions.shape, np.int64)
         rows[positive] = inverse
         for weight, row in zip(weights.T, rows.T, strict=True):
-            total += weight[:, None] * neighbours[row]
+            total += weight[:, None] * neighbors[row]
     norms = np.linalg.norm(total, axis=1, keepdims=True)
     total /= np.maximum(norms, np.finfo(total.dtype).tiny)
     return total

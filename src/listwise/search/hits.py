@@ -74,7 +74,7 @@ class Query:
     Attributes:
         vectors: descriptors of the examples [n, C]; the search uses their mean.
         k: the maximum number of hits.
-        expand: expand the query with its first neighbours (αQE).
+        expand: expand the query with its first neighbors (αQE).
         exclude: keys of entries that are not returned.
         where: a filter that the hits match; query expansion uses all entries.
         min_score: the minimum score of a hit.
@@ -165,7 +165,7 @@ def _expanded(store: Store, rows: Float32) -> Float32:
     try:
         return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
     except NoEntryError:
-        # A neighbour was removed before its descriptor was read.
+        # A neighbor was removed before its descriptor was read.
         store.refresh()
         return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
 

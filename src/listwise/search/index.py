@@ -210,7 +210,7 @@ class Index:
                 not among the hits.
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
-            expand: expand the query with its nearest neighbours (αQE).
+            expand: expand the query with its nearest neighbors (αQE).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
                 local features, their files must be readable.
             exclude: ids or keys of entries that are not returned.

@@ -16,17 +16,17 @@ Search = Callable[[Float32, int], tuple[Float32, Keys]]
 """A search to measure: queries [Q, C] and k -> scores and keys, both [Q, k']."""
 
 
-class ExactNeighbours:
-    """The exact nearest neighbours of some entries, from one pass over all descriptors.
+class ExactNeighbors:
+    """The exact nearest neighbors of some entries, from one pass over all descriptors.
 
-    An entry is not a neighbour of itself.
+    An entry is not a neighbor of itself.
 
     Args:
         own: the keys of the entries [Q].
         queries: their descriptors [Q, C].
 
     Attributes:
-        keys: the keys of their neighbours [Q, n], n <= 10; -1 where there are fewer.
+        keys: the keys of their neighbors [Q, n], n <= 10; -1 where there are fewer.
     """
 
     def __init__(self, own: Keys, queries: Float32) -> None:
@@ -45,13 +45,13 @@ class ExactNeighbours:
         self.keys[np.isneginf(self._scores)] = -1
 
     def recall(self, found: Keys) -> float:
-        """The share of the neighbours that a search found: keys [Q, n] -> a number."""
+        """The share of the neighbors that a search found: keys [Q, n] -> a number."""
         there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
         wanted = self.keys >= 0
         return float(there[wanted].mean()) if wanted.any() else 1.0
 
 
-def measure(search: Search, exact: ExactNeighbours) -> tuple[float, float]:
+def measure(search: Search, exact: ExactNeighbors) -> tuple[float, float]:
     """Measure recall@10 of all queries, and the median milliseconds of single queries."""
     if not len(exact.own):
         return 1.0, 0.0

@@ -51,5 +51,5 @@ def draw_duplicates(groups: Sequence[DuplicateGroup]) -> Image.Image:
 def _thumbnail(index: Index, entry: Entry) -> Image.Image:
     content = index.store.thumbnail(entry.key) or thumbnail_from_photo(entry)
     if not content:
-        return Image.new("RGB", (160, 120), "lightgrey")
+        return Image.new("RGB", (160, 120), "lightgray")
     return Image.open(io.BytesIO(content)).convert("RGB")

@@ -24,7 +24,7 @@ from listwise.plugins import load_installed
 from listwise.settings import TrainConfig
 
 Loss = Callable[..., Tensor]
-"""A callable of descriptors [B, C] and labels [B] that returns a scalar to minimise.
+"""A callable of descriptors [B, C] and labels [B] that returns a scalar to minimize.
 
 It may take two more arguments, with these names:
 

@@ -8,9 +8,9 @@ from listwise.data.catalog.dataset import (
     find_entry,
     labelled_of,
     photos_of,
-    recognise,
+    recognize,
 )
 from listwise.data.catalog.entries import ENTRIES, DataSetEntry, RemoteFile
 
 __all__ = ["DATA_FOLDER", "ENTRIES", "Benchmark", "DataSetEntry", "Dataset", "RemoteFile"]
-__all__ += ["find_dataset", "find_entry", "labelled_of", "photos_of", "recognise"]
+__all__ += ["find_dataset", "find_entry", "labelled_of", "photos_of", "recognize"]

@@ -25,7 +25,7 @@ _QUERIES = ("*_query.txt", "*/*_query.txt")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in a folder; `entry` is its catalogue entry, None for a benchmark of your own."""
+    """A data set in a folder; `entry` is its catalog entry, None for a benchmark of your own."""
 
     name: str
     folder: Path
@@ -127,7 +127,7 @@ class Dataset:
 def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Dataset:
     """Find a data set on disk by its folder or by its name.
 
-    A folder is recognised by its layout: one of the catalogue, or `gnd_*.pkl` (or `*_query.txt`
+    A folder is recognized by its layout: one of the catalog, or `gnd_*.pkl` (or `*_query.txt`
     files) beside `jpg/`.
 
     Args:
@@ -140,7 +140,7 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
     folder = Path(name_or_path).expanduser()
     known = find_entry(str(name_or_path))
     if folder.is_dir():
-        found = recognise(folder)
+        found = recognize(folder)
         if found is not None:
             return found
         if known is None:
@@ -155,7 +155,7 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
         raise InputError(f"{name_or_path}: no such folder, and no data set has this name; {hint}")
     root = Path(root) if root is not None else DATA_FOLDER
     for candidate in (root / known.name, root / str(name_or_path), root):
-        found = recognise(candidate)
+        found = recognize(candidate)
         if found is not None and found.entry is known:
             return found
     if not known.files:
@@ -186,17 +186,17 @@ def _is_known(source: str | Path) -> bool:
     """Return whether this is the name of a data set, or a folder that contains one."""
     path = Path(source).expanduser()
     if path.exists():
-        return recognise(path) is not None
+        return recognize(path) is not None
     return find_entry(str(source)) is not None
 
 
 def find_entry(name: str) -> DataSetEntry | None:
-    """Return the catalogue entry of a name, in upper or lower case, with - or _; or None."""
+    """Return the catalog entry of a name, in upper or lower case, with - or _; or None."""
     plain = name.lower().replace("_", "-")
     return next((entry for key, entry in ENTRIES.items() if key.lower() == plain), None)
 
 
-def recognise(folder: Path) -> Dataset | None:
+def recognize(folder: Path) -> Dataset | None:
     """Return the data set in a folder by its layout, None if the layout is unknown."""
     if not folder.is_dir():
         return None

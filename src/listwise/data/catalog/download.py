@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from listwise.data.catalog.archives import CHUNK, Progress, is_disk_error, unpack
-from listwise.data.catalog.dataset import Dataset, recognise
+from listwise.data.catalog.dataset import Dataset, recognize
 from listwise.data.catalog.entries import DataSetEntry, RemoteFile
 from listwise.errors import InputError
 from listwise.files import read_json, write_text
@@ -80,7 +80,7 @@ def get_dataset(
     entry: DataSetEntry, folder: str | Path, progress: Progress = lambda what, done, total: None
 ) -> DownloadResult:
     """Return the data set in `folder`, and download it if it is missing or incomplete."""
-    found = recognise(Path(folder))
+    found = recognize(Path(folder))
     if found is not None and found.entry is not entry:
         raise InputError(f"{folder} contains {found.name}, not {entry.name}: give another folder")
     problems = found.check() if found else []
@@ -89,7 +89,7 @@ def get_dataset(
     if not entry.files:
         raise InputError(problems[0] if problems else f"{entry.name}: {entry.how}")
     unverified = download(entry, folder, progress=progress)
-    found = recognise(Path(folder))
+    found = recognize(Path(folder))
     if found is None:
         raise InputError(f"{folder} does not have the layout of {entry.name} after the download")
     return DownloadResult(found, found.check(), unverified)

@@ -1,4 +1,4 @@
-"""The catalogue of public data sets: their terms, addresses, layouts and sizes.
+"""The catalog of public data sets: their terms, addresses, layouts and sizes.
 
 Addresses are from the pages and download scripts of the authors. A file has a checksum only if
 several public projects print the same one, or if the authors publish it with the file.
@@ -86,7 +86,7 @@ def _revisited(
     name: str, title: str, photos: int, place: str, archives: tuple[str, ...], gigabytes: float
 ) -> DataSetEntry:
     file = f"gnd_{name}.pkl"
-    judgements = RemoteFile(f"{_CTU}/revisitop/data/datasets/{name}/{file}", file)
+    judgments = RemoteFile(f"{_CTU}/revisitop/data/datasets/{name}/{file}", file)
     return DataSetEntry(
         name,
         f"Revisited {title}",
@@ -95,7 +95,7 @@ def _revisited(
         f"{_CTU}/revisitop/",
         (file,),
         {"database": photos, "queries": 70},
-        (judgements, *_unpacked(place, archives, "jpg")),
+        (judgments, *_unpacked(place, archives, "jpg")),
         gigabytes=gigabytes,
     )
 
@@ -184,7 +184,7 @@ _ALL = (
         "google-landmarks-v2",
         "Google Landmarks v2, the cleaned training set",
         "gldv2",
-        "labels CC BY 4.0 (Google); every photo has a Creative Commons licence of its own, listed "
+        "labels CC BY 4.0 (Google); every photo has a Creative Commons license of its own, listed "
         "in train_attribution.csv",
         "https://github.com/cvdfoundation/google-landmark",
         ("train_clean.csv",),
@@ -269,4 +269,4 @@ _ALL = (
 )
 
 ENTRIES: Final[Mapping[str, DataSetEntry]] = {entry.name: entry for entry in _ALL}
-"""The catalogue: all data sets by name."""
+"""The catalog: all data sets by name."""

@@ -1,4 +1,4 @@
-"""The judgements of public benchmarks, read from the files that their makers publish.
+"""The judgments of public benchmarks, read from the files that their makers publish.
 
 Revisited Oxford and Paris have one `gnd_*.pkl`, the original Oxford5k and Paris6k text files.
 """
@@ -27,18 +27,18 @@ def read_ground_truth(path: str | Path) -> JudgedQueries:
     content = read_pickle_restricted(path)
     names = [str(name) for name in _field(content, "imlist", str(path))]
     queries = [str(name) for name in _field(content, "qimlist", str(path))]
-    judgements = _field(content, "gnd", str(path))
-    if len(judgements) != len(queries):
+    judgments = _field(content, "gnd", str(path))
+    if len(judgments) != len(queries):
         raise InputError(
-            f"{path}: {len(queries)} queries but {len(judgements)} judgements; give one for each"
+            f"{path}: {len(queries)} queries but {len(judgments)} judgments; give one for each"
         )
     boxes: list[Box] = []
     grades: dict[str, list[Indices]] = {"easy": [], "hard": [], "junk": []}
-    for query, judgement in zip(queries, judgements, strict=True):
+    for query, judgment in zip(queries, judgments, strict=True):
         where = f"{path}, query {query}"
-        boxes.append(_box(_field(judgement, "bbx", where), f"{where}: 'bbx'"))
+        boxes.append(_box(_field(judgment, "bbx", where), f"{where}: 'bbx'"))
         for key, lists in grades.items():
-            lists.append(_indices(_field(judgement, key, where), key, len(names), where))
+            lists.append(_indices(_field(judgment, key, where), key, len(names), where))
         everything = np.concatenate([lists[-1] for lists in grades.values()])
         if len(np.unique(everything)) != len(everything):
             raise InputError(f"{where}: an image is judged twice; easy, hard and junk must differ")

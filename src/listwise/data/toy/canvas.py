@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from listwise.data.toy.plans import Colour
+from listwise.data.toy.plans import Color
 
 Point = tuple[float, float]
 Grain = NDArray[np.float32]
@@ -24,11 +24,11 @@ class Canvas:
         self.image = Image.new("RGBA", self.size)
         self._draw = ImageDraw.Draw(self.image)
 
-    def polygon(self, points: Sequence[Point], colour: Colour, grain: Grain | None = None) -> None:
+    def polygon(self, points: Sequence[Point], color: Color, grain: Grain | None = None) -> None:
         """Fill a polygon, evenly or with a texture ([H, W] of the whole canvas)."""
         pixels = self._pixels(points)
         if grain is None:
-            self._draw.polygon(pixels, fill=colour)
+            self._draw.polygon(pixels, fill=color)
             return
         left, top = (max(0, math.floor(min(p[axis] for p in pixels))) for axis in (0, 1))
         right, bottom = (
@@ -38,31 +38,31 @@ class Canvas:
             return
         mask = Image.new("L", (right - left, bottom - top))
         ImageDraw.Draw(mask).polygon([(x - left, y - top) for x, y in pixels], fill=255)
-        shade = grain[top:bottom, left:right, None] * np.array(colour, np.float32)
+        shade = grain[top:bottom, left:right, None] * np.array(color, np.float32)
         patch = Image.fromarray(np.clip(shade, 0, 255).astype(np.uint8))
         self.image.paste(patch, (left, top), mask)
 
     def rectangle(
-        self, x0: float, y0: float, x1: float, y1: float, colour: Colour, grain: Grain | None = None
+        self, x0: float, y0: float, x1: float, y1: float, color: Color, grain: Grain | None = None
     ) -> None:
         """Fill an upright rectangle."""
-        self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour, grain)
+        self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], color, grain)
 
     def taper(
-        self, x: float, bottom: Point, top: Point, colour: Colour, grain: Grain | None = None
+        self, x: float, bottom: Point, top: Point, color: Color, grain: Grain | None = None
     ) -> None:
         """Fill a shape symmetric about x, given half-width and height at its bottom and top."""
         (low, y0), (high, y1) = bottom, top
-        self.polygon([(x - low, y0), (x + low, y0), (x + high, y1), (x - high, y1)], colour, grain)
+        self.polygon([(x - low, y0), (x + low, y0), (x + high, y1), (x - high, y1)], color, grain)
 
-    def disc(self, x: float, y: float, radius: float, colour: Colour) -> None:
+    def disc(self, x: float, y: float, radius: float, color: Color) -> None:
         """Fill a circle."""
         (cx, cy), r = self._pixels([(x, y)])[0], radius * self.scale
-        self._draw.ellipse([cx - r, cy - r, cx + r, cy + r], fill=colour)
+        self._draw.ellipse([cx - r, cy - r, cx + r, cy + r], fill=color)
 
-    def line(self, points: Sequence[Point], colour: Colour, width: float) -> None:
+    def line(self, points: Sequence[Point], color: Color, width: float) -> None:
         """Draw a line of a width in metres."""
-        self._draw.line(self._pixels(points), fill=colour, width=max(1, round(width * self.scale)))
+        self._draw.line(self._pixels(points), fill=color, width=max(1, round(width * self.scale)))
 
     def finish(self) -> Image.Image:
         """Return the picture, smoothed."""
@@ -92,9 +92,9 @@ class Canvas:
         return [(x * self.scale, self.size[1] - y * self.scale) for x, y in points]
 
 
-def shade(colour: Colour, factor: float) -> Colour:
-    """Make a colour darker or brighter."""
-    red, green, blue = (min(255, max(0, round(channel * factor))) for channel in colour)
+def shade(color: Color, factor: float) -> Color:
+    """Make a color darker or brighter."""
+    red, green, blue = (min(255, max(0, round(channel * factor))) for channel in color)
     return red, green, blue
 
 

@@ -198,7 +198,7 @@ def _write_ground_truth(path: Path, tasks: list[_Task], boxes: dict[str, Box]) -
     names = [name for task in shown for name, kind in task.photos if kind != "query"]
     place = {name: index for index, name in enumerate(names)}
     queries: list[str] = []
-    judgements: list[dict[str, Any]] = []
+    judgments: list[dict[str, Any]] = []
     for task in shown:
         found = {
             level: [place[name] for name, kind in task.photos if kind == level]
@@ -207,6 +207,6 @@ def _write_ground_truth(path: Path, tasks: list[_Task], boxes: dict[str, Box]) -
         for name, kind in task.photos:
             if kind == "query":
                 queries.append(name)
-                judgements.append({"bbx": list(boxes[name]), **found})
-    content = {"imlist": names, "qimlist": queries, "gnd": judgements}
+                judgments.append({"bbx": list(boxes[name]), **found})
+    content = {"imlist": names, "qimlist": queries, "gnd": judgments}
     path.write_bytes(pickle.dumps(content, protocol=2))

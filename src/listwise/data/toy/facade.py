@@ -8,10 +8,10 @@ from PIL import Image
 
 from listwise.data.toy.canvas import Canvas, Grain, shade
 from listwise.data.toy.openings import draw_door, draw_window, outline
-from listwise.data.toy.plans import Building, BuildingPlan, Colour, Details
+from listwise.data.toy.plans import Building, BuildingPlan, Color, Details
 from listwise.data.toy.roofs import draw_ornament, draw_roof, draw_towers, total_height
 
-_BEAM: Colour = (86, 58, 42)
+_BEAM: Color = (86, 58, 42)
 _PIXELS = 340  # of the longer side of a finished front
 
 
@@ -54,7 +54,7 @@ def _draw_front(canvas: Canvas, building: Building, left: float, rng: np.random.
     right = left + plan.width
     stone, tiles = canvas.grain(plan.wall, rng), canvas.grain("tiles", rng)
     draw_roof(canvas, building, left, stone, tiles)
-    canvas.rectangle(left, 0, right, plan.eaves, plan.wall_colour, stone)
+    canvas.rectangle(left, 0, right, plan.eaves, plan.wall_color, stone)
     _draw_skeleton(canvas, plan, details, left, right, stone)
     _draw_floors(canvas, plan, details, left)
     _draw_ground_floor(canvas, plan, details, left)
@@ -69,12 +69,12 @@ def _draw_skeleton(
     trim = details.trim
     if plan.wall == "timber":
         _draw_beams(canvas, plan, left, right)
-    canvas.rectangle(left - 0.1, 0, right + 0.1, 0.7, shade(plan.wall_colour, 0.72), stone)
+    canvas.rectangle(left - 0.1, 0, right + 0.1, 0.7, shade(plan.wall_color, 0.72), stone)
     if details.band:
         for floor in range(1, plan.floors):
             level = plan.ground_height + (floor - 1) * plan.floor_height
             canvas.rectangle(left, level - 0.12, right, level + 0.32, trim)
-            canvas.rectangle(left, level - 0.24, right, level - 0.12, shade(plan.wall_colour, 0.62))
+            canvas.rectangle(left, level - 0.24, right, level - 0.12, shade(plan.wall_color, 0.62))
     if plan.pilasters:
         for bay in range(plan.bays + 1):
             x = left + 0.6 + bay * plan.bay_width
@@ -87,7 +87,7 @@ def _draw_skeleton(
             canvas.rectangle(left, level, left + reach, level + 0.62, shade(trim, 0.93))
             canvas.rectangle(right - reach, level, right, level + 0.62, shade(trim, 0.93))
     eaves = plan.eaves
-    canvas.rectangle(left, eaves - 0.75, right, eaves - 0.5, shade(plan.wall_colour, 0.6))
+    canvas.rectangle(left, eaves - 0.75, right, eaves - 0.5, shade(plan.wall_color, 0.6))
     canvas.rectangle(left - 0.3, eaves - 0.5, right + 0.3, eaves - 0.2, trim)
     canvas.rectangle(left - 0.5, eaves - 0.2, right + 0.5, eaves + 0.12, shade(trim, 1.06))
 
@@ -125,11 +125,11 @@ def _draw_ground_floor(canvas: Canvas, plan: BuildingPlan, details: Details, lef
             canvas.polygon(outline("round", x, 0, width * 0.66, height), (44, 40, 40))
             canvas.polygon(outline("round", x + 0.1, 0, width * 0.5, height * 0.8), (66, 60, 58))
         elif details.ground == "shop":
-            canvas.rectangle(x - width * 0.44, 0, x + width * 0.44, height, details.door_colour)
+            canvas.rectangle(x - width * 0.44, 0, x + width * 0.44, height, details.door_color)
             canvas.rectangle(x - width * 0.38, 0.6, x + width * 0.38, height * 0.8, (120, 132, 138))
             canvas.rectangle(x - width * 0.38, 0.6, x + width * 0.1, height * 0.5, (92, 104, 114))
             awning = (width * 0.46, height * 0.95), (width * 0.5, height * 0.72)
-            canvas.taper(x, *awning, shade(details.door_colour, 1.5))
+            canvas.taper(x, *awning, shade(details.door_color, 1.5))
         else:
             draw_window(canvas, details, x, 1.3, width * 0.4, height * 0.66)
     x = left + 0.6 + (middle + 0.5) * plan.bay_width
@@ -142,9 +142,9 @@ def _draw_side(canvas: Canvas, building: Building, rng: np.random.Generator) -> 
     if plan.roof != "parapet":
         roof = [(0, plan.eaves), (plan.depth, plan.eaves)]
         top = [(plan.depth, plan.eaves + 2.1), (0.6, plan.eaves + 2.1)]
-        canvas.polygon([*roof, *top], shade(plan.roof_colour, 0.95), tiles)
-    canvas.rectangle(0, 0, plan.depth, plan.eaves, plan.wall_colour, stone)
-    canvas.rectangle(0, 0, plan.depth, 0.7, shade(plan.wall_colour, 0.72), stone)
+        canvas.polygon([*roof, *top], shade(plan.roof_color, 0.95), tiles)
+    canvas.rectangle(0, 0, plan.depth, plan.eaves, plan.wall_color, stone)
+    canvas.rectangle(0, 0, plan.depth, 0.7, shade(plan.wall_color, 0.72), stone)
     canvas.rectangle(0, plan.eaves - 0.4, plan.depth, plan.eaves + 0.1, details.trim)
     count = int(plan.depth / plan.bay_width)
     for floor in range(1, plan.floors):

@@ -3,13 +3,13 @@
 import math
 
 from listwise.data.toy.canvas import Canvas, Point, shade
-from listwise.data.toy.plans import Colour, Details
+from listwise.data.toy.plans import Color, Details
 
-_GLASS: Colour = (58, 72, 88)
+_GLASS: Color = (58, 72, 88)
 
 
 def outline(kind: str, x: float, y: float, width: float, height: float) -> list[Point]:
-    """Return the outline of an opening centred on x with its bottom at y."""
+    """Return the outline of an opening centered on x with its bottom at y."""
     half = width / 2
     if kind == "round":
         spring = y + height - half
@@ -32,7 +32,7 @@ def outline(kind: str, x: float, y: float, width: float, height: float) -> list[
 def draw_window(
     canvas: Canvas, details: Details, x: float, y: float, width: float, height: float
 ) -> None:
-    """Draw a window centred on x with its sill at y."""
+    """Draw a window centered on x with its sill at y."""
     if details.window == "twin":
         for side in (-1, 1):
             _light(canvas, details, "round", x + side * width * 0.28, y, width * 0.48, height)
@@ -80,8 +80,8 @@ def _light(
 
 
 def draw_door(canvas: Canvas, details: Details, x: float, width: float, height: float) -> None:
-    """Draw the main door, centred on x."""
-    trim, colour = details.trim, details.door_colour
+    """Draw the main door, centered on x."""
+    trim, color = details.trim, details.door_color
     kind = "square" if details.door == "porch" else details.door
     if details.door == "porch":
         for side in (-1, 1):
@@ -98,9 +98,9 @@ def draw_door(canvas: Canvas, details: Details, x: float, width: float, height: 
     else:
         canvas.polygon(outline(kind, x, 0, width + 0.7, height + 0.4), trim)
         canvas.polygon(outline(kind, x, 0, width + 0.25, height + 0.15), shade(trim, 0.7))
-    canvas.polygon(outline(kind, x, 0, width, height - 0.1), shade(colour, 0.9))
-    canvas.line([(x, 0), (x, height - 0.2)], shade(colour, 0.5), 0.08)
-    panel = shade(colour, 1.25)
+    canvas.polygon(outline(kind, x, 0, width, height - 0.1), shade(color, 0.9))
+    canvas.line([(x, 0), (x, height - 0.2)], shade(color, 0.5), 0.08)
+    panel = shade(color, 1.25)
     for left, right in ((x - width * 0.4, x - width * 0.1), (x + width * 0.1, x + width * 0.4)):
         for low, high in ((0.08, 0.36), (0.42, 0.66)):
             canvas.rectangle(left, height * low, right, height * high, panel)

@@ -1,4 +1,4 @@
-"""Draw a photo of a building: framing, neighbours, clutter and light, by difficulty."""
+"""Draw a photo of a building: framing, neighbors, clutter and light, by difficulty."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Viewpoint:
     occluders: int
     keep: float  # the part of the building in the photo that nothing may cover
     blur: float
-    contrast: float  # of shadows and of the light's colour, 0..1
+    contrast: float  # of shadows and of the light's color, 0..1
 
 
 def draw_viewpoint(kind: str, rng: np.random.Generator) -> Viewpoint:
@@ -142,7 +142,7 @@ def _frame(
 def _paste_row(
     scene: Scene, camera: Camera, model: DrawnBuilding, rng: np.random.Generator
 ) -> None:
-    """Draw the building and its neighbours, the farther ones first."""
+    """Draw the building and its neighbors, the farther ones first."""
     sun_front, sun_side = rng.uniform(0.82, 1.1), rng.uniform(0.55, 1.05)
     row: list[tuple[DrawnBuilding, float, float]] = []
     for side in (-1, 1):
@@ -200,7 +200,7 @@ _EXPOSURES = {"clear": 0.52, "overcast": 0.52, "sunset": 0.45, "dusk": 0.34}
 
 
 def _expose(photo: Image.Image, view: Viewpoint, rng: np.random.Generator) -> Image.Image:
-    """Apply light: a gradient, a colour cast, exposure, blur and grain."""
+    """Apply light: a gradient, a color cast, exposure, blur and grain."""
     if view.blur > 0:
         photo = photo.filter(ImageFilter.GaussianBlur(view.blur))
     width, height = photo.size
@@ -213,7 +213,7 @@ def _expose(photo: Image.Image, view: Viewpoint, rng: np.random.Generator) -> Im
     pixels *= tint.astype(np.float32)
     target = _EXPOSURES[view.weather] * math.exp(rng.normal(0, 0.1 + 0.12 * view.contrast))
     pixels *= target / float(pixels.mean())
-    grey = pixels.mean(axis=2, keepdims=True)
-    pixels = grey + (pixels - grey) * rng.uniform(1 - 0.6 * view.contrast, 1.15)
+    gray = pixels.mean(axis=2, keepdims=True)
+    pixels = gray + (pixels - gray) * rng.uniform(1 - 0.6 * view.contrast, 1.15)
     pixels += 0.012 * rng.standard_normal((height, width, 1), np.float32)
     return Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8))

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 FAMILY = 3  # look-alikes that share one plan
 CHANGED = 5  # details in which a look-alike differs from the first of its family
 
 WALLS = ("brick", "ashlar", "plaster", "timber")
 ROOFS = ("hip", "gable", "stepped", "mansard", "parapet", "pediment")
-TOWERS = ("none", "none", "centre", "side", "twin", "dome")
+TOWERS = ("none", "none", "center", "side", "twin", "dome")
 
-WALL_COLOURS: dict[str, tuple[Colour, ...]] = {
+WALL_COLORS: dict[str, tuple[Color, ...]] = {
     "brick": ((168, 92, 72), (150, 78, 60), (186, 128, 92), (190, 160, 110)),
     "ashlar": ((206, 194, 168), (184, 178, 170), (214, 186, 140), (160, 156, 150)),
     "plaster": (
@@ -26,7 +26,7 @@ WALL_COLOURS: dict[str, tuple[Colour, ...]] = {
     ),
     "timber": ((238, 228, 208), (230, 210, 170), (214, 214, 206)),
 }
-ROOF_COLOURS: tuple[Colour, ...] = ((128, 70, 56), (92, 96, 108), (156, 92, 64), (104, 84, 76))
+ROOF_COLORS: tuple[Color, ...] = ((128, 70, 56), (92, 96, 108), (156, 92, 64), (104, 84, 76))
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class BuildingPlan:
     floor_height: float
     depth: float
     wall: str
-    wall_colour: Colour
+    wall_color: Color
     roof: str
-    roof_colour: Colour
+    roof_color: Color
     tower: str
     pilasters: bool
 
@@ -68,14 +68,14 @@ class Details:
     window: str
     glazing: str
     hood: str
-    shutters: Colour | None
+    shutters: Color | None
     door: str
-    door_colour: Colour
+    door_color: Color
     ground: str
     ornament: str
     dormers: int
     cap: str
-    trim: Colour
+    trim: Color
     band: bool
 
 
@@ -85,7 +85,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "hood": ("none", "lintel", "peak", "frame"),
     "shutters": (None, (62, 98, 74), (120, 52, 44), (70, 92, 130)),
     "door": ("square", "round", "pointed", "porch"),
-    "door_colour": ((92, 54, 36), (40, 82, 62), (128, 36, 36), (42, 62, 104)),
+    "door_color": ((92, 54, 36), (40, 82, 62), (128, 36, 36), (42, 62, 104)),
     "ground": ("windows", "arcade", "shop"),
     "ornament": ("clock", "rose", "shield", "niche"),
     "dormers": (0, 1, 2, 3),
@@ -121,7 +121,7 @@ def draw_family(rng: np.random.Generator, size: int = FAMILY) -> list[Building]:
 
 
 def draw_house(rng: np.random.Generator) -> Building:
-    """Return an ordinary house of the neighbourhood: smaller, and without a tower."""
+    """Return an ordinary house of the neighborhood: smaller, and without a tower."""
     building = draw_family(rng, size=1)[0]
     bays, floors = int(rng.integers(2, 4)), int(rng.integers(2, 4))
     plan = replace(building.plan, bays=bays, floors=floors, tower="none")
@@ -137,9 +137,9 @@ def _draw_plan(rng: np.random.Generator) -> BuildingPlan:
         floor_height=float(rng.uniform(3.2, 4.0)),
         depth=float(rng.uniform(7, 12)),
         wall=wall,
-        wall_colour=_vary(rng, _pick(rng, WALL_COLOURS[wall])),
+        wall_color=_vary(rng, _pick(rng, WALL_COLORS[wall])),
         roof=_pick(rng, ROOFS),
-        roof_colour=_vary(rng, _pick(rng, ROOF_COLOURS)),
+        roof_color=_vary(rng, _pick(rng, ROOF_COLORS)),
         tower=_pick(rng, TOWERS),
         pilasters=bool(rng.random() < 0.4),
     )
@@ -159,7 +159,7 @@ def _pick(rng: np.random.Generator, choices: Any) -> Any:
     return choices[int(rng.integers(len(choices)))]
 
 
-def _vary(rng: np.random.Generator, colour: Colour) -> Colour:
-    """Return a colour near another."""
-    red, green, blue = (min(255, round(c * rng.uniform(0.86, 1.1))) for c in colour)
+def _vary(rng: np.random.Generator, color: Color) -> Color:
+    """Return a color near another."""
+    red, green, blue = (min(255, round(c * rng.uniform(0.86, 1.1))) for c in color)
     return red, green, blue

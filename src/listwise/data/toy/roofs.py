@@ -4,10 +4,10 @@ import math
 
 from listwise.data.toy.canvas import Canvas, Grain, Point, shade
 from listwise.data.toy.openings import draw_window, outline
-from listwise.data.toy.plans import Building, BuildingPlan, Colour, Details
+from listwise.data.toy.plans import Building, BuildingPlan, Color, Details
 
-_DARK: Colour = (52, 58, 68)
-_COPPER: Colour = (112, 158, 140)
+_DARK: Color = (52, 58, 68)
+_COPPER: Color = (112, 158, 140)
 
 
 def crown_height(plan: BuildingPlan) -> float:
@@ -34,15 +34,15 @@ def draw_roof(canvas: Canvas, building: Building, left: float, stone: Grain, til
     plan, details = building.plan, building.details
     right, eaves, rise = left + plan.width, plan.eaves, crown_height(plan)
     middle = left + plan.width / 2
-    colour = plan.roof_colour
+    color = plan.roof_color
     if plan.roof in ("hip", "mansard"):
         for x in (left + plan.width * 0.2, right - plan.width * 0.2):
             top = eaves + rise + 0.4
-            canvas.rectangle(x - 0.45, eaves, x + 0.45, top, shade(plan.wall_colour, 0.8), stone)
+            canvas.rectangle(x - 0.45, eaves, x + 0.45, top, shade(plan.wall_color, 0.8), stone)
             canvas.rectangle(x - 0.6, top - 0.3, x + 0.6, top, shade(details.trim, 0.8))
         inset = plan.width * (0.2 if plan.roof == "hip" else 0.07)
         slope = [(left - 0.5, eaves), (right + 0.5, eaves), (right - inset, eaves + rise)]
-        canvas.polygon([*slope, (left + inset, eaves + rise)], colour, tiles)
+        canvas.polygon([*slope, (left + inset, eaves + rise)], color, tiles)
         if plan.roof == "mansard":
             top = eaves + rise
             canvas.rectangle(left + inset, top - 0.35, right - inset, top, shade(details.trim, 0.9))
@@ -51,19 +51,19 @@ def draw_roof(canvas: Canvas, building: Building, left: float, stone: Grain, til
             _draw_dormer(canvas, plan, details, x, eaves + rise * 0.12, rise * 0.72)
     elif plan.roof == "gable":
         peak = [(left - 0.6, eaves), (right + 0.6, eaves), (middle, eaves + rise)]
-        canvas.polygon(peak, shade(colour, 0.9), tiles)
+        canvas.polygon(peak, shade(color, 0.9), tiles)
         inner = [(left + 0.5, eaves), (right - 0.5, eaves), (middle, eaves + rise - 0.75)]
-        canvas.polygon(inner, plan.wall_colour, stone)
+        canvas.polygon(inner, plan.wall_color, stone)
         canvas.line([peak[0], peak[2], peak[1]], shade(details.trim, 0.95), 0.28)
     elif plan.roof == "stepped":
         canvas.polygon(_steps(left, right, eaves, rise, 0.0), details.trim)
-        canvas.polygon(_steps(left, right, eaves, rise, 0.3), plan.wall_colour, stone)
+        canvas.polygon(_steps(left, right, eaves, rise, 0.3), plan.wall_color, stone)
     elif plan.roof == "pediment":
         base = [(left - 0.5, eaves), (right + 0.5, eaves), (middle, eaves + rise)]
         canvas.polygon(base, shade(details.trim, 1.04))
         low = eaves + 0.3
         inner = [(left + 1.2, low), (right - 1.2, low), (middle, eaves + rise - 0.5)]
-        canvas.polygon(inner, shade(plan.wall_colour, 0.85), stone)
+        canvas.polygon(inner, shade(plan.wall_color, 0.85), stone)
     else:
         canvas.rectangle(left, eaves, right, eaves + 0.25, details.trim)
         count = int(plan.width / 0.6)
@@ -88,7 +88,7 @@ def _draw_dormer(
     canvas: Canvas, plan: BuildingPlan, details: Details, x: float, y: float, height: float
 ) -> None:
     width = height * 0.8
-    wall = shade(plan.wall_colour, 0.95)
+    wall = shade(plan.wall_color, 0.95)
     canvas.rectangle(x - width / 2, y, x + width / 2, y + height * 0.66, wall)
     canvas.rectangle(x - width * 0.3, y + height * 0.1, x + width * 0.3, y + height * 0.6, _DARK)
     canvas.line([(x, y + height * 0.1), (x, y + height * 0.6)], details.trim, 0.1)
@@ -98,7 +98,7 @@ def _draw_dormer(
 
 
 def _shaft_width(plan: BuildingPlan) -> float:
-    return plan.bay_width * (1.15 if plan.tower == "centre" else 1.0) + 0.5
+    return plan.bay_width * (1.15 if plan.tower == "center" else 1.0) + 0.5
 
 
 def _shaft_top(plan: BuildingPlan) -> float:
@@ -126,7 +126,7 @@ def draw_towers(
     half = _shaft_width(plan) / 2
     places = {
         "none": [],
-        "centre": [left + 0.6 + (plan.bays // 2 + 0.5) * plan.bay_width],
+        "center": [left + 0.6 + (plan.bays // 2 + 0.5) * plan.bay_width],
         "side": [left + plan.width - half],
         "twin": [left + half, left + plan.width - half],
     }[plan.tower]
@@ -140,9 +140,9 @@ def _draw_tower(
     width, top = _shaft_width(plan), _shaft_top(plan)
     half, trim = width / 2, details.trim
     # A tower in the middle rises behind the front and leaves the door free.
-    base = plan.eaves if plan.tower == "centre" else 0.0
-    canvas.rectangle(x - half, base, x + half, top, shade(plan.wall_colour, 1.04), stone)
-    canvas.rectangle(x + half * 0.72, base, x + half, top, shade(plan.wall_colour, 0.86), stone)
+    base = plan.eaves if plan.tower == "center" else 0.0
+    canvas.rectangle(x - half, base, x + half, top, shade(plan.wall_color, 1.04), stone)
+    canvas.rectangle(x + half * 0.72, base, x + half, top, shade(plan.wall_color, 0.86), stone)
     sills = [plan.eaves + 0.9]
     if base == 0:
         sills += [plan.ground_height + f * plan.floor_height + 0.9 for f in range(plan.floors - 1)]
@@ -156,10 +156,10 @@ def _draw_tower(
         for step in range(4):
             corner = x - half - 0.2 + step * (width + 0.4) / 3.5
             notch = corner + (width + 0.4) / 7
-            canvas.rectangle(corner, top, notch, tip, plan.wall_colour, stone)
+            canvas.rectangle(corner, top, notch, tip, plan.wall_color, stone)
     elif details.cap == "pyramid":
         roof = [(x - half - 0.3, top), (x + half + 0.3, top), (x, tip)]
-        canvas.polygon(roof, plan.roof_colour, tiles)
+        canvas.polygon(roof, plan.roof_color, tiles)
     elif details.cap == "spire":
         spire = [(x - half - 0.1, top), (x + half + 0.1, top), (x, tip)]
         canvas.polygon(spire, _DARK, tiles)
@@ -190,7 +190,7 @@ def _draw_dome(
     radius = _dome_radius(plan)
     base = plan.eaves + crown_height(plan) * 0.5
     drum = base + radius * 0.6
-    canvas.rectangle(x - radius, plan.eaves + 0.12, x + radius, drum, plan.wall_colour, stone)
+    canvas.rectangle(x - radius, plan.eaves + 0.12, x + radius, drum, plan.wall_color, stone)
     for index in range(5):
         place = x + radius * (index - 2) * 0.4
         window = outline("round", place, base + radius * 0.05, radius * 0.2, radius * 0.42)
@@ -218,7 +218,7 @@ def draw_ornament(canvas: Canvas, building: Building, left: float) -> None:
         x, y, radius = left + plan.width / 2, plan.eaves + crown_height(plan) * 0.36, 1.25
     if plan.roof == "pediment":
         x, y = left + plan.width / 2, plan.eaves + crown_height(plan) * 0.42
-    if plan.tower in ("centre", "dome") or plan.roof in ("hip", "mansard", "parapet"):
+    if plan.tower in ("center", "dome") or plan.roof in ("hip", "mansard", "parapet"):
         y, radius = plan.eaves + 0.2, 1.05
     trim = details.trim
     if details.ornament == "clock":
@@ -230,16 +230,16 @@ def draw_ornament(canvas: Canvas, building: Building, left: float) -> None:
         canvas.disc(x, y, radius, trim)
         for petal in range(8):
             angle = petal * math.pi / 4
-            colour = ((150, 52, 60), (62, 84, 150))[petal % 2]
+            color = ((150, 52, 60), (62, 84, 150))[petal % 2]
             reach = radius * 0.56
             left, up = x + reach * math.cos(angle), y + reach * math.sin(angle)
-            canvas.disc(left, up, radius * 0.22, colour)
+            canvas.disc(left, up, radius * 0.22, color)
         canvas.disc(x, y, radius * 0.26, (220, 180, 80))
     elif details.ornament == "shield":
         shape = [(-0.8, 0.9), (0.8, 0.9), (0.8, -0.1), (0.0, -1.0), (-0.8, -0.1)]
         canvas.polygon([(x + a * radius, y + b * radius) for a, b in shape], trim)
         inner = [(x + a * radius * 0.78, y + b * radius * 0.78) for a, b in shape]
-        canvas.polygon(inner, details.door_colour)
+        canvas.polygon(inner, details.door_color)
         level = y + radius * 0.1
         canvas.line([(x - radius * 0.5, level), (x + radius * 0.5, level)], (224, 190, 90), 0.25)
     elif details.ornament == "niche":

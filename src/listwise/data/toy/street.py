@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from listwise.data.toy.camera import Camera
 from listwise.data.toy.canvas import Canvas, shade, soft_noise
-from listwise.data.toy.plans import Colour
+from listwise.data.toy.plans import Color
 from listwise.data.toy.scene import Scene
 
 HEIGHTS = {"tree": 8.5, "bush": 1.6, "car": 1.6, "bus": 3.2, "person": 1.75, "lamp": 5.5}
@@ -66,7 +66,7 @@ def paint_backdrop(
     """Draw the sky, a skyline and the ground."""
     # Half the size is enough for what is soft.
     width, height = photo.width // 2, photo.height // 2
-    high, low = (np.array(colour, np.float32) for colour in _SKIES[weather])
+    high, low = (np.array(color, np.float32) for color in _SKIES[weather])
     rows = np.arange(height, dtype=np.float32)[:, None, None]
     ramp = (rows / max(horizon / 2, 1.0)).clip(0, 1)
     cloud = soft_noise(rng, height, width, 30) + 0.5 * soft_noise(rng, height, width, 11)
@@ -83,37 +83,37 @@ def paint_backdrop(
 
 
 def _draw_skyline(
-    draw: ImageDraw.ImageDraw, width: int, horizon: float, haze: Colour, rng: np.random.Generator
+    draw: ImageDraw.ImageDraw, width: int, horizon: float, haze: Color, rng: np.random.Generator
 ) -> None:
     x = 0.0
     while x < width:
         breadth, rise = rng.uniform(0.06, 0.2) * width, rng.uniform(0.03, 0.2) * width
         tone = rng.uniform(0.65, 0.85)
-        colour = shade(haze, tone)
+        color = shade(haze, tone)
         if rng.random() < 0.4:
             green = (round(haze[0] * 0.55), round(haze[1] * 0.66), round(haze[2] * 0.5))
             box = [x - breadth * 0.2, horizon - rise, x + breadth * 1.2, horizon + rise]
             draw.chord(box, 180, 360, fill=green)
         else:
-            draw.rectangle([x, horizon - rise, x + breadth, horizon + 4], fill=colour)
+            draw.rectangle([x, horizon - rise, x + breadth, horizon + 4], fill=color)
             roof = [(x - 2, horizon - rise), (x + breadth + 2, horizon - rise)]
-            draw.polygon([*roof, (x + breadth / 2, horizon - rise * 1.3)], fill=shade(colour, 0.85))
+            draw.polygon([*roof, (x + breadth / 2, horizon - rise * 1.3)], fill=shade(color, 0.85))
         x += breadth * rng.uniform(0.7, 1.4)
 
 
-_SKIES: dict[str, tuple[Colour, Colour]] = {
+_SKIES: dict[str, tuple[Color, Color]] = {
     "clear": ((92, 148, 214), (188, 214, 236)),
     "overcast": ((170, 176, 184), (206, 208, 210)),
     "sunset": ((112, 122, 176), (244, 176, 120)),
     "dusk": ((36, 44, 84), (124, 98, 122)),
 }
-_GROUNDS: tuple[Colour, ...] = ((128, 126, 124), (168, 158, 142), (112, 138, 84), (146, 136, 132))
+_GROUNDS: tuple[Color, ...] = ((128, 126, 124), (168, 158, 142), (112, 138, 84), (146, 136, 132))
 
 
 def _draw_tree(canvas: Canvas, width: float, height: float, rng: np.random.Generator) -> None:
     middle = width / 2
     canvas.taper(middle, (0.28, 0), (0.12, height * 0.6), (84, 64, 48))
-    leaves: tuple[Colour, ...] = ((74, 112, 52), (96, 128, 60), (60, 94, 62), (168, 120, 52))
+    leaves: tuple[Color, ...] = ((74, 112, 52), (96, 128, 60), (60, 94, 62), (168, 120, 52))
     leaf = leaves[int(rng.integers(4))]
     _blobs(canvas, (middle, height * 0.64), (width * 0.36, height * 0.27), leaf, 90, rng)
 
@@ -124,22 +124,22 @@ def _draw_bush(canvas: Canvas, width: float, height: float, rng: np.random.Gener
 
 def _blobs(
     canvas: Canvas,
-    centre: tuple[float, float],
+    center: tuple[float, float],
     spread: tuple[float, float],
-    colour: Colour,
+    color: Color,
     count: int,
     rng: np.random.Generator,
 ) -> None:
     for index in range(count):
         angle, reach = rng.uniform(0, 2 * math.pi), math.sqrt(rng.random())
-        x = centre[0] + spread[0] * reach * math.cos(angle)
-        y = centre[1] + spread[1] * reach * math.sin(angle)
+        x = center[0] + spread[0] * reach * math.cos(angle)
+        y = center[1] + spread[1] * reach * math.sin(angle)
         bright = 0.7 + 0.3 * index / count + 0.2 * math.sin(angle) * reach
         bright += rng.uniform(-0.08, 0.08)
-        canvas.disc(x, y, spread[0] * rng.uniform(0.16, 0.34), shade(colour, bright))
+        canvas.disc(x, y, spread[0] * rng.uniform(0.16, 0.34), shade(color, bright))
 
 
-def _paint(rng: np.random.Generator) -> Colour:
+def _paint(rng: np.random.Generator) -> Color:
     red, green, blue = (int(value) for value in rng.integers(40, 220, 3))
     return red, green, blue
 
@@ -153,8 +153,8 @@ def _draw_car(canvas: Canvas, width: float, height: float, rng: np.random.Genera
     paint = _paint(rng)
     roof = ((0.2, 0.55), (0.8, 0.55), (0.68, 0.98), (0.34, 0.98))
     glass = ((0.26, 0.58), (0.74, 0.58), (0.65, 0.9), (0.37, 0.9))
-    for shape, colour in ((roof, shade(paint, 0.9)), (glass, (70, 86, 100))):
-        canvas.polygon([(width * f, height * g) for f, g in shape], colour)
+    for shape, color in ((roof, shade(paint, 0.9)), (glass, (70, 86, 100))):
+        canvas.polygon([(width * f, height * g) for f, g in shape], color)
     canvas.line([(width / 2, height * 0.55), (width / 2, height * 0.95)], shade(paint, 0.8), 0.12)
     canvas.rectangle(width * 0.02, height * 0.2, width * 0.98, height * 0.6, paint)
     canvas.rectangle(width * 0.02, height * 0.2, width * 0.98, height * 0.3, shade(paint, 0.7))

@@ -40,7 +40,7 @@ def pyramid_sizes(
 class Locations(NamedTuple):
     """Locations of a photo, highest attention first: `places` [n, 3] and `features` [n, C].
 
-    A place is x, y and scale. The scale is the distance between neighbouring locations of its
+    A place is x, y and scale. The scale is the distance between neighboring locations of its
     pyramid level, in pixels of the photo.
     """
 

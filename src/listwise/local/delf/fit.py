@@ -156,8 +156,8 @@ class Fitter:
         rows = self.photos.held_out
         parts = np.array_split(rows, math.ceil(len(rows) / self.settings.batch_size))
         whole = {"min_area": 1, "max_area": 1, "max_ratio": 1, "rotation": 0}
-        colours = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0)
-        plain = CropSettings(size=self.settings.crops.size, **whole, **colours)
+        colors = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0)
+        plain = CropSettings(size=self.settings.crops.size, **whole, **colors)
         return list(self._batches(plain, lambda number: parts[number], range(len(parts))))
 
     def _batches(

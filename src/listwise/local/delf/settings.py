@@ -61,7 +61,7 @@ class DelfTraining(BaseModel):
     min_scale: float = Field(
         0.25, gt=0, le=1, description="Minimum scale of the crops on which the attention is trained"
     )
-    # optimisation
+    # optimization
     fine_tune: bool = Field(True, description="Fine-tune the backbone first")
     fine_tune_updates: int = Field(2000, ge=1, description="Number of updates of fine-tuning")
     fine_tune_learning_rate: float = Field(

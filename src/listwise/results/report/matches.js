@@ -89,7 +89,7 @@ function drawScene() {
     const size = { width: (right - left) * first.width, height: (bottom - top) * first.height };
     for (const part of ["edge", "part"]) picture.append(draw("rect", { class: part, x, y, ...size }));
   }
-  // Colors vary along the query, so that neighbouring points have similar colors.
+  // Colors vary along the query, so that neighboring points have similar colors.
   const rows = [];
   for (let at = 0; at < points.length; at += 4) rows.push(points.slice(at, at + 4));
   const side = stacked ? 0 : 1;

@@ -153,9 +153,9 @@ def trained_index(sample: Float32, entries: int) -> Any:
         max_points_per_centroid=training_size(entries) // lists + 1,
     )
     means.train(rotated)
-    centres = faiss.IndexFlatIP(rotation.d_out)
-    centres.add(np.asarray(means.centroids, np.float32))
-    codes = faiss.IndexIVFRaBitQ(centres, rotation.d_out, lists, faiss.METRIC_INNER_PRODUCT)
+    centers = faiss.IndexFlatIP(rotation.d_out)
+    centers.add(np.asarray(means.centroids, np.float32))
+    codes = faiss.IndexIVFRaBitQ(centers, rotation.d_out, lists, faiss.METRIC_INNER_PRODUCT)
     codes.train(rotated)
     return faiss.IndexPreTransform(rotation, codes)
 

@@ -46,7 +46,7 @@ from listwise.search.folder.tuning import (
     set_probes,
     shortcomings,
 )
-from listwise.search.measuring import ExactNeighbours, measure, median_milliseconds
+from listwise.search.measuring import ExactNeighbors, measure, median_milliseconds
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER = "index.json"
@@ -455,7 +455,7 @@ class FolderStore(Store):
         self, intent: SearchIntent, kept: Mirror[CompressedSearch] | None
     ) -> TuningResult:
         sample = self._sample(_SAMPLE)
-        exact = ExactNeighbours(sample.keys, sample.descriptors)
+        exact = ExactNeighbors(sample.keys, sample.descriptors)
         entries = len(self)
         if kept is not None and isqrt(entries) <= 2 * kept.search.lists:
             mirror, search = kept, kept.search

@@ -9,7 +9,7 @@ import numpy as np
 
 from listwise.search.folder.compressed import CompressedSearch
 from listwise.search.folder.flat import FlatSearch, exact_memory
-from listwise.search.measuring import RECALL_AT, ExactNeighbours, median_milliseconds
+from listwise.search.measuring import RECALL_AT, ExactNeighbors, median_milliseconds
 from listwise.search.store import SearchIntent, TuningResult
 
 _EXACT_MILLISECONDS = 100.0  # latency up to which exact search is used by default
@@ -64,10 +64,10 @@ def machine_memory() -> int:
         return total
 
 
-def set_probes(search: CompressedSearch, exact: ExactNeighbours, wanted: float | None) -> None:
+def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | None) -> None:
     """Set the cheapest numbers of lists and candidates that reach the recall.
 
-    Candidates are re-scored exactly, so a neighbour among them is always found, and recall is
+    Candidates are re-scored exactly, so a neighbor among them is always found, and recall is
     measured without reading the table.
     """
     target = _RECALL if wanted is None else wanted
@@ -95,7 +95,7 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbours, wanted: float |
         _, _, search.probes, search.candidates = max(choices)
 
 
-def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbours) -> float:
+def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbors) -> float:
     """The time to re-score one more candidate."""
     search.probes = 1
     times = []

@@ -34,7 +34,7 @@ from listwise.search.entries import (
 )
 from listwise.search.exact import best_of
 from listwise.search.filters import Filter, FilterError, attribute_names, unknown_attribute
-from listwise.search.measuring import ExactNeighbours, measure
+from listwise.search.measuring import ExactNeighbors, measure
 from listwise.search.milvus import filters
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import (
@@ -532,7 +532,7 @@ class MilvusStore(Store):
             self._connection.call("load_collection", timeout=None)
 
     def _tune_fast(
-        self, method: Method, intent: SearchIntent, sample: ExactNeighbours, on_note: Note
+        self, method: Method, intent: SearchIntent, sample: ExactNeighbors, on_note: Note
     ) -> TuningResult:
         """Increase the search effort until recall is reached, stops growing, or is too slow."""
         on_note(f"building {method.type}")
@@ -551,7 +551,7 @@ class MilvusStore(Store):
         assert best is not None
         return best
 
-    def _try(self, method: Method, intent: SearchIntent, sample: ExactNeighbours) -> TuningResult:
+    def _try(self, method: Method, intent: SearchIntent, sample: ExactNeighbors) -> TuningResult:
         """Use a method from now on, and measure it."""
         # Saved first, so that a process that opens the index meanwhile builds the same.
         self._state = _State(method=method, intent=intent)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from listwise.search.entries import Keys, in_parts
-from listwise.search.measuring import ExactNeighbours
+from listwise.search.measuring import ExactNeighbors
 from listwise.search.store import Store
 
 SAMPLE = 64  # queries to measure recall with
@@ -73,12 +73,12 @@ def fast(count: int, dim: int, memory: int | None, lossy: bool) -> Method | None
     return next(fitting, None)
 
 
-def take_sample(store: Store, keys: Keys) -> ExactNeighbours:
-    """Use the first entries as queries, and find their exact neighbours among all.
+def take_sample(store: Store, keys: Keys) -> ExactNeighbors:
+    """Use the first entries as queries, and find their exact neighbors among all.
 
     It reads the descriptors of all keys [n].
     """
-    sample = ExactNeighbours(keys[:SAMPLE], store.vectors(keys[:SAMPLE]))
+    sample = ExactNeighbors(keys[:SAMPLE], store.vectors(keys[:SAMPLE]))
     for some in in_parts(keys, _BLOCK):
         sample.add(some, store.vectors(some))
     return sample

@@ -243,7 +243,7 @@ async function showSamples() {
   }
 }
 
-/** Entries from the whole index: neighbours are often similar. */
+/** Entries from the whole index: neighbors are often similar. */
 async function someEntries(total) {
   const stride = total / SAMPLE_PAGES;
   const each = Math.ceil(SAMPLE / SAMPLE_PAGES);

@@ -49,7 +49,7 @@ export function drawMatches(query, result, matches, room) {
   );
   drawing.style.aspectRatio = `${width} / ${height}`;
 
-  // Neighbouring points of the query get similar colours.
+  // Neighboring points of the query get similar colors.
   const order = stacked ? 0 : 1;
   const sorted = [...matches].sort((a, b) => a[order] - b[order]);
   const lines = draw("g", { class: "lines" });
