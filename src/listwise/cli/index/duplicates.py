@@ -20,7 +20,7 @@ EXAMPLES = """Examples:
   listwise index duplicates shop
   listwise index duplicates shop --sheet duplicates.png
   listwise index duplicates shop --threshold 0.98 --json
-  listwise index duplicates shop --remove      # keep the largest photo of each group
+  listwise index duplicates shop --remove  # keep the largest of each group
 """
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
