@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from listwise.errors import InputError
 from listwise.models.calibration import (
     CALIBRATION_FILE,
-    NEIGHBOURS,
+    NEIGHBORS,
     Calibration,
     _fit,
     fit_calibration,
@@ -26,7 +26,7 @@ def test_the_probability_is_the_share_of_pairs_of_the_same_thing():
     fitted = fit_calibration(*photos(spread=1.4), "m", "toys")
     rows, labels = photos(spread=1.4, seed=1)  # other photos
     scores = rows @ rows.T - 2 * np.eye(len(rows))
-    nearest = np.argsort(-scores, axis=1)[:, :NEIGHBOURS]
+    nearest = np.argsort(-scores, axis=1)[:, :NEIGHBORS]
     found = fitted.probability(np.take_along_axis(scores, nearest, 1)).ravel()
     same = (labels[nearest] == labels[:, None]).ravel()
     for low, high in ((0, 0.1), (0.1, 0.4), (0.4, 0.7), (0.7, 1)):

@@ -11,7 +11,7 @@ from listwise.errors import InputError
 from listwise.files import write_text
 
 CALIBRATION_FILE = "calibration.json"
-NEIGHBOURS = 50  # pairs per photo: it and its nearest photos, as a search returns them
+NEIGHBORS = 50  # pairs per photo: it and its nearest photos, as a search returns them
 _BLOCK = 1024  # photos whose scores are computed together
 _STEPS = 100
 _EVEN = 1e-9  # Newton's method stops when no parameter changes by more
@@ -124,7 +124,7 @@ def _pairs(
     descriptors: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Scores of pairs, and whether their labels are equal: both [n * min(50, n - 1)]."""
-    count = min(NEIGHBOURS, len(labels) - 1)
+    count = min(NEIGHBORS, len(labels) - 1)
     scores, same = [np.zeros(0)], [np.zeros(0, bool)]
     for start in range(0, len(labels) if count > 0 else 0, _BLOCK):
         block = descriptors[start : start + _BLOCK] @ descriptors.T
