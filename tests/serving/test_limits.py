@@ -22,6 +22,7 @@ from serving_examples import HUGE, TOKEN, InThread, Process, wait_for
 
 from listwise.search import open_index
 from listwise.search.entries import entry_key
+from listwise.serving import connections as connections_module
 from listwise.serving.settings import Limits, ServeSettings
 
 KEY = entry_key("class0/0.jpg")
@@ -246,6 +247,21 @@ def test_a_refused_body_is_not_read_further(server):
         answered = time.monotonic()
         send_until_closed(wire, piece)
         assert time.monotonic() - answered < 15
+
+
+def test_refused_connections_count_until_they_are_closed(index, monkeypatch):
+    monkeypatch.setattr(connections_module, "LINGER_SECONDS", 60)
+    server = InThread(index, ServeSettings(limits=Limits(connections_per_address=10)))
+    try:
+        with ExitStack() as stack:
+            for _ in range(60):
+                wire = stack.enter_context(connect(server))
+                wire.sendall(head(MULTIPART, f"Content-Length: {10**12}"))
+                assert wire.recv(10_000).startswith(b"HTTP/1.1 413")
+            open_now = server.server.server_state.connections
+            wait_for(lambda: len(open_now) <= 10, 5)
+    finally:
+        server.stop()
 
 
 def test_a_body_that_is_malformed_is_refused_once(server):

@@ -351,6 +351,49 @@ def test_from_result_to_result_and_back(person, server, asked, landmarks):
     assert visitor.found() == third
 
 
+def test_more_results_are_loaded_after_going_back(person, server):
+    first = server.client.get("/api/entries?count=1").json()["entries"][0]["key"]
+    visitor = person(f"#/entry/{first}")
+    page = visitor.page
+    visitor.wait()
+    page.locator("#results").get_by_label("Search with").first.click()
+    expect(page).not_to_have_url(re.compile(first))
+    visitor.wait()
+    page.go_back()
+    expect(page).to_have_url(re.compile(first))
+    expect(page.locator("#results .tile")).to_have_count(60)
+    for _ in range(40):
+        page.mouse.wheel(0, 400)
+        page.wait_for_timeout(10)
+    expect(page.locator("#results .tile")).to_have_count(PHOTOS - 1)
+
+
+def test_the_page_after_a_removed_result_starts_earlier(person, server):
+    first = server.client.get("/api/entries?count=1").json()["entries"][0]["key"]
+    visitor = person(f"#/entry/{first}")
+    page = visitor.page
+    visitor.wait()
+    page.route(
+        "**/api/entries/*",
+        lambda route: (
+            route.fulfill(json={"removed": 1})
+            if route.request.method == "DELETE"
+            else route.continue_()
+        ),
+    )
+    page.locator("#results .tile").first.hover()
+    page.locator("#results .tile").first.get_by_label("Enlarge").click()
+    page.get_by_role("button", name="Remove …").click()
+    page.get_by_role("button", name="Remove", exact=True).click()
+    expect(page.locator("#notice-text")).to_contain_text("no longer in the index")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/api/search") as sent:
+        for _ in range(40):
+            page.mouse.wheel(0, 400)
+            page.wait_for_timeout(10)
+    assert re.search(r'name="start"\s+59\s', sent.value.post_data)
+
+
 def test_a_part_of_a_result(person, server, asked, tmp_path):
     entry = server.client.get("/api/entries?start=40&count=1").json()["entries"][0]
     visitor = person(f"#/entry/{entry['key']}?expand")

@@ -108,8 +108,14 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
 
 
 def _check_parameters(request: Request) -> None:
-    """Refuse a query parameter that the route does not have, instead of ignoring it."""
-    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    """Refuse a query parameter that a route of the interface does not have.
+
+    Links to the page may have parameters of other programs, such as `utm_source`.
+    """
+    route = request.scope["route"]
+    if not route.path.startswith("/api/"):
+        return
+    known = [field.alias for field in route.dependant.query_params]
     unknown = sorted(set(request.query_params) - set(known))
     if unknown:
         use = f"use {', '.join(known)}" if known else "this address has none"

@@ -56,12 +56,18 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     @property
+    def closed(self) -> bool:
+        """Whether the socket is closed; it is still open while a refused client lingers."""
+        return self._wire.is_closing()
+
+    @property
     def address(self) -> str:
         """Address of the client."""
         return self.client[0] if self.client else ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first header."""
+        self._wire = transport
         super().connection_made(_Closing(transport, self))  # type: ignore[arg-type]
         self._start("header", self.limits.header_seconds, self._end)
         self._make_room()
@@ -144,7 +150,7 @@ class BoundedProtocol(H11Protocol):
         open_now = [
             each
             for each in self.connections
-            if isinstance(each, BoundedProtocol) and not each.transport.is_closing()
+            if isinstance(each, BoundedProtocol) and not each.closed
         ]
         counts = Counter(each.address for each in open_now)
         crowded = self.address

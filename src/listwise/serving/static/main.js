@@ -100,6 +100,7 @@ function change(what) {
 async function returnTo(state) {
   remember();
   running.abort();
+  running = new AbortController(); // for the next pages of a search that is shown again
   viewer.leave();
   const known = visits.get(state?.visit);
   if (!known) return readAddress(state?.visit);
@@ -414,7 +415,11 @@ async function removeEntry(item) {
   }
   for (const visit of visits.values()) {
     const { answer } = visit;
-    if (answer) answer.results = answer.results.filter(({ key }) => key !== item.key);
+    if (!answer) continue;
+    const left = answer.results.filter(({ key }) => key !== item.key);
+    // The results after it move up, so the next page starts earlier.
+    if (left.length < answer.results.length) answer.next = (answer.next ?? PAGE) - 1;
+    answer.results = left;
   }
   for (const grid of [results, samples]) grid.drop(item.key);
   say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
