@@ -289,3 +289,21 @@ def test_an_index_of_no_readable_photo_is_an_error(shop):
     assert code == 2
     assert "none of the photos can be read; the first:" in err
     assert "broken.jpg" in err
+
+
+def test_only_a_whole_reranking_of_a_server_is_used(shop, monkeypatch):
+    """A server has a time limit, the command has none."""
+    hit = {"id": "of the server", "score": 0.5, "probability": None, "attributes": {}}
+    for inliers, used in (([3, 2], True), ([3, None], False)):
+        answer = {"results": [hit | {"inliers": number} for number in inliers]}
+
+        class Server:
+            def search(self, photos, fields, answer=answer):
+                return answer
+
+        monkeypatch.setattr("listwise.running.find_server", lambda place: Server())
+        code, out, err = shop("search", "shop", "photos/class2/1.jpg", "-k", 2, "--rerank")
+        assert code == 0, err
+        assert ("of the server" in out) is used
+        _, out, _ = shop("search", "shop", "photos/class2/1.jpg", "-k", 2)
+        assert "of the server" in out

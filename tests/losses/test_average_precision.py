@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 from torch.nn.functional import normalize
 
-from listwise.losses import QuantizedAPLoss, TieAwareAPLoss, class_balanced_weights, quantized_ap
+from listwise.losses import (
+    ContrastiveLoss,
+    InfoNCELoss,
+    QuantizedAPLoss,
+    RecallAtKLoss,
+    SmoothAPLoss,
+    TieAwareAPLoss,
+    TripletLoss,
+    class_balanced_weights,
+    quantized_ap,
+)
 from listwise.losses import histogram as histogram_module
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
@@ -335,6 +345,25 @@ def test_autocast_changes_nothing(make):
         cast = value_and_gradient(lambda d: make()(d, labels), raw)
     assert cast[0] == plain[0]
     assert torch.equal(cast[1], plain[1])
+
+
+@pytest.mark.parametrize(
+    "make", [SmoothAPLoss, RecallAtKLoss, InfoNCELoss, TripletLoss, ContrastiveLoss]
+)
+def test_other_losses_under_autocast(make):
+    """Their backward runs outside, as PyTorch recommends."""
+    generator = torch.Generator().manual_seed(6)
+    labels = torch.randint(0, 9, (60,), generator=generator)
+    raw = torch.randn(60, 16, generator=generator)
+    found = []
+    for autocast in (False, True):
+        given = raw.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = make()(normalize(given, dim=1), labels)
+        value.backward()
+        found.append((value.item(), given.grad))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 NAMED_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")

@@ -80,7 +80,8 @@ def search(
         place = {"uri": index, "model": model, "device": device}
         query = {"query": names, "like": entries, "box": boxes, **how}
         hits = _search(console, place, query, sheet)
-        results = [_as_json(hit) for hit in hits] if json else list(map(_row, hits))
+        rows = [{name: getattr(hit, name) for name in SHOWN} for hit in hits]
+        results = [_as_json(hit) for hit in hits] if json else rows
     if json:
         print_json({"index": index, "results": results})
         return
@@ -117,17 +118,16 @@ def _ask_server(
         return None
     fields = {name: str(value) for name, value in how.items() if value is not None}
     answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})
-    return None if answer is None else answer["results"]
+    results: list[dict[str, Any]] | None = answer and answer["results"]
+    # Without the server there is no time limit, and all are verified.
+    unverified = results and any(hit["inliers"] is None for hit in results[:100])
+    return None if how["rerank"] and unverified else results
 
 
 def _as_json(hit: "Hit") -> dict[str, Any]:
     from listwise.serving.views import Result
 
     return Result.found(hit).model_dump()
-
-
-def _row(hit: "Hit") -> dict[str, Any]:
-    return {name: getattr(hit, name) for name in SHOWN}
 
 
 def _print(console: Console, results: list[dict[str, Any]]) -> None:

@@ -38,7 +38,9 @@ class BatchLoss(nn.Module):
         """
         # Two statements, because PyTorch 2.4 cannot compile a call with unpacked arguments.
         weights, start, stop = check_inputs(descriptors, labels, weights, queries)
-        return self.share(descriptors, labels, weights, start, stop)
+        # Autocast would compute the scores in half precision.
+        with torch.autocast(descriptors.device.type, enabled=False):
+            return self.share(descriptors, labels, weights, start, stop)
 
     def share(
         self, descriptors: Tensor, labels: Tensor, weights: Tensor, start: int, stop: int

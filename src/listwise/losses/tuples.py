@@ -41,7 +41,20 @@ class TupleLoss(nn.Module):
             A scalar: Σ w ℓ / Σ w over the tuples.
         """
         weights, start, stop = check_inputs(descriptors, labels, weights, queries)
-        rows = descriptors.to(weights.dtype)
+        # Autocast would search for the hardest images in half precision.
+        with torch.autocast(descriptors.device.type, enabled=False):
+            rows = descriptors.to(weights.dtype)
+            return self._share(rows, labels, weights, (start, stop), tuples)
+
+    def _share(
+        self,
+        rows: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        queries: tuple[int, int],
+        tuples: Tensor | None,
+    ) -> Tensor:
+        """Compute the share of the tuples of some queries; see `forward`."""
         if tuples is None:
             query_rows = torch.nonzero(class_sizes(labels) > 1)[:, 0]
         else:
@@ -49,7 +62,7 @@ class TupleLoss(nn.Module):
             query_rows = tuples[:, 0]
         total = weights[query_rows].sum()
         check_positives(total.item())
-        share = (query_rows >= start) & (query_rows < stop)
+        share = (query_rows >= queries[0]) & (query_rows < queries[1])
         if tuples is None:
             tuples = hardest_in_batch(rows.detach(), labels, query_rows[share], self.negatives)
         else:
