@@ -118,7 +118,7 @@ def _ask_server(
         return None
     fields = {name: str(value) for name, value in how.items() if value is not None}
     answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})
-    results: list[dict[str, Any]] | None = answer and answer["results"]
+    results: list[dict[str, Any]] | None = answer["results"] if answer else None
     # Without the server there is no time limit, and all are verified.
     unverified = results and any(hit["inliers"] is None for hit in results[:100])
     return None if how["rerank"] and unverified else results
