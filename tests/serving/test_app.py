@@ -11,6 +11,7 @@ import time
 import zlib
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from index_examples import texture
@@ -801,7 +802,36 @@ def test_duplicates_are_listed_in_pages(serve, index, photos, tmp_path):
     key = rest[0]["entries"][1]["key"]
     assert client.delete(f"/api/entries/{key}", headers=BEARER).status_code == 200
     assert client.get("/api/duplicates?threshold=0.9999").json()["total"] == 2
-    assert client.get("/api/duplicates?threshold=3").status_code == 400
+    for threshold in (0.4, 3):
+        assert client.get(f"/api/duplicates?threshold={threshold}").status_code == 400
+
+
+def test_large_groups_of_duplicates_are_cut(serve, index, photos, tmp_path):
+    with Image.open(image_paths(photos)[0]) as photo:
+        for number in range(3):
+            photo.save(tmp_path / f"copy{number}.png", compress_level=number)
+    index.add(sorted(tmp_path.glob("copy*.png")), workers=0, progress=False)
+    client = serve(index, limits=Limits(results=2))
+    [group] = client.get("/api/duplicates?threshold=0.9999").json()["groups"]
+    assert (len(group["entries"]), group["size"]) == (2, 4)
+
+
+def test_clients_that_wait_for_duplicates_do_not_stop_the_server(serve, index, monkeypatch, pool):
+    ready = threading.Event()
+    monkeypatch.setattr(
+        service_module, "find_duplicates", lambda *arguments, **options: ready.wait(20) and []
+    )
+    client = serve(index, limits=Limits(seconds=8))
+    waiting = [pool.submit(httpx.get, f"{client.base_url}/api/duplicates") for _ in range(44)]
+    time.sleep(1.5)
+    started = time.monotonic()
+    # These use the threads that all requests share.
+    assert client.get("/api/facets").status_code == 200
+    assert client.get("/health").status_code == 200
+    seconds = time.monotonic() - started
+    ready.set()
+    assert seconds < 3
+    assert {answer.result().status_code for answer in waiting} == {200}
 
 
 def test_a_long_comparison_is_answered_later(serve, index, monkeypatch):
@@ -820,8 +850,8 @@ def test_a_long_comparison_is_answered_later(serve, index, monkeypatch):
     assert "still being compared" in answer.json()["error"]
     # Another threshold ends the comparison, so that they do not pile up.
     for number in range(3):
-        assert client.get(f"/api/duplicates?threshold=0.{number}").status_code == 503
-    wait_for(lambda: begun[-1] == 0.2)
+        assert client.get(f"/api/duplicates?threshold=0.{number + 5}").status_code == 503
+    wait_for(lambda: begun[-1] == 0.7)
     ready.set()
     wait_for(lambda: client.get("/api/duplicates").status_code == 200)
 

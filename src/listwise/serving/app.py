@@ -206,20 +206,26 @@ def _add_entries(app: FastAPI, service: Service) -> None:
 def _add_overviews(app: FastAPI, service: Service) -> None:
     limits = service.limits
 
-    @app.get("/api/duplicates")
-    def duplicates(
-        threshold: Annotated[float, Query(ge=-1, le=1)] = THRESHOLD,
+    @app.get("/api/duplicates", response_model=Duplicates)
+    async def duplicates(
+        threshold: Annotated[float, Query(ge=0.5, le=1)] = THRESHOLD,
         start: Annotated[int, Query(ge=0, le=2**31)] = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
-    ) -> Duplicates:
+    ) -> Response:
         """List groups of photos that are in the index more than once, by their descriptors.
 
         The first request compares all photos. If that takes longer than the time limit, the answer
         is 503, and a later request returns the groups.
         """
-        found = service.duplicates(threshold)
-        groups = list(map(DuplicateView.of, found[start : start + count]))
-        return Duplicates(groups=groups, total=len(found))
+        found = await service.duplicates(threshold)
+
+        def answer() -> str:
+            page = found[start : start + count]
+            groups = [DuplicateView.of(group, limits.results) for group in page]
+            return Duplicates(groups=groups, total=len(found)).model_dump_json()
+
+        # In a thread: large groups would stop the event loop.
+        return Response(await to_thread.run_sync(answer), media_type="application/json")
 
     @app.get("/api/facets")
     def facets() -> Facets:

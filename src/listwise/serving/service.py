@@ -1,5 +1,6 @@
 """The server's work on requests: each has a place in a queue and a time limit."""
 
+import asyncio
 import io
 import logging
 import threading
@@ -51,9 +52,10 @@ class Service:
         self.limits = settings.limits
         self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
         self._engine = Engine(index, self.limits)
-        self._counting = threading.Lock()
         self._comparing = ThreadPoolExecutor(1, "duplicates")
         self._comparison: _Comparison | None = None
+        self._comparison_lock = threading.Lock()
+        self._facets_lock = threading.Lock()
         self._facets: tuple[int, float, list[Facet]] | None = None
         self._uploads = None
         if settings.uploads is not None:
@@ -156,31 +158,44 @@ class Service:
         removed: int = await self._write(write, client)
         return removed
 
-    def duplicates(self, threshold: float) -> list[DuplicateGroup]:
+    async def duplicates(self, threshold: float) -> list[DuplicateGroup]:
         """Groups of duplicates by their descriptors; kept until the number of entries changes.
 
-        One comparison runs at a time, and another threshold ends it.
+        One comparison runs at a time, and another threshold ends it. Requests wait for it without
+        a thread of their own.
 
         Raises:
             HTTPException: they are not found within the time limit; a later call returns them.
         """
+        groups = await to_thread.run_sync(self._compare, threshold)
+        waiting = asyncio.wrap_future(groups)
+        # Nobody may be waiting when it fails; asyncio would log that as an error.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiting), self.limits.seconds)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if not groups.done():
+                raise  # the request was canceled, not the comparison
+        reason = "the photos are still being compared: try again later"
+        raise HTTPException(503, reason, {"Retry-After": "10"})
+
+    def _compare(self, threshold: float) -> Future[list[DuplicateGroup]]:
+        """Start a comparison unless it runs or its groups are known."""
         wanted = len(self.store), threshold
-        with self._counting:
+        with self._comparison_lock:
             comparison = self._comparison
             if comparison is None or comparison.wanted != wanted or comparison.failed:
                 if comparison is not None:
                     comparison.stop()
                 comparison = self._comparison = _Comparison(wanted)
                 comparison.start(self._comparing, self.store)
-        try:
-            return comparison.groups.result(self.limits.seconds)
-        except (TimeoutError, CancelledError):
-            reason = "the photos are still being compared: try again later"
-            raise HTTPException(503, reason, {"Retry-After": "10"}) from None
+            return comparison.groups
 
     def facets(self) -> list[Facet]:
         """The facets of the index; they are computed again after a minute or a change of size."""
-        with self._counting:
+        with self._facets_lock:
             size, now = len(self.store), time.monotonic()
             if self._facets is None or self._facets[0] != size or now > self._facets[1]:
                 counted = count_facets(self.store.attribute_texts())

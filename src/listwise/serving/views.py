@@ -172,17 +172,26 @@ class AddedView(BaseModel):
 
 
 class DuplicateView(BaseModel):
-    """Entries that show the same photo; the largest photo comes first."""
+    """Entries that show the same photo; the largest photo comes first.
+
+    `size` is the number of entries in the group; `entries` has at most as many as a search can
+    have results.
+    """
 
     exact: bool
     score: float
+    size: int
     entries: list[EntryView]
 
     @staticmethod
-    def of(group: DuplicateGroup) -> "DuplicateView":
-        """The JSON of a group of duplicates."""
-        entries = list(map(EntryView.of, group.entries))
-        return DuplicateView(exact=group.exact, score=round(group.score, 6), entries=entries)
+    def of(group: DuplicateGroup, most: int | None = None) -> "DuplicateView":
+        """The JSON of a group of duplicates, with the first `most` of its entries."""
+        return DuplicateView(
+            exact=group.exact,
+            score=round(group.score, 6),
+            size=len(group.entries),
+            entries=list(map(EntryView.of, group.entries[:most])),
+        )
 
 
 class Duplicates(BaseModel):
