@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import programs
 import pytest
 from index_examples import texture
 from serving_examples import InThread
@@ -67,9 +68,9 @@ def test_it_knows_what_was_just_added(server, index, tmp_path):
     texture(77).save(path)
     running = find_server(index.uri)
     assert running.search([path], {"k": "1"})["results"][0]["id"] != "new.png"
-    subprocess.run(
-        [sys.executable, "-m", "listwise", "index", "add", index.uri, path.parent], check=True
-    )
+    adding = programs.listwise("index", "add", index.uri, path.parent)
+    adding.communicate()
+    assert adding.returncode == 0, adding.errors()
     assert running.search([path], {"k": "1"})["results"][0]["id"] == "new.png"
 
 
