@@ -211,6 +211,24 @@ def test_columns_give_what_python_gives(expression, entries):
     assert set(unknown) == {name for name in where.names if not any(name in e for e in entries)}
 
 
+def test_many_values_take_little_longer_than_one():
+    rows = pa.array([json.dumps({"sku": str(number)}) for number in range(20_000)])
+    values = range(MOST_VALUES)
+
+    def seconds(text, count):
+        where = parse_filter(text)
+        start = time.process_time()
+        mask, _ = matching_rows(where, rows)
+        assert mask.sum() == count
+        return time.process_time() - start
+
+    one = max(seconds("sku = 7", 1), seconds("sku = 7", 1))
+    assert seconds(f"sku in ({', '.join(map(str, values))})", MOST_VALUES) < 30 * one
+    assert seconds(f"sku in ({', '.join(map(repr, map(str, values)))})", MOST_VALUES) < 30 * one
+    assert seconds(" or ".join(f"sku < {v}" for v in values), MOST_VALUES - 1) < 30 * one
+    assert seconds(" or ".join(f"sku > '9999{v}'" for v in values), 0) < 30 * one
+
+
 @given(names)
 def test_a_name_is_read_as_it_was_quoted(name):
     assert parse_filter(f"{quoted_name(name)} = 1").names == (name,)

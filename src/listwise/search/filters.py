@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"and", "or", "not", "in", "true", "false", "null"}
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
     "<": operator.lt,
     "<=": operator.le,
@@ -68,9 +68,9 @@ class Comparison:
         if isinstance(self.value, bool):
             return text in _BOOLEANS[self.value]
         if isinstance(self.value, str):
-            return _COMPARE[self.sign](text, self.value)
+            return COMPARE[self.sign](text, self.value)
         number = number_in(text)
-        return number is not None and _COMPARE[self.sign](number, self.value)
+        return number is not None and COMPARE[self.sign](number, self.value)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class _Parser:
             found = self._listed(str(name))
             return Not(found) if negated else found
         sign = {"<>": "!=", "==": "="}.get(self._token, self._token)
-        if self._kind != "sign" or sign not in (*_COMPARE, "!="):
+        if self._kind != "sign" or sign not in (*COMPARE, "!="):
             self._fail("one of = != < <= > >= or `in`")
         self._next()
         value = self._take_value()

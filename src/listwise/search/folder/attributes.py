@@ -1,12 +1,15 @@
 """Evaluate a filter over the attributes of all entries of a folder, column by column."""
 
+from bisect import bisect_left, bisect_right
+from functools import cached_property
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
-from listwise.search.filters import And, Comparison, Filter, Node, Not
+from listwise.search.filters import COMPARE, And, Comparison, Filter, Node, Not, number_in
 
 Mask = NDArray[np.bool_]
 
@@ -16,16 +19,11 @@ def matching_rows(where: Filter, texts: pa.Array) -> tuple[Mask, list[str]]:
 
     The second result lists the attributes of the filter that no entry has.
     """
-    columns = _columns(texts, where.names)
-    values = {name: column.dictionary.to_pylist() for name, column in columns.items()}
-    codes = {name: _codes(column) for name, column in columns.items()}
+    columns = {name: _Column(found) for name, found in _columns(texts, where.names).items()}
 
     def mask(node: Node) -> Mask:
         if isinstance(node, Comparison):
-            # Each distinct text is compared once; the code of a missing attribute is -1, the last.
-            holds = [node.matches(text) for text in values[node.name]] + [node.matches(None)]
-            found: Mask = np.array(holds, bool)[codes[node.name]]
-            return found
+            return columns[node.name].mask(node)
         if isinstance(node, Not):
             return ~mask(node.part)
         join = np.logical_and if isinstance(node, And) else np.logical_or
@@ -34,7 +32,59 @@ def matching_rows(where: Filter, texts: pa.Array) -> tuple[Mask, list[str]]:
             total = join(total, mask(part))
         return total
 
-    return mask(where.root), [name for name in where.names if not values[name]]
+    return mask(where.root), [name for name in where.names if not columns[name].texts]
+
+
+class _Column:
+    """The values of an attribute: d distinct texts, and the number of its text for each entry.
+
+    What a kind of comparison needs is computed once: a filter may have hundreds of comparisons.
+    """
+
+    def __init__(self, column: pa.DictionaryArray) -> None:
+        self.texts: list[str] = column.dictionary.to_pylist()
+        self._codes: NDArray[np.int64] = column.indices.fill_null(-1).to_numpy().astype(np.int64)
+
+    def mask(self, node: Comparison) -> Mask:
+        """For which entries a comparison holds: bool [n]."""
+        # The code of a missing attribute is -1, the last.
+        holds = np.append(self._holds(node), node.matches(None))
+        found: Mask = holds[self._codes]
+        return found
+
+    def _holds(self, node: Comparison) -> Mask:
+        """For which texts a comparison holds: bool [d]."""
+        holds = np.zeros(len(self.texts), bool)
+        value = node.value
+        if isinstance(value, float):
+            holds |= COMPARE[node.sign](self._numbers, value)
+        elif node.sign == "=":
+            holds[[self._places[text] for text in node.texts if text in self._places]] = True
+        elif isinstance(value, str):
+            texts, order = self._sorted
+            if node.sign in ("<", "<="):
+                cut = bisect_left if node.sign == "<" else bisect_right
+                holds[order[: cut(texts, value)]] = True
+            else:
+                cut = bisect_right if node.sign == ">" else bisect_left
+                holds[order[cut(texts, value) :]] = True
+        return holds
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {text: place for place, text in enumerate(self.texts)}
+
+    @cached_property
+    def _numbers(self) -> NDArray[np.float64]:
+        """The texts as numbers [d]; NaN, for which no comparison holds, if a text is not one."""
+        found = (number_in(text) for text in self.texts)
+        return np.array([np.nan if number is None else number for number in found], np.float64)
+
+    @cached_property
+    def _sorted(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The texts in ascending order, and their places [d]."""
+        order = sorted(range(len(self.texts)), key=self.texts.__getitem__)
+        return [self.texts[place] for place in order], np.array(order, np.int64)
 
 
 def _columns(texts: pa.Array, names: tuple[str, ...]) -> dict[str, pa.DictionaryArray]:
@@ -53,8 +103,3 @@ def _columns(texts: pa.Array, names: tuple[str, ...]) -> dict[str, pa.Dictionary
         ),
     )
     return {name: found[name].combine_chunks().dictionary_encode() for name in names}
-
-
-def _codes(column: pa.DictionaryArray) -> NDArray[np.int64]:
-    codes: NDArray[np.int64] = column.indices.fill_null(-1).to_numpy().astype(np.int64)
-    return codes
