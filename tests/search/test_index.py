@@ -1,4 +1,5 @@
 import shutil
+import sys
 import time
 
 import numpy as np
@@ -11,11 +12,12 @@ from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.local.rerank import Reranker
 from listwise.models import RetrievalNet
+from listwise.optional import MissingDependencyError
 from listwise.search.entries import NoEntryError, entry_key
-from listwise.search.filling import add_photos
+from listwise.search.filling import add_local_features, add_photos
 from listwise.search.hits import Query, entry_vectors, find_hits
 from listwise.search.index import Index
-from listwise.search.opening import create_store, header_of
+from listwise.search.opening import create_store, header_of, open_store
 
 
 def unit(vector):
@@ -280,3 +282,54 @@ def test_damaged_local_features_are_computed_again(model, tmp_path, monkeypatch)
         after = index.store.local([entry.key for entry in index])
         assert len(after) == 2
         assert after.items() >= before.items()
+
+
+def test_local_features_are_stored_after_another_process_has_added_some(model, tmp_path):
+    paths = [tmp_path / f"{seed}.png" for seed in range(3)]
+    for seed, path in enumerate(paths):
+        texture(seed).save(path)
+    with Index(create_store(tmp_path / "index", header_of(model)), model) as one:
+        one.add(paths[0], workers=0)
+        with Index(open_store(tmp_path / "index"), model) as other:
+            other.add_local_features(workers=0)
+        one.add(paths[1], workers=0)  # this one has not searched yet
+        assert one.info()["local"]["entries"] == len(one) == 2
+    with Index(create_store(tmp_path / "second", header_of(model)), model) as one:
+        one.add(paths[0], workers=0)
+        one.search(paths[0])
+        with Index(open_store(tmp_path / "second"), model) as other:
+            other.add_local_features(workers=0)
+        one.add(paths[1:], workers=0)
+        assert one.info()["local"]["entries"] == len(one) == 3
+
+
+def test_without_opencv_an_index_stays_as_it_is(index, photos, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    for name in ("compact", "features", "hessian", "sift"):
+        monkeypatch.delitem(sys.modules, f"listwise.local.{name}", raising=False)
+    for act in (
+        lambda: index.add(photos, local=True, workers=0),
+        lambda: index.add_local_features(workers=0),
+        lambda: add_local_features(index.store, workers=0),
+    ):
+        with pytest.raises(MissingDependencyError, match=r"listwise\[local\]"):
+            act()
+        assert not index.store.header.local
+        assert index.info()["local"] is None
+
+
+def test_what_is_damaged_is_not_repaired_from_another_photo(model, tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    texture(0).save(path)
+    with Index(create_store(tmp_path / "index", header_of(model)), model) as index:
+        index.add(path, local=True, workers=0)
+        (entry,) = index
+        with monkeypatch.context() as patch:
+            patch.setattr("listwise.search.folder.table.local_sum", lambda key, code: 7)
+            index.store.put_local([entry], [b"damaged"])
+        texture(1).save(path)
+        result = index.check(repair=True)
+        assert (result.local, result.repaired, result.lost) == ([entry.id], [], [entry.id])
+        assert not result.ok
+        assert not any(index.store.local([entry.key]).values())
+        assert index.check().ok

@@ -1,5 +1,6 @@
 """Probabilities of hits, and the minimums that they are compared with."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from listwise.descriptors.learning import learn_whitening
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
 from listwise.search import Index, open_index
+from listwise.search.opening import create_store, header_of
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +76,16 @@ def test_a_model_that_was_calibrated_later_counts(index, photos):
     )
     later = Index(index.store, replace(index.model, calibration=fitted))
     assert later.search(photos / "class0" / "0.jpg")[0].probability > 0.99
+
+
+def test_the_calibration_of_a_model_that_a_search_loads_counts(
+    calibrated, model_folder, photos, tmp_path
+):
+    shutil.copytree(model_folder, tmp_path / "model")
+    model = load_model(tmp_path / "model", "cpu")
+    photo = photos / "class0" / "0.jpg"
+    with create_store(tmp_path / "index", header_of(model)) as store:
+        Index(store, model).add(photo, workers=0)
+        replace(model, calibration=calibrated.calibration).save(tmp_path / "model")
+        (hit,) = Index(store, device="cpu").search(photo, min_probability=0)
+        assert hit.probability is not None

@@ -1,6 +1,6 @@
 """Check an index for damage, and repair it from the photos."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -164,26 +164,35 @@ def _repair_entries(
     others = [found for found in damaged if found.entry and found.descriptor]
     for part in in_parts(others, _PART):
         entries = [found.entry for found in part]
+        changed = {entry.key for entry in entries if not _is_photo_of(entry)}
         rows = store.vectors(np.array([entry.key for entry in entries], np.int64))
         small = [
             (store.thumbnail(found.entry.key) or b"")
             if found.thumbnail
-            else thumbnail_from_photo(found.entry)
+            else (b"" if found.entry.key in changed else thumbnail_from_photo(found.entry))
             for found in part
         ]
-        store.put(NewEntries(entries, rows, small, _local_codes(store, part)))
-        result.repaired += [entry.id for entry in entries]
+        store.put(NewEntries(entries, rows, small, _local_codes(store, part, changed)))
+        for entry in entries:
+            (result.lost if entry.key in changed else result.repaired).append(entry.id)
 
 
-def _local_codes(store: Store, damaged: Sequence[EntryCheck]) -> list[bytes]:
-    """The local features of entries, computed again where they are damaged."""
+def _local_codes(
+    store: Store, damaged: Sequence[EntryCheck], changed: Container[int] = ()
+) -> list[bytes]:
+    """The local features of entries, computed again where they are damaged.
+
+    They are empty if they are damaged and the photo has changed; `changed` has the keys.
+    """
     if not store.header.local:
         return []
     entries = [found.entry for found in damaged if found.entry]
     sound = [found.entry.key for found in damaged if found.entry and found.local]
     known = store.local(sound)
     return [
-        known.get(entry.key, b"") if entry.key in sound else local_from_photo(entry)
+        known.get(entry.key, b"")
+        if entry.key in sound or entry.key in changed
+        else local_from_photo(entry)
         for entry in entries
     ]
 

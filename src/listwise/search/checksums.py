@@ -1,7 +1,8 @@
 """Checksums of stored entries, and what a damaged index reports.
 
-An index stores three checksums with every entry: of its descriptor, of its other values, and of
-its thumbnail. Each is computed when the entry is written and compared when it is read.
+An index stores checksums with every entry: of its descriptor, of its other values, of its thumbnail
+and, if it has them, of its local features. Each is computed when the entry is written and compared
+when it is read.
 """
 
 import json

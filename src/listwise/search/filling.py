@@ -116,6 +116,7 @@ def add_photos(
         max_side: the long side that larger photos are reduced to, in an index without a maximum.
         on_progress: called with the number of photos that were just processed.
     """
+    store.refresh()  # another process may store local features since
     store.header.check(model.fingerprint, store.uri)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
     result = Added()
@@ -204,6 +205,7 @@ def add_descriptors(
         thumbnails: store a thumbnail of each photo.
         on_progress: called with the number of rows that were just processed.
     """
+    store.refresh()  # another process may store local features since
     store.header.check(file.model, store.uri)
     theirs, ours = (_comparable(each) for each in (file.settings, store.header.settings))
     if theirs != ours:
@@ -263,7 +265,7 @@ def add_local_features(
         workers: the number of processes; one per core by default.
         on_progress: called with the number of entries that were just processed.
     """
-    store.store_local()
+    enable_local_features(store)
     result = Added()
     if workers is None:
         workers = core_count()
@@ -287,6 +289,14 @@ def add_local_features(
         store.put_local([entry for entry, _ in done], [local for _, local in done])
         result.updated += [entry.id for entry, _ in done]
     return result
+
+
+def enable_local_features(store: Store) -> None:
+    """Store local features of photos from now on, if the extra that extracts them is installed."""
+    # Imported first: without the extra, the index stays as it is.
+    import listwise.local.compact  # noqa: F401
+
+    store.store_local()
 
 
 def local_from_photo(entry: Entry) -> bytes:

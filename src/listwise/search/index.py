@@ -27,6 +27,7 @@ from listwise.search.filling import (
     add_descriptors,
     add_local_features,
     add_photos,
+    enable_local_features,
     open_sources,
     settings_here,
 )
@@ -133,8 +134,9 @@ class Index:
                 descriptor file of `listwise.descriptors.extract`, or a list of these. Columns of
                 a table other than path and box become attributes of its photos.
             thumbnails: store a thumbnail of each photo.
-            local: store local features of these photos and of all that are added later, at most
-                40 kB each, so that re-ranking is fast and does not read the photos.
+            local: store local features of new photos, now and in later calls, at most 40 kB each,
+                so that re-ranking is fast and does not read the photos. For photos that are in
+                the index already, call `add_local_features`.
             root: the folder that the ids of a descriptor file are relative to.
             workers: the number of processes that decode; chosen from the cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
@@ -145,7 +147,7 @@ class Index:
         """
         total = Added()
         if local:
-            self.store.store_local()
+            enable_local_features(self.store)
         for source in open_sources(photos):
             with counting("adding", len(source), progress) as advance:
                 if isinstance(source, DescriptorFile):
@@ -180,7 +182,7 @@ class Index:
         Returns:
             The ids that were updated, and a line for each photo that could not be read.
         """
-        self.store.store_local()
+        enable_local_features(self.store)
         missing = len(self) - self.store.count_local()[0]
         with counting("extracting", missing, progress) as advance:
             return add_local_features(self.store, workers=workers, on_progress=advance)
@@ -223,9 +225,10 @@ class Index:
             At most k hits.
         """
         chosen = as_filter(where)
-        lowest = lowest_score(self.calibration, min_score, min_probability)
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
+        # After the model is loaded: its calibration may be newer than the stored one.
+        lowest = lowest_score(self.calibration, min_score, min_probability)
         if examples:
             known = self.store.vectors(np.array([entry.key for entry in examples], np.int64))
             vectors = np.concatenate([vectors, known])

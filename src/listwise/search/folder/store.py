@@ -339,7 +339,7 @@ class FolderStore(Store):
         if mirror is not None and self._table.version != mirror.seen:
             with self._changes:
                 mirror.catch_up(self._table)
-            self.header = self._with_local(self.header)
+        self.header = self._with_local(self.header)
 
     def close(self) -> None:
         """Release memory."""
