@@ -178,3 +178,27 @@ def test_several_threads_get_what_one_gets(entries: list[Entry], scene: Image.Im
         assert [r.position for r in answer] == [r.position for r in expected]
         for one, two in zip(answer, expected, strict=True):
             np.testing.assert_array_equal(one.matches, two.matches)
+
+
+def test_a_call_ends_after_the_reranker_is_closed(entries: list[Entry], scene: Image.Image) -> None:
+    reranker = GatedReranker()
+    waiting = threading.Event()
+    reranker.seen = _SignalingSet(waiting)
+    call = threading.Thread(target=reranker.rerank, args=([scene], entries), daemon=True)
+    call.start()
+    assert waiting.wait(60)  # at the first photo; the tasks of the others are in the queue
+    reranker.close()
+    reranker.gate.set()
+    call.join(60)
+    assert not call.is_alive()
+
+
+class _SignalingSet(set[str]):
+    """An empty set that sets an event when something is looked up."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def __contains__(self, path: object) -> bool:
+        self.event.set()
+        return False

@@ -95,8 +95,9 @@ class Reranker:
         self._pool = ThreadPoolExecutor(workers or Machine.detect("cpu").cores, "verify")
 
     def close(self) -> None:
-        """Stop the threads, without waiting for them."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads when their tasks are done, without waiting for them."""
+        # The tasks are not cancelled: a call that waits for them would never return.
+        self._pool.shutdown(wait=False)
 
     def rerank(
         self,
