@@ -410,3 +410,12 @@ def test_an_index_of_milvus_from_before_filters_says_so(lite_places, monkeypatch
         assert len(Index(store).search(vectors(1)[0])) == 1
         with pytest.raises(FilterError, match="built by an earlier version of Listwise"):
             Index(store).search(vectors(1)[0], where="n = 1")
+
+
+def test_an_attribute_is_unknown_when_its_last_entry_is_removed(store):
+    entries, _ = fill(store, [{"size": "3"}, {"color": "red"}])
+    where = parse_filter("size = 3")
+    assert len(store.matching(where)) == 1
+    store.remove([entries[0].key])
+    with pytest.raises(FilterError, match="no entry has the attribute size"):
+        store.matching(where)

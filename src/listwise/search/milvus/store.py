@@ -170,6 +170,7 @@ class MilvusStore(Store):
         if removed:
             self._wait_for_writes()
         self._walk = _NO_WALK
+        self._names = set()
         return removed
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
@@ -380,6 +381,7 @@ class MilvusStore(Store):
         self.header, self._state = _remembered(self._connection)
         self._wait_for_writes()
         self._walk = _NO_WALK
+        self._names = set()
 
     def close(self) -> None:
         """Close the connection; milvus-lite releases its file."""
