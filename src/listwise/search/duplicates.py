@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.95
 NEAREST = 20  # neighbors per photo; larger groups are joined from several photos
-_BLOCK = 1000  # photos that are searched together
+_BLOCK = 1000  # entries that are read together
+_QUERIES = 64  # photos that are searched together; other searches wait for them
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def find_duplicates(
         threshold: the minimum score of near-duplicates, from -1 to 1.
         reranker: verifies the geometry of near-duplicates whose photos can be read; None skips
             this step.
-        on_progress: called with the number of photos that were just searched.
+        on_progress: called with the number of photos that were just searched, and with 0 in
+            between; an exception that it raises stops the search.
     """
     if not -1 <= threshold <= 1:
         raise InputError(f"`threshold` must be from -1 to 1, not {threshold:g}")
@@ -62,13 +64,20 @@ def find_duplicates(
         digests = [(entry_key(entry.digest), entry.key) for entry in entries if entry.digest]
         known.append(np.array(digests, np.int64).reshape(-1, 2))
         keys = np.array([entry.key for entry in entries], np.int64)
-        near = _near_pairs(store, keys, threshold)
+        near = _near_pairs(store, keys, threshold, on_progress)
         for one, other, score in _verified(store, near, groups, reranker):
             groups.join(one, other, score)
         on_progress(len(entries))
     for one, other in _same_content(np.concatenate(known)):
         groups.join(one, other, 1.0)
-    found = [_group(store, keys, score) for keys, score in groups.sets()]
+    sets = groups.sets()
+    members: dict[int, Entry] = {}
+    for part in in_parts([key for keys, _ in sets for key in keys], _BLOCK):
+        members.update(store.get(part))
+        on_progress(0)
+    found = [
+        _group([members[key] for key in keys if key in members], score) for keys, score in sets
+    ]
     kept = [group for group in found if len(group.entries) > 1]
     return sorted(kept, key=lambda group: (-len(group.entries), -group.score, group.entries[0].id))
 
@@ -87,13 +96,17 @@ def _same_content(known: Keys) -> Iterator[tuple[int, int]]:
     return ((int(ordered[i, 1]), int(ordered[i + 1, 1])) for i in equal)
 
 
-def _near_pairs(store: Store, keys: Keys, threshold: float) -> Iterator[tuple[int, int, float]]:
+def _near_pairs(
+    store: Store, keys: Keys, threshold: float, on_progress: Callable[[int], object]
+) -> Iterator[tuple[int, int, float]]:
     """Pairs of a block of entries and their neighbors whose scores reach the threshold."""
-    scores, found = store.search(store.vectors(keys), NEAREST + 1)
-    for own, row, values in zip(keys.tolist(), found.tolist(), scores.tolist(), strict=True):
-        for other, score in zip(row, values, strict=True):
-            if other >= 0 and other != own and score >= threshold:
-                yield own, other, min(score, 1.0)
+    for part in in_parts(keys, _QUERIES):
+        on_progress(0)
+        scores, found = store.search(store.vectors(part), NEAREST + 1)
+        for own, row, values in zip(part.tolist(), found.tolist(), scores.tolist(), strict=True):
+            for other, score in zip(row, values, strict=True):
+                if other >= 0 and other != own and score >= threshold:
+                    yield own, other, min(score, 1.0)
 
 
 def _verified(
@@ -125,10 +138,8 @@ def _verified(
                 yield one, other, score
 
 
-def _group(store: Store, keys: Sequence[int], score: float) -> DuplicateGroup:
-    entries = sorted(
-        store.get(keys).values(), key=lambda entry: (-entry.width * entry.height, entry.id)
-    )
+def _group(entries: Sequence[Entry], score: float) -> DuplicateGroup:
+    entries = sorted(entries, key=lambda entry: (-entry.width * entry.height, entry.id))
     exact = len({entry.digest for entry in entries}) == 1 and bool(entries[0].digest)
     return DuplicateGroup(tuple(entries), exact, score)
 
