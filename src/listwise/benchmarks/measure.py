@@ -1,10 +1,8 @@
 """Measure the time and peak memory of calls, each in a separate process."""
 
 import gc
-import multiprocessing
 import platform
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from listwise.data.workers import worker_context
 
 T = TypeVar("T")
 Call = Callable[[], object]
@@ -61,8 +61,7 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 def run_alone(function: Callable[..., T], *arguments: object) -> T:
     """Call an importable function in a new process, with picklable arguments."""
     # Not a fork of this process: its threads and memory must not be part of the measurement.
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    with ProcessPoolExecutor(1, mp_context=worker_context()) as pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -92,6 +91,8 @@ def measure(
 def _measure_here(make_call: Callable[..., Call], arguments: Any, limit: int) -> Measurement:
     call = make_call(*arguments)
     if sys.platform == "linux":
+        import resource
+
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     gc.collect()
     before = _memory("VmRSS")
@@ -118,6 +119,8 @@ def _memory(field: str) -> int:
     if _STATUS.exists():
         lines = _STATUS.read_text().splitlines()
         return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
+    import resource  # missing on Windows
+
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
