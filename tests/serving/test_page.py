@@ -200,6 +200,121 @@ def test_duplicates_are_shown_and_lead_to_a_search(person, server):
     visitor.see("#duplicates")
 
 
+@pytest.fixture
+def comparing(person, server):
+    """Opens the duplicates of a made-up index of 40 pairs; removals succeed."""
+    entry = server.client.get("/api/entries?count=1").json()["entries"][0]
+    pairs = [
+        [entry | {"key": f"{number}{side}", "id": f"{number}{side}.jpg"} for side in "01"]
+        for number in range(10, 50)
+    ]
+    asked = []
+
+    def answer(route):
+        asked.append(route)
+        start = int(re.search(r"start=(\d+)", route.request.url)[1])
+        groups = [
+            {"exact": True, "score": 1, "size": 2, "entries": pair} for pair in pairs[start:][:30]
+        ]
+        route.fulfill(json={"groups": groups, "total": len(pairs)})
+
+    def remove(route):
+        if route.request.method != "DELETE":
+            return route.fulfill(status=200, body=b"", content_type="image/jpeg")
+        removed = route.request.url.split("/")[-1]
+        pairs[:] = [pair for pair in pairs if removed not in [each["key"] for each in pair]]
+        return route.fulfill(json={"removed": 1})
+
+    def start(expected="", answer=answer):
+        visitor = person(expected=expected)
+        visitor.see("#samples .tile >> nth=0")
+        visitor.page.route("**/api/duplicates?*", answer)
+        visitor.page.route(re.compile("/api/entries/[1-4][0-9][01](/|$)"), remove)
+        return visitor
+
+    start.answer, start.asked = answer, asked
+    return start
+
+
+def test_groups_of_duplicates_are_shown_once(comparing):
+    held = []
+    visitor = comparing(answer=lambda route: held.append(route))
+    page = visitor.page
+    groups = page.locator("#duplicate-groups > li")
+    for _ in range(2):
+        with page.expect_request("**/api/duplicates?*"):
+            page.get_by_role("link", name="Find duplicates").click()
+        if len(held) == 1:
+            page.go_back()
+            visitor.see("#choose")
+    for route in held:
+        comparing.answer(route)
+    expect(groups).to_have_count(30)
+    page.wait_for_timeout(300)
+    expect(groups).to_have_count(30)
+    page.evaluate("for (const _ of '12') document.getElementById('duplicates-more').click()")
+    expect(page.locator("#duplicates-more")).to_be_visible()
+    page.wait_for_timeout(200)
+    assert len(held) == 3
+    comparing.answer(held[2])
+    expect(groups).to_have_count(40)
+
+
+def test_the_last_photo_of_a_group_cannot_be_removed(comparing):
+    visitor = comparing()
+    page = visitor.page
+    page.get_by_role("link", name="Find duplicates").click()
+    groups = page.locator("#duplicate-groups > li")
+    expect(groups).to_have_count(30)
+    removed = []
+    page.on("request", lambda sent: removed.append(sent.url) if sent.method == "DELETE" else None)
+    page.evaluate(
+        "document.querySelectorAll('#duplicate-groups > li:first-child .danger')"
+        ".forEach((button) => button.click())"
+    )
+    expect(groups).to_have_count(29)
+    expect(page.locator("#duplicates-count")).to_contain_text("39 groups")
+    assert len(removed) == 1
+    page.locator("#duplicates-more").click()
+    expect(groups).to_have_count(39)
+    assert "start=29&" in comparing.asked[-1].request.url
+
+
+def test_duplicates_are_requested_until_they_are_known(comparing):
+    answers = []
+
+    def busy_at_first(route):
+        answers.append(route)
+        if len(answers) in (1, 3):
+            route.fulfill(status=503, headers={"Retry-After": "1"}, json={"error": "later"})
+        else:
+            comparing.answer(route)
+
+    visitor = comparing(expected="503", answer=busy_at_first)
+    page = visitor.page
+    page.get_by_role("link", name="Find duplicates").click()
+    expect(page.locator("#duplicate-groups > li")).to_have_count(30)
+    page.go_back()
+    visitor.see("#choose")
+    with page.expect_response("**/api/duplicates?*"):
+        page.get_by_role("link", name="Find duplicates").click()
+    page.go_back()
+    visitor.see("#choose")
+    page.wait_for_timeout(1500)
+    assert len(answers) == 3
+
+
+def test_the_page_works_without_the_filters(person):
+    visitor = person(expected="500")
+    visitor.page.route("**/api/facets", lambda route: None)
+    visitor.page.reload()
+    visitor.see("#samples .tile >> nth=0")
+    visitor.page.unroute("**/api/facets")
+    visitor.page.route("**/api/facets", lambda route: route.fulfill(status=500, json={}))
+    visitor.page.reload()
+    visitor.see("#samples .tile >> nth=0")
+
+
 @pytest.mark.parametrize("way", ["choose", "paste", "drop"])
 def test_a_photo_put_in_is_searched_for(person, asked, landmarks, way):
     visitor = person()

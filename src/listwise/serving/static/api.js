@@ -69,7 +69,8 @@ const json = async (path, options) => (await send(path, options)).json();
 
 export const info = () => json("api/info");
 export const facets = () => json("api/facets");
-export const duplicates = (start, many) => json(`api/duplicates?start=${start}&count=${many}`);
+export const duplicates = (start, many, signal) =>
+  json(`api/duplicates?start=${start}&count=${many}`, { signal });
 export const entry = (key) => json(`api/entries/${key}`);
 export const entries = (start, many) => json(`api/entries?start=${start}&count=${many}`);
 export const remove = (key) => json(`api/entries/${key}`, { method: "DELETE" });

@@ -1,7 +1,7 @@
 // Groups of photos that are in the index more than once.
 
 import * as api from "./api.js";
-import { byId, count, make } from "./dom.js";
+import { byId, count, make, sleep } from "./dom.js";
 import { nameOf } from "./grid.js";
 import { setLazily } from "./pictures.js";
 
@@ -17,6 +17,9 @@ export class Duplicates {
 
   /** Load the first groups. */
   async open(canWrite) {
+    this.close();
+    this.turn = new AbortController();
+    this.loading = false;
     this.canWrite = canWrite;
     this.shown = 0;
     this.list.replaceChildren();
@@ -25,33 +28,70 @@ export class Duplicates {
     await this.more();
   }
 
+  /** Stop loading: the user has left the view. */
+  close() {
+    this.turn?.abort();
+  }
+
   async more() {
+    if (this.loading) return;
+    this.loading = true;
+    const { signal } = this.turn;
     try {
-      const { groups, total } = await api.duplicates(this.shown, GROUPS);
+      const { groups, total } = await this.request(signal);
+      if (signal.aborted) return;
       this.shown += groups.length;
+      this.total = total;
       this.list.append(...groups.map((group) => this.group(group)));
-      byId("duplicates-more").hidden = this.shown >= total;
-      byId("duplicates-count").textContent = total
-        ? `${count(total, "group")} of photos that look the same`
-        : "No duplicates were found.";
+      this.showCount();
     } catch (error) {
-      byId("duplicates-count").textContent = error.message;
+      if (!signal.aborted) byId("duplicates-count").textContent = error.message;
+    } finally {
+      if (!signal.aborted) this.loading = false;
     }
   }
 
-  group({ exact, score, entries }) {
+  /** Request the next groups, again while the server compares the photos. */
+  async request(signal) {
+    for (;;) {
+      const start = this.shown;
+      try {
+        const answer = await api.duplicates(start, GROUPS, signal);
+        // A group that has disappeared meanwhile moves the next ones.
+        if (signal.aborted || this.shown === start) return answer;
+      } catch (error) {
+        if (signal.aborted || error.status !== 503) throw error;
+        await sleep(1000 * error.wait, signal);
+      }
+    }
+  }
+
+  showCount() {
+    byId("duplicates-more").hidden = this.shown >= this.total;
+    byId("duplicates-count").textContent = this.total
+      ? `${count(this.total, "group")} of photos that look the same`
+      : "No duplicates were found.";
+  }
+
+  group({ exact, score, size, entries }) {
     const title = exact ? "Same file" : `Score ${score.toFixed(3)}`;
-    const items = entries.map((entry) => this.item(entry));
     const label = `${title}: ${entries.map(nameOf).join(", ")}`;
-    return make(
+    // `left`: photos of the group that are not removed, and not being removed.
+    const group = { left: size, others: size - entries.length };
+    group.photos = make("ul", { class: "pair", "aria-label": label });
+    group.photos.append(...entries.map((entry) => this.item(entry, group)));
+    const others = `and ${count(group.others, "more photo")}`;
+    group.element = make(
       "li",
       {},
       make("h3", {}, title),
-      make("ul", { class: "pair", "aria-label": label }, ...items),
+      group.photos,
+      group.others ? make("p", { class: "quiet" }, others) : null,
     );
+    return group.element;
   }
 
-  item(entry) {
+  item(entry, group) {
     const name = nameOf(entry);
     const image = make("img", { alt: name, loading: "lazy", decoding: "async" });
     setLazily(image, api.thumbnail(entry.key));
@@ -64,13 +104,28 @@ export class Duplicates {
       make("span", { class: "quiet", title: entry.id }, name),
       make("span", { class: "quiet" }, `${entry.width} × ${entry.height}`),
       this.canWrite
-        ? make("button", { ...remove, on: { click: () => this.remove(entry, item) } }, "Remove")
+        ? make("button", { ...remove, on: { click: () => this.remove(entry, item, group) } }, "Remove")
         : null,
     );
     return item;
   }
 
-  async remove(entry, item) {
-    if (await this.acts.onRemove(entry)) item.remove();
+  /** Remove a photo, but not the last one of its group. */
+  async remove(entry, item, group) {
+    const button = item.querySelector(".danger");
+    if (button.disabled || group.left < 2) return;
+    button.disabled = true;
+    group.left -= 1;
+    if (!(await this.acts.onRemove(entry))) {
+      button.disabled = false;
+      group.left += 1;
+      return;
+    }
+    item.remove();
+    if (group.photos.children.length + group.others > 1 || !group.element.isConnected) return;
+    group.element.remove();
+    this.shown -= 1;
+    this.total -= 1;
+    this.showCount();
   }
 }

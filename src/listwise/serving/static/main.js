@@ -170,6 +170,7 @@ function show() {
   hush();
   const searching = here.examples.length > 0;
   const comparing = !searching && here.view === "duplicates";
+  duplicates.close();
   byId("start").hidden = searching || comparing;
   byId("duplicates").hidden = !comparing;
   byId("search").hidden = !searching;
@@ -430,7 +431,14 @@ async function removeEntry(item) {
 async function refresh() {
   server = await api.info();
   showServer();
-  filterBar.set((await api.facets()).facets);
+  // The page works without the filters, and does not wait for them.
+  api.facets().then(
+    ({ facets }) => {
+      filterBar.set(facets);
+      if (here.examples.length) filterBar.show(here.filters);
+    },
+    () => {},
+  );
 }
 
 /* Events */
