@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev ## run every test
 
 # The parts that most changes touch, without what takes long.
 QUICK := $(addprefix tests/,losses evaluation models data descriptors training/test_step.py \
-  search/test_index.py search/test_folder_store.py cli/test_thin.py test_imports.py)
+  search/test_index.py cli/test_thin.py test_imports.py)
 quick: $(VENV)/.installed-dev ## run the quick tests (a minute or so)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(QUICK)
 
