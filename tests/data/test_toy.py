@@ -28,6 +28,8 @@ from listwise.data.toy.scene import Scene
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
 
+pytestmark = pytest.mark.slow  # draws many photos
+
 BUILDINGS, VIEWS = 12, 8
 
 

@@ -12,6 +12,8 @@ from listwise.models import RetrievalNet, folding
 from listwise.models.folding import FoldedCopy, folded, folds_hold
 from listwise.models.survey import Fold, survey
 
+pytestmark = pytest.mark.slow  # each compares several networks
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():

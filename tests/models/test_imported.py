@@ -25,6 +25,8 @@ from listwise.models import RetrievalNet, import_checkpoint
 from listwise.models.imported import import_model
 from listwise.models.restricted import read_checkpoint
 
+pytestmark = pytest.mark.slow  # builds many networks
+
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])

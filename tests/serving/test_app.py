@@ -693,12 +693,13 @@ def test_an_index_that_fails_is_the_servers_fault(index, serve, photos, monkeypa
 
 
 def test_many_clients_each_get_their_own_answer(index, serve, photos, pool):
-    client = serve(index)
+    client = serve(index, limits=Limits(seconds=60))  # a busy machine is slow
     paths = sorted(photos.rglob("*.jpg"))
     answers = [
         (path, pool.submit(client.post, "/api/search", **upload(path, k="1"))) for path in paths
     ]
     for path, answer in answers:
+        assert answer.result().status_code == 200, answer.result().text
         (best,) = answer.result().json()["results"]
         assert best["id"] == f"{path.parent.name}/{path.name}"
 
