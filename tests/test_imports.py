@@ -40,7 +40,7 @@ COMMON = [
     "plugins",
     "settings",
     "progress",
-    "running",
+    "servers",
 ]
 
 

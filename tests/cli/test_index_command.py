@@ -301,7 +301,7 @@ def test_only_a_whole_reranking_of_a_server_is_used(shop, monkeypatch):
             def search(self, photos, fields, answer=answer):
                 return answer
 
-        monkeypatch.setattr("listwise.running.find_server", lambda place: Server())
+        monkeypatch.setattr("listwise.servers.find_server", lambda place: Server())
         code, out, err = shop("search", "shop", "photos/class2/1.jpg", "-k", 2, "--rerank")
         assert code == 0, err
         assert ("of the server" in out) is used

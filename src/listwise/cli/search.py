@@ -111,10 +111,10 @@ def _ask_server(
     index: str, photos: Sequence[str], boxes: Sequence[Any], how: dict[str, Any]
 ) -> list[dict[str, Any]] | None:
     """The results of a running server of the index; None if there is none or it cannot answer."""
-    from listwise.running import find_server
+    from listwise.servers import find_server
 
     server = find_server(index)
-    if server is None or len(boxes) not in (0, len(photos)):
+    if server is None or how["where"] == "" or len(boxes) not in (0, len(photos)):
         return None
     fields = {name: str(value) for name, value in how.items() if value is not None}
     answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})

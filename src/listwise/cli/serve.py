@@ -121,7 +121,7 @@ def _announced(
     place: str, address: str, index: "Index", settings: "ServeSettings"
 ) -> AbstractContextManager[None]:
     """Let `listwise search` use this server, unless it requires a token."""
-    from listwise.running import announce
+    from listwise.servers import announce
     from listwise.serving.memory import longest_side
 
     if not settings.local:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from listwise.running import new_instance
+from listwise.servers import new_instance
 
 MAX_SIDE = 1024
 """Long side that photos are reduced to where the index has no maximum of its own."""

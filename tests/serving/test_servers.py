@@ -11,7 +11,7 @@ import pytest
 from index_examples import texture
 from serving_examples import InThread
 
-from listwise.running import RunningServer, announce, find_server
+from listwise.servers import RunningServer, announce, find_server
 from listwise.serving.settings import ServeSettings
 
 # Runs the command, and fails if it loaded what makes a start slow.
