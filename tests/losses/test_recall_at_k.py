@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from tuple_examples import batches, value_and_gradient
 
 from listwise.errors import InputError
-from listwise.losses import RecallAtKLoss, recall_at_k
+from listwise.losses import RecallAtKLoss, pairs
 
 
 def formula(descriptors, labels, weights, ks, temperature, k_temperature):
@@ -53,7 +53,7 @@ def test_equals_the_formula(batch, ks, temperature, k_temperature, entries):
     raw, labels, weights, _ = batch
     loss = RecallAtKLoss(ks, temperature, k_temperature)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recall_at_k, "_ENTRIES", entries)
+        patch.setattr(pairs, "ENTRIES", entries)
         value, gradient = value_and_gradient(lambda d: loss(d, labels, weights), raw)
     expected, expected_gradient = value_and_gradient(
         lambda d: formula(d, labels, weights, ks, temperature, k_temperature), raw

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from tuple_examples import batches, value_and_gradient
 
 from listwise.errors import InputError
-from listwise.losses import SmoothAPLoss, smooth_ap
+from listwise.losses import SmoothAPLoss, pairs
 
 
 def formula(descriptors, labels, weights, temperature):
@@ -39,7 +39,7 @@ def test_equals_the_formula(batch, temperature, entries):
     raw, labels, weights, _ = batch
     loss = SmoothAPLoss(temperature)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(smooth_ap, "_ENTRIES", entries)
+        patch.setattr(pairs, "ENTRIES", entries)
         value, gradient = value_and_gradient(lambda d: loss(d, labels, weights), raw)
     expected, expected_gradient = value_and_gradient(
         lambda d: formula(d, labels, weights, temperature), raw

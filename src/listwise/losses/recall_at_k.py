@@ -1,17 +1,16 @@
 """The Recall@k surrogate (Patel et al., CVPR 2022)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
 from listwise.losses.checks import check_count
+from listwise.losses.pairs import sum_over_pairs
 from listwise.losses.tiles import accumulation_dtype
-
-_ENTRIES = 2**24  # comparisons of scores in memory at a time
 
 
 class RecallAtKLoss(PrecisionLoss):
@@ -57,29 +56,10 @@ class RecallAtKLoss(PrecisionLoss):
         own = torch.arange(start, stop, device=labels.device)
         same = labels[start:stop, None] == labels
         same = same.scatter(1, own[:, None], False)
-        query, image = torch.nonzero(same, as_tuple=True)
-        sums = torch.zeros(stop - start, dtype=dtype, device=labels.device)
-        if len(query):
-            blocks = torch.arange(len(query), device=labels.device).chunk(
-                -(-len(query) * len(labels) // _ENTRIES)
-            )
-            found = [
-                # Recomputed in backward: all comparisons together are as many as images cubed.
-                checkpoint(
-                    self._recalls,
-                    scores,
-                    own,
-                    query[block],
-                    image[block],
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-                for block in blocks
-            ]
-            sums = sums.index_put((query,), torch.cat(found), accumulate=True)
-        return sums / positives[start:stop].clamp(min=1)
+        recalls = partial(self._recalls, own=own)
+        return sum_over_pairs(recalls, scores, same) / positives[start:stop].clamp(min=1)
 
-    def _recalls(self, scores: Tensor, own: Tensor, query: Tensor, image: Tensor) -> Tensor:
+    def _recalls(self, scores: Tensor, query: Tensor, image: Tensor, own: Tensor) -> Tensor:
         """Compute how surely each image is among the first k, averaged over all k: [R]."""
         ahead = torch.sigmoid((scores[query] - scores[query, image][:, None]) / self.temperature)
         # Neither the image itself nor the query is ahead of it.

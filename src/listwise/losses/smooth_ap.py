@@ -1,14 +1,14 @@
 """Smooth-AP (Brown et al., ECCV 2020), for classes of any size in any order."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
+from listwise.losses.pairs import sum_over_pairs
 from listwise.losses.tiles import accumulation_dtype
-
-_ENTRIES = 2**24  # comparisons of scores in memory at a time
 
 
 class SmoothAPLoss(PrecisionLoss):
@@ -37,28 +37,10 @@ class SmoothAPLoss(PrecisionLoss):
         same = labels[start:stop, None] == labels
         rows = descriptors.to(dtype)
         scores = rows[start:stop] @ rows.T
-        query, image = torch.nonzero(same, as_tuple=True)
-        blocks = torch.arange(len(query), device=labels.device).chunk(
-            -(-len(query) * len(labels) // _ENTRIES)
-        )
-        precisions = [
-            # Recomputed in backward: all comparisons together are as many as images cubed.
-            checkpoint(
-                self._precisions,
-                scores,
-                same,
-                query[block],
-                image[block],
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for block in blocks
-        ]
-        sums = torch.zeros(stop - start, dtype=dtype, device=labels.device)
-        sums = sums.index_put((query,), torch.cat(precisions), accumulate=True)
-        return sums / same.sum(1)
+        precisions = partial(self._precisions, same=same)
+        return sum_over_pairs(precisions, scores, same) / same.sum(1)
 
-    def _precisions(self, scores: Tensor, same: Tensor, query: Tensor, image: Tensor) -> Tensor:
+    def _precisions(self, scores: Tensor, query: Tensor, image: Tensor, same: Tensor) -> Tensor:
         """Compute the smooth precision at the rank of each image in its query's list: [R]."""
         ahead = torch.sigmoid((scores[query] - scores[query, image][:, None]) / self.temperature)
         ahead = ahead.scatter(1, image[:, None], 1.0)  # the rank includes the image itself
