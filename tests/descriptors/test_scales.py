@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from listwise.descriptors.scales import describe_scales, power_mean
 from listwise.models import RetrievalNet
+from listwise.models.embed import MIXED, PhotoNet
 
 
 def plain_power_mean(descriptors, power):
@@ -62,7 +63,8 @@ def test_photos_are_seen_at_each_scale(net):
     photos = torch.randint(0, 256, (2, 3, 90, 120), dtype=torch.uint8, generator=generator)
     seen = []
     net.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[-2:])))
-    found = describe_scales(net, photos, (1.0, 0.7071, 0.5), 3.0)
+    sizes = [(90, 120)] * 2
+    found = describe_scales(PhotoNet(net, None), photos, sizes, (1.0, 0.7071, 0.5), 3.0)
     assert seen == [(90, 120), (64, 85), (45, 60)]
     single = [
         net(F.interpolate(photos / 255, size, mode="bilinear", antialias=True)).double().numpy()
@@ -70,4 +72,24 @@ def test_photos_are_seen_at_each_scale(net):
     ]
     expected = plain_power_mean(np.stack(single), 3.0)
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(describe_scales(net, photos, (1.0,), 3.0), net(photos))
+    plain = describe_scales(PhotoNet(net, None), photos, sizes, (1.0,), 3.0)
+    torch.testing.assert_close(plain, net(photos))
+
+
+@torch.no_grad()
+def test_photos_of_different_shapes_are_resized_by_themselves(net, monkeypatch):
+    monkeypatch.setitem(MIXED, "cpu", True)
+    generator = torch.Generator().manual_seed(1)
+    canvases = torch.zeros(3, 3, 96, 128, dtype=torch.uint8)
+    sizes = [(90, 101), (77, 128), (90, 101)]
+    for canvas, (height, width) in zip(canvases, sizes, strict=True):
+        canvas[:, :height, :width].random_(0, 256, generator=generator)
+    mixing = PhotoNet(net, None)
+    assert mixing.mixed
+    scales = (1.0, 0.7071, 0.5)
+    found = describe_scales(mixing, canvases, sizes, scales, 3.0)
+    alone = [
+        describe_scales(mixing, canvas[None, :, :height, :width], [(height, width)], scales, 3.0)
+        for canvas, (height, width) in zip(canvases, sizes, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-5)

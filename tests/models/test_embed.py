@@ -140,7 +140,7 @@ def test_a_part_is_computed_under_one_autocast(net, images):
     # Casts of the weights live as long as it does: one for all batches of a part, none after.
     seen = []
 
-    def describe(photos):
+    def describe(photos, sizes):
         seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
         return torch.zeros(len(photos), 2)
 

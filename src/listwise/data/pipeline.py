@@ -1,4 +1,4 @@
-"""The photo pipeline: read files, decode them, and batch photos of equal shape."""
+"""The photo pipeline: read files, decode them, and batch photos of equal or similar shape."""
 
 import math
 import os
@@ -31,6 +31,10 @@ SAMPLE = 64
 CHUNKS_AHEAD = 2
 # Maximum number of pixels of photos that wait for others of their shape.
 WAITING_PIXELS = {"cpu": 2**25, "cuda": 2**27}
+# The same for photos that wait for others of similar shape: a GPU starts with few, large batches.
+WAITING_CANVAS_PIXELS = {"cpu": 2**25, "cuda": 2**28}
+# A photo joins a larger canvas at the end if its own canvas has at least this share of the pixels.
+CANVAS_SHARE = 0.6
 
 
 def decode_photos(
@@ -201,19 +205,30 @@ def _on_own_stream(
 
 
 class PhotoBatch(NamedTuple):
-    """B photos of one shape, or one photo that cannot be read.
+    """Photos in canvases of one shape, or one photo that cannot be read.
 
     Attributes:
-        pixels: uint8 [B, 3, H, W].
-        positions: positions of the B photos.
-        photos: the B photos, without their own pixels.
+        pixels: uint8 [B, 3, H, W]; each photo lies in the upper left corner of its canvas.
+        sizes: heights and widths in the B canvases. The last canvases may be empty, with the size
+            of a whole canvas: a GPU prepares each new batch size, which takes longer than to
+            compute a few canvases in vain.
+        positions: positions of the photos.
+        photos: the photos, at most B, without their own pixels.
         errors: the message of an unreadable photo by its position; such a batch has no photos.
     """
 
     pixels: Tensor
+    sizes: list[tuple[int, int]]
     positions: list[int]
     photos: list[DecodedPhoto]
     errors: dict[int, str]
+
+
+_Group = list[tuple[int, DecodedPhoto]]
+
+
+def _unreadable(position: int, error: ImageError) -> PhotoBatch:
+    return PhotoBatch(torch.empty(0), [], [], [], {position: str(error)})
 
 
 def batch_by_shape(
@@ -228,11 +243,11 @@ def batch_by_shape(
         photos: decoded photos and errors.
         batch_size: returns the number of photos in a batch for a width and height.
     """
-    groups: dict[torch.Size, list[tuple[int, DecodedPhoto]]] = {}
+    groups: dict[torch.Size, _Group] = {}
     waiting = 0
     for position, photo in enumerate(photos):
         if isinstance(photo, ImageError):
-            yield PhotoBatch(torch.empty(0), [], [], {position: str(photo)})
+            yield _unreadable(position, photo)
             continue
         shape = photo.pixels.shape
         groups.setdefault(shape, []).append((position, photo))
@@ -249,11 +264,97 @@ def batch_by_shape(
         yield _stack(group)
 
 
-def _stack(group: list[tuple[int, DecodedPhoto]]) -> PhotoBatch:
+def _stack(group: _Group) -> PhotoBatch:
+    pixels = torch.stack([photo.pixels for _, photo in group])
+    height, width = pixels.shape[2:]
+    return _batch(pixels, [(height, width)] * len(group), group)
+
+
+def _batch(pixels: Tensor, sizes: list[tuple[int, int]], group: _Group) -> PhotoBatch:
     nothing = torch.empty(0)
+    positions = [position for position, _ in group]
     return PhotoBatch(
-        torch.stack([photo.pixels for _, photo in group]),
-        [position for position, _ in group],
-        [photo._replace(pixels=nothing) for _, photo in group],
-        {},
+        pixels, sizes, positions, [photo._replace(pixels=nothing) for _, photo in group], {}
     )
+
+
+Canvas = tuple[int, int]
+"""Height and width of a canvas."""
+
+
+def canvas_side(side: int) -> int:
+    """Return the side of the smallest canvas for a side of a photo.
+
+    Few canvases have little space outside of the photos: a GPU prepares each new shape.
+    """
+    step = 32 if side <= 256 else 64 if side <= 1024 else 128
+    return -(-side // step) * step
+
+
+def batch_by_canvas(
+    photos: Iterable[DecodedPhoto | ImageError], batch_pixels: int
+) -> Iterator[PhotoBatch]:
+    """Batch photos of similar shape; positions count from 0 in the order of the photos.
+
+    The batches depend only on the photos. A photo waits until others fill a batch of its canvas.
+    At the end, and if too many photos wait, photos also join batches of somewhat larger canvases.
+
+    Args:
+        photos: decoded photos and errors.
+        batch_pixels: maximum number of pixels in the canvases of a batch of several photos.
+    """
+    groups: dict[Canvas, _Group] = {}
+    waiting = 0
+    for position, photo in enumerate(photos):
+        if isinstance(photo, ImageError):
+            yield _unreadable(position, photo)
+            continue
+        height, width = photo.pixels.shape[1:]
+        canvas = canvas_side(height), canvas_side(width)
+        groups.setdefault(canvas, []).append((position, photo))
+        waiting += math.prod(canvas)
+        if len(groups[canvas]) == _capacity(canvas, batch_pixels):
+            yield _lay(canvas, groups[canvas], batch_pixels)
+            waiting -= math.prod(canvas) * len(groups.pop(canvas))
+        while waiting > WAITING_CANVAS_PIXELS[photo.pixels.device.type]:
+            canvas = max(groups, key=lambda each: math.prod(each) * len(groups[each]))
+            yield _lay(canvas, _take_similar(groups, canvas, batch_pixels), batch_pixels)
+            waiting = sum(math.prod(each) * len(group) for each, group in groups.items())
+    while groups:
+        canvas = max(groups, key=math.prod)
+        yield _lay(canvas, _take_similar(groups, canvas, batch_pixels), batch_pixels)
+
+
+def _capacity(canvas: Canvas, batch_pixels: int) -> int:
+    return max(1, batch_pixels // math.prod(canvas))
+
+
+def _take_similar(groups: dict[Canvas, _Group], canvas: Canvas, batch_pixels: int) -> _Group:
+    """Remove photos for a batch of this canvas from the groups, largest first."""
+    taken: _Group = []
+    enough = CANVAS_SHARE * math.prod(canvas)
+    for each in sorted(groups, key=math.prod, reverse=True):
+        fits = each[0] <= canvas[0] and each[1] <= canvas[1] and math.prod(each) >= enough
+        space = _capacity(canvas, batch_pixels) - len(taken)
+        if fits and space:
+            taken += groups[each][:space]
+            groups[each] = groups[each][space:]
+            if not groups[each]:
+                del groups[each]
+    return taken
+
+
+def _lay(canvas: Canvas, group: _Group, batch_pixels: int) -> PhotoBatch:
+    """Lay photos into canvases; on a GPU, the number of canvases is one of a few."""
+    count = len(group)
+    first = group[0][1].pixels
+    if first.is_cuda:
+        count = _capacity(canvas, batch_pixels)
+        while count // 2 >= len(group):
+            count //= 2
+    pixels = torch.zeros(count, 3, *canvas, dtype=torch.uint8, device=first.device)
+    sizes = [canvas] * count
+    for row, (_, photo) in enumerate(group):
+        height, width = sizes[row] = photo.pixels.shape[1], photo.pixels.shape[2]
+        pixels[row, :, :height, :width] = photo.pixels
+    return _batch(pixels, sizes, group)

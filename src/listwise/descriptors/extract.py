@@ -16,7 +16,7 @@ from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, Descr
 from listwise.errors import InputError
 
 # Photos per part. An interruption loses at most one part: seconds on a GPU, a minute on a CPU.
-PART = {"cpu": 64, "cuda": 2048}
+PART = {"cpu": 64, "cuda": 8192}
 
 
 def extract(

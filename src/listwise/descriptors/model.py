@@ -31,7 +31,7 @@ from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.calibration import CALIBRATION_FILE, Calibration, fit_calibration
-from listwise.models.embed import embed_decoded, embed_parts, inference_network
+from listwise.models.embed import Describe, PhotoNet, embed_decoded, embed_parts
 from listwise.progress import FEW, counting
 
 IN_MEMORY = 64  # photos given as images or arrays that are described together
@@ -285,6 +285,7 @@ class Model:
                     sizes,
                     Decoding(settings.max_side, thumbnail=thumbnails, local=local),
                     describe=self._describing(settings),
+                    mixed=self._network(settings).mixed,
                     workers=self._machine.workers() if workers is None else workers,
                     autocast=_autocast(settings),
                     on_progress=on_progress,
@@ -316,17 +317,32 @@ class Model:
             self.net.dim,
             self.device,
             _autocast(settings),
+            mixed=self._network(settings).mixed,
         )
         return self._whitened(found.descriptors)
 
-    def _describing(self, settings: ExtractSettings) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function that maps photos uint8 [B, 3, H, W] to descriptors [B, C]."""
-        net = self.net if settings.precision == "float32" else self._half_network
+    def mixes_shapes(self, settings: ExtractSettings) -> bool:
+        """Return whether photos of different shapes are described in one batch.
+
+        This needs a GPU, and a network for which it does not change the descriptors.
+        """
+        return self._network(settings).mixed
+
+    def _describing(self, settings: ExtractSettings) -> Describe:
+        """Return a function that computes the descriptors [B, C] of photos."""
+        net = self._network(settings)
         return partial(describe_scales, net, scales=settings.scales, power=settings.power)
 
+    def _network(self, settings: ExtractSettings) -> PhotoNet:
+        return self._full_network if settings.precision == "float32" else self._half_network
+
     @cached_property
-    def _half_network(self) -> RetrievalNet:
-        return inference_network(self.net, torch.bfloat16)
+    def _full_network(self) -> PhotoNet:
+        return PhotoNet(self.net, None)
+
+    @cached_property
+    def _half_network(self) -> PhotoNet:
+        return PhotoNet(self.net, torch.bfloat16)
 
     def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
         rows: npt.NDArray[np.float32] = descriptors.float().numpy()

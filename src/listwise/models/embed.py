@@ -1,6 +1,6 @@
-"""Compute the descriptors of photos with a network, in batches of photos of the same shape."""
+"""Compute the descriptors of photos with a network, in batches."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
@@ -9,16 +9,27 @@ import torch
 from torch import Tensor
 
 from listwise.data import DecodedPhoto, Decoding, ImageError, Images, PhotoFile, decode_photos
-from listwise.data.pipeline import PhotoBatch, batch_by_shape
+from listwise.data.pipeline import PhotoBatch, batch_by_canvas, batch_by_shape
 from listwise.errors import InputError
 from listwise.machine import shared_cores
 from listwise.models.folding import make_folded_copy
+from listwise.models.mixed import MixedNet, UnsupportedNetwork, mixes
 from listwise.models.net import RetrievalNet
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
+# Where photos of different shapes are computed in one batch. A CPU is as fast with batches of one
+# shape, and computes nothing outside of the photos.
+MIXED = {"cpu": False, "cuda": True}
 # Descriptors that may wait on a GPU: copying them to the CPU waits for all its work to finish.
 WAITING = 1024
+
+
+Describe = Callable[[Tensor, Sequence[tuple[int, int]]], Tensor]
+"""Maps photos uint8 [B, 3, H, W] to descriptors [B, C].
+
+The photos lie in the upper left corners; the second argument has their heights and widths.
+"""
 
 
 class EmbeddedPhotos(NamedTuple):
@@ -70,12 +81,46 @@ def embed_photos(
         images.files(),
         [len(images)],
         Decoding(max_side),
-        describe=inference_network(net, autocast),
         workers=workers,
         autocast=autocast,
         on_progress=on_progress,
     )
     return found
+
+
+class PhotoNet:
+    """The fastest way to compute with a network, in evaluation mode.
+
+    Args:
+        net: the network.
+        autocast: dtype in which the network runs.
+
+    Attributes:
+        mixed: whether photos of different shapes are computed in one batch. This needs a GPU, and
+            a network for which it does not change the descriptors (see `listwise.models.mixed`).
+    """
+
+    def __init__(self, net: RetrievalNet, autocast: torch.dtype | None) -> None:
+        self._net = inference_network(net, autocast)
+        self.mixed = MIXED.get(net.mean.device.type, False) and mixes(net)
+        self._mixed_net = MixedNet(self._net) if self.mixed else None
+
+    def __call__(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+        """Describe photos of these heights and widths in images [B, 3, H, W]: [B, dim].
+
+        The photos lie in the upper left corners.
+        """
+        canvas = tuple(images.shape[2:])
+        if self._mixed_net is not None and any(size != canvas for size in sizes):
+            try:
+                return self._mixed_net(images, sizes)
+            except UnsupportedNetwork:  # for photos of these sizes, such as one pixel
+                pass
+        elif all(size == canvas for size in sizes):
+            alone: Tensor = self._net(images)
+            return alone
+        photos = zip(images, sizes, strict=True)
+        return torch.cat([self._net(photo[None, :, :h, :w]) for photo, (h, w) in photos])
 
 
 def inference_network(net: RetrievalNet, autocast: torch.dtype | None) -> RetrievalNet:
@@ -103,7 +148,8 @@ def embed_parts(
     sizes: Iterable[int],
     how: Decoding,
     *,
-    describe: Callable[[Tensor], Tensor] | None = None,
+    describe: Describe | None = None,
+    mixed: bool = False,
     workers: int = 0,
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
@@ -118,7 +164,8 @@ def embed_parts(
         files: the photos of all parts.
         sizes: the number of photos in each part; there may be more sizes than photos.
         how: how to decode the photos.
-        describe: maps photos uint8 [B, 3, H, W] to descriptors [B, C]; the network by default.
+        describe: computes descriptors [B, C] of photos; the network by default.
+        mixed: whether `describe` takes photos of different shapes.
         workers: as for `embed_photos`.
         autocast: as for `embed_photos`.
         on_progress: as for `embed_photos`.
@@ -127,13 +174,22 @@ def embed_parts(
         The result of each part; `kept` has positions in the part.
     """
     device = next(net.parameters()).device
+    if describe is None:
+        network = PhotoNet(net, autocast)
+        describe, mixed = network, network.mixed
     training = net.training
     net.eval()
     try:
         with closing(decode_photos(files, how, workers, device)) as photos:
             for size in sizes:
                 found = embed_decoded(
-                    islice(photos, size), describe or net, net.dim, device, autocast, on_progress
+                    islice(photos, size),
+                    describe,
+                    net.dim,
+                    device,
+                    autocast,
+                    on_progress,
+                    mixed=mixed,
                 )
                 if size and not found.kept and not found.errors:
                     break
@@ -144,21 +200,26 @@ def embed_parts(
 
 def embed_decoded(
     photos: Iterable[DecodedPhoto | ImageError],
-    describe: Callable[[Tensor], Tensor],
+    describe: Describe,
     dim: int,
     device: torch.device,
     autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
+    *,
+    mixed: bool = False,
 ) -> EmbeddedPhotos:
-    """Compute the descriptors of decoded photos, in their order.
+    """Compute the descriptors [n, dim] of decoded photos, in their order, on `device`.
 
-    `describe` maps photos uint8 [B, 3, H, W] on `device` to descriptors [B, dim].
+    If not `mixed`, all photos of a batch have the same shape.
     """
     found: dict[int, tuple[Tensor, DecodedPhoto]] = {}
     errors: dict[int, str] = {}
     waiting: list[tuple[PhotoBatch, Tensor]] = []
     pixels = BATCH_PIXELS[device.type]
-    batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
+    if mixed:
+        batches = batch_by_canvas(photos, pixels)
+    else:
+        batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
     # One autocast for all batches: it caches the cast weights until it ends.
     with (
         shared_cores(),
@@ -168,7 +229,7 @@ def embed_decoded(
         for batch in batches:
             errors |= batch.errors
             if batch.photos:
-                waiting.append((batch, _descriptors(describe, batch.pixels, device)))
+                waiting.append((batch, _descriptors(describe, batch, device)))
             if sum(len(rows) for _, rows in waiting) >= WAITING:
                 found |= _fetch(waiting)
                 waiting.clear()
@@ -185,18 +246,17 @@ def embed_decoded(
     )
 
 
-def _descriptors(
-    describe: Callable[[Tensor], Tensor], photos: Tensor, device: torch.device
-) -> Tensor:
+def _descriptors(describe: Describe, batch: PhotoBatch, device: torch.device) -> Tensor:
     """Start computing descriptors [n, C] of photos on the device; do not wait for the result."""
     try:
-        return describe(photos.to(device, non_blocking=True))
+        rows = describe(batch.pixels.to(device, non_blocking=True), batch.sizes)
     except torch.OutOfMemoryError as error:
-        count, _, height, width = photos.shape
+        count, _, height, width = batch.pixels.shape
         raise InputError(
             f"{count} photos of {width} × {height} pixels do not fit into the memory of the GPU: "
             "choose a smaller `max_side` (in training: `val_max_side`)"
         ) from error
+    return rows[: len(batch.photos)]
 
 
 def _fetch(waiting: list[tuple[PhotoBatch, Tensor]]) -> dict[int, tuple[Tensor, DecodedPhoto]]:

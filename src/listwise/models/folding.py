@@ -68,10 +68,10 @@ def folds_hold(net: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
     generator = torch.Generator(images.device).manual_seed(0)
     with torch.no_grad():
         for parameter in changed.parameters():
-            _perturb(parameter, generator)
+            perturb(parameter, generator)
         for _, norm in _pairs(changed, folds):
             _perturb_statistics(norm, generator)
-    other = _sharing_copy(changed)
+    other = sharing_copy(changed)
     with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         for fold, *values in zip(folds, *folded(_pairs(changed, folds)), strict=True):
             for target, value in zip(_fold(other, fold), values, strict=True):
@@ -105,7 +105,7 @@ class FoldedCopy:
         watched = copy.deepcopy(net, {id(p): p for p in net.parameters()})
         with torch.autocast(images.device.type, autocast, cache_enabled=False):
             folds, cast = survey(watched, images)
-        self.module = _sharing_copy(net, self._snapshot.shared).eval()
+        self.module = sharing_copy(net, self._snapshot.shared).eval()
         folds = [fold for fold in folds if fold.conv in cast]
         self.trial_failed = not folds_hold(net, folds, images)
         self.folds = [] if self.trial_failed else folds
@@ -224,7 +224,7 @@ def make_folded_copy(net: nn.Module, images: Tensor, autocast: torch.dtype) -> F
     return folded_copy
 
 
-def _sharing_copy(net: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
+def sharing_copy(net: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
     """Copy the modules; parameters, buffers and `shared` objects are not copied."""
     return copy.deepcopy(net, {id(t): t for t in (*net.parameters(), *net.buffers(), *shared)})
 
@@ -272,7 +272,7 @@ def _widen_input(conv: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
     return _widened(inputs[0].to(conv.weight.dtype), conv.in_channels)
 
 
-def _perturb(tensor: Tensor, generator: torch.Generator) -> None:
+def perturb(tensor: Tensor, generator: torch.Generator) -> None:
     """Change every element by 5 to 15 % of the root mean square of the tensor.
 
     A tensor of zeros is changed as if it had the usual size of initial weights.

@@ -102,7 +102,10 @@ class RetrievalNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute descriptors: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
-        vectors = self.pooling(self.features(images))
+        return self.finish(self.pooling(self.features(images)))
+
+    def finish(self, vectors: Tensor) -> Tensor:
+        """Project and normalize pooled vectors: [B, C] -> [B, dim], unit rows."""
         if self.config.normalize_pooled:
             vectors = F.normalize(vectors, dim=1)
         if self.projection is not None:
