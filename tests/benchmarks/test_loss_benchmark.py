@@ -97,6 +97,17 @@ def test_a_gpu_is_measured_in_its_own_precisions():
     assert all(row.seconds > 0 and row.extra_bytes > 0 for row in rows)
 
 
+def test_the_gpu_that_was_given_is_measured():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA GPUs")
+    torch.cuda.reset_peak_memory_stats(0)
+    before = torch.cuda.max_memory_allocated(0)
+    (row,) = benchmark.run([1024], dim=64, methods=["listwise"], device="cuda:1")
+    assert row.seconds > 0
+    assert row.extra_bytes > 0
+    assert torch.cuda.max_memory_allocated(0) == before
+
+
 def test_bad_sizes():
     with pytest.raises(InputError, match="multiples of 16"):
         list(benchmark.run([20]))

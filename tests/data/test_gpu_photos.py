@@ -1,13 +1,15 @@
 """Photos as a GPU gets them; here the CPU decodes in its place, by the same function."""
 
+import io
 import threading
+import warnings
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from listwise.data import Decoding, ImageError, PhotoFile, load_image
 from listwise.data import gpu_photos as module
@@ -55,9 +57,9 @@ def decoders(monkeypatch):
         together.append(len(contents))
         return original(contents, device)
 
-    original, decode_on_cpu = module._decode_jpegs, module._decode_on_cpu
+    original, decode_on_cpu = module.decode_jpegs, module._decode_on_cpu
     monkeypatch.setattr(module, "_decode_on_cpu", load)
-    monkeypatch.setattr(module, "_decode_jpegs", decode)
+    monkeypatch.setattr(module, "decode_jpegs", decode)
     return loaded, together
 
 
@@ -82,6 +84,29 @@ def write_kinds(folder):
     return usual, {path.name for path in folder.iterdir()} - usual
 
 
+def decode_upright(contents, device):
+    """Decode with Pillow, and apply the orientation, as torchcodec does."""
+    files = [io.BytesIO(content.numpy().tobytes()) for content in contents]
+    photos = [ImageOps.exif_transpose(Image.open(file)).convert("RGB") for file in files]
+    return [torch.from_numpy(np.asarray(photo).transpose(2, 0, 1).copy()) for photo in photos]
+
+
+@pytest.fixture(params=["torchcodec", "torchvision", "one that applies the orientation"])
+def jpeg_decoder(request, monkeypatch):
+    """One of the decoders; the trial chooses it because no other one loads."""
+    if request.param == "torchcodec":
+        pytest.importorskip("torchcodec", minversion="0.16")
+        monkeypatch.setattr(module, "_load_torchvision", None)
+    elif request.param == "torchvision":
+        monkeypatch.setattr(module, "_load_torchcodec", None)
+    else:
+        monkeypatch.setattr(module, "_load_torchcodec", lambda: decode_upright)
+    module._jpeg_decoder.cache_clear()
+    yield module._jpeg_decoder(CPU)
+    module._jpeg_decoder.cache_clear()
+
+
+@pytest.mark.usefixtures("jpeg_decoder")
 def test_every_kind_is_what_load_image_makes_of_it(tmp_path, decoders):
     usual, others = write_kinds(tmp_path)
     wanted = [PhotoFile(str(tmp_path / name)) for name in sorted(usual | others)]
@@ -96,6 +121,33 @@ def test_every_kind_is_what_load_image_makes_of_it(tmp_path, decoders):
     assert sum(together) == len(usual)
 
 
+def test_a_trial_shows_which_decoder_applies_the_orientation(jpeg_decoder, request):
+    assert jpeg_decoder.turns is ("torchvision" not in request.node.name)
+
+
+def test_without_a_decoder_the_gpu_decodes_nothing(monkeypatch):
+    monkeypatch.setattr(module, "_load_torchcodec", None)
+    monkeypatch.setattr(module, "_load_torchvision", None)
+    module._jpeg_decoder.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="neither torchcodec nor torchvision"):
+            module.decode_jpegs([torch.zeros(10, dtype=torch.uint8)], CPU)
+    finally:
+        module._jpeg_decoder.cache_clear()
+
+
+def test_the_deprecation_of_torchvisions_decoder_does_not_reach_the_user(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_load_torchcodec", None)
+    module._jpeg_decoder.cache_clear()
+    picture().save(tmp_path / "photo.jpg")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(decoded_photos([PhotoFile(str(tmp_path / "photo.jpg"))], CPU, 1))
+    module._jpeg_decoder.cache_clear()
+    assert not caught
+
+
+@pytest.mark.usefixtures("jpeg_decoder")
 def test_boxes_are_cut_out_after_turning(tmp_path):
     for turn in (1, 6, 8):
         path = str(tmp_path / f"{turn}.jpg")
@@ -139,7 +191,7 @@ def test_a_file_that_the_decoder_refuses_costs_only_itself(tmp_path, decoders, m
         wanted.append(PhotoFile(str(tmp_path / f"{i}.jpg")))
         picture(seed=i).save(wanted[-1].path, quality=95)
     refused = module._to_tensor(Path(wanted[2].path).read_bytes())
-    original = module._decode_jpegs
+    original = module.decode_jpegs
 
     def decode(contents, device):
         photos = original(contents, device)
@@ -147,7 +199,7 @@ def test_a_file_that_the_decoder_refuses_costs_only_itself(tmp_path, decoders, m
             raise RuntimeError("Error while decoding JPEG images: 3")
         return photos
 
-    monkeypatch.setattr(module, "_decode_jpegs", decode)
+    monkeypatch.setattr(module, "decode_jpegs", decode)
     for each, photo in zip(wanted, decoded_photos(wanted, CPU, 2), strict=True):
         assert (photo.int() - expected(each).int()).abs().max() <= 3
     assert decoders[0] == ["2.jpg"]

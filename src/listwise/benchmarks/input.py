@@ -15,6 +15,7 @@ import torch
 from listwise.benchmarks.measure import timed
 from listwise.benchmarks.table import columns_of
 from listwise.data import CropDataset, Images, LabelledImages, load_image, random_crop, read_images
+from listwise.data.gpu_photos import decode_jpegs
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.settings import CropSettings
@@ -147,8 +148,6 @@ def _gpu(
     """Measure the decoder of the GPU on batches of photos, and crops of them."""
     step = "decode on the GPU (nvJPEG)"
     try:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
         contents = [
             torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
             for path in images.paths[:64]
@@ -156,7 +155,7 @@ def _gpu(
 
         def decode() -> None:
             for _ in range(BATCHES):
-                decode_jpeg(contents, mode=ImageReadMode.RGB, device=device)
+                decode_jpegs(contents, torch.device(device))
             torch.cuda.synchronize(device)
 
         decode()  # sets up the decoder

@@ -146,7 +146,7 @@ def run(
             if skipped is None:
                 try:
                     if on_gpu:
-                        found = _measure_on_gpu(method, size, dim)
+                        found = _measure_on_gpu(method, size, dim, device)
                     else:
                         threads = torch.get_num_threads()
                         found = measure(forward_and_backward, method, size, dim, threads)
@@ -167,14 +167,14 @@ def _reason_to_skip(last: LossMeasurement | None, size: int) -> str | None:
     return f"would take about {expected:.0f} s" if expected > PATIENCE else None
 
 
-def _measure_on_gpu(method: str, size: int, dim: int) -> Measurement:
-    """Return the median seconds of a step, and the peak memory it added, in bytes."""
+def _measure_on_gpu(method: str, size: int, dim: int, device: str) -> Measurement:
+    """Return the median seconds of a step on a GPU, and the peak memory it added, in bytes."""
     loss, precision = GPU_METHODS[method]
     setting: Any = torch.backends.cuda.matmul
     before = setting.fp32_precision
     setting.fp32_precision = "tf32" if precision == "tf32" else "ieee"
     try:
-        descriptors, labels = example(size, dim, "cuda")
+        descriptors, labels = example(size, dim, device)
         if precision == "bfloat16":
             descriptors = descriptors.bfloat16()
         descriptors.requires_grad_(loss is not three_products)
@@ -188,13 +188,14 @@ def _measure_on_gpu(method: str, size: int, dim: int) -> Measurement:
         for _ in range(3):
             step()
         descriptors.grad = None
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        times = [_seconds_on_gpu(step) for _ in range(REPEATS)]
-        return Measurement(median(times), torch.cuda.max_memory_allocated() - held)
+        torch.cuda.synchronize(device)
+        held = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        with torch.cuda.device(device):  # events measure the current GPU
+            times = [_seconds_on_gpu(step) for _ in range(REPEATS)]
+        return Measurement(median(times), torch.cuda.max_memory_allocated(device) - held)
     except torch.cuda.OutOfMemoryError as error:
-        raise DoesNotFit(torch.cuda.get_device_properties().total_memory) from error
+        raise DoesNotFit(torch.cuda.get_device_properties(device).total_memory) from error
     finally:
         setting.fp32_precision = before
 

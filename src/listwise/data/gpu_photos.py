@@ -1,18 +1,19 @@
 """Decode photos on a GPU: usual JPEG files on the GPU, all other files on the CPU."""
 
 import io
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from listwise.data.images import ImageError, clip_box, exif_orientation, opened
+from listwise.data.images import ORIENTATION_TAG, ImageError, clip_box, exif_orientation, opened
 from listwise.data.photos import (
     THUMBNAIL_SIDE,
     DecodedPhoto,
@@ -57,18 +58,16 @@ class _ReadFile(NamedTuple):
 Result = DecodedPhoto | ImageError
 
 
-@cache
+class _JpegDecoder(NamedTuple):
+    """A function that decodes a list of JPEG files, and whether it applies their orientation."""
+
+    decode: Callable[[list[Tensor], torch.device], list[Tensor]]
+    turns: bool
+
+
 def gpu_decodes(device: torch.device) -> bool:
     """Return whether a device can decode and resample photos; tests it once."""
-    if device.type != "cuda" or not has_triton():
-        return False
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16)).save(file, "JPEG")
-    try:
-        _decode_jpegs([_to_tensor(file.getvalue())], device)
-    except Exception:  # one of several parts may be missing, each with its own error
-        return False
-    return True
+    return device.type == "cuda" and has_triton() and _jpeg_decoder(device) is not None
 
 
 def decode_on_gpu(
@@ -183,22 +182,25 @@ def _decode(files: list[_ReadFile], device: torch.device) -> list[Result | None]
     if not files:
         return []
     contents = [_to_tensor(each.file.content or b"") for each in files]
-    decoded: list[Tensor | None]
     try:
-        decoded = [*_decode_jpegs(contents, device)]
+        decoded = decode_jpegs(contents, device)
     except RuntimeError:
         if len(files) == 1:
             return [None]
         # One bad file makes the whole call fail, so decode the files one by one.
         return [photo for file in files for photo in _decode([file], device)]
-    return [_cut(file, photo) for file, photo in zip(files, decoded, strict=True)]
+    decoder = _jpeg_decoder(device)
+    turned = decoder is not None and decoder.turns
+    return [_cut(file, photo, turned) for file, photo in zip(files, decoded, strict=True)]
 
 
-def _cut(read: _ReadFile, photo: Tensor | None) -> Result | None:
+def _cut(read: _ReadFile, photo: Tensor, turned: bool) -> Result | None:
     width, height = read.size
-    if photo is None or photo.shape != (3, height, width):
+    if turned and read.orientation > 4:
+        width, height = height, width
+    if photo.shape != (3, height, width):
         return None
-    photo = _UPRIGHT[read.orientation](photo).contiguous()
+    photo = (photo if turned else _UPRIGHT[read.orientation](photo)).contiguous()
     whole = photo.shape[2], photo.shape[1]
     if read.file.box is None:
         return DecodedPhoto(photo, whole, whole)
@@ -248,19 +250,52 @@ def _jpeg(photo: Tensor) -> bytes:
     return thumbnail(Image.fromarray(photo.cpu().permute(1, 2, 0).contiguous().numpy()))
 
 
-def _decode_jpegs(contents: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Decode the bytes of JPEG files to RGB photos uint8 [3, H, W]."""
-    from torchvision.io import ImageReadMode, decode_jpeg
-
+def decode_jpegs(contents: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Decode JPEG files, given as uint8 tensors on the CPU, to RGB photos uint8 [3, H, W]."""
+    decoder = _jpeg_decoder(device)
+    if decoder is None:
+        raise RuntimeError(f"neither torchcodec nor torchvision can decode JPEG files on {device}")
     if device.type == "cuda":
-        # The decoder uses its own stream and does not wait for this one. Without synchronization it
-        # could write into memory that kernels of this stream have yet to read.
+        # The decoder of a GPU may write into memory that kernels of this stream have yet to read:
+        # it does not wait for them.
         torch.cuda.current_stream(device).synchronize()
         # torchvision creates a new decoder whenever the device name changes.
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
-    photos: list[Tensor] = decode_jpeg(contents, mode=ImageReadMode.RGB, device=device)
-    return photos
+    return decoder.decode(contents, device)
+
+
+@cache
+def _jpeg_decoder(device: torch.device) -> _JpegDecoder | None:
+    """Find a decoder that works on a device with a trial: torchcodec's, then torchvision's."""
+    sideways = Image.Exif()
+    sideways[ORIENTATION_TAG] = 6
+    file = io.BytesIO()
+    Image.new("RGB", (32, 16)).save(file, "JPEG", exif=sideways)
+    for load in (_load_torchcodec, _load_torchvision):
+        try:
+            decode = load()
+            (photo,) = decode([_to_tensor(file.getvalue())], device)
+        except Exception:  # one of several parts may be missing, each with its own error
+            continue
+        return _JpegDecoder(decode, turns=photo.shape == (3, 32, 16))
+    return None
+
+
+def _load_torchcodec() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
+    # Version 0.16 or later; it replaces torchvision's decoder.
+    from torchcodec.decoders import decode_jpeg
+
+    return lambda contents, device: decode_jpeg(contents, mode="RGB", device=device)  # type: ignore[no-any-return]
+
+
+def _load_torchvision() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    # Since version 0.29 every call warns that torchcodec replaces it.
+    warnings.filterwarnings("ignore", "The image decoding and encoding", DeprecationWarning)
+    settings: dict[str, Any] = {"mode": ImageReadMode.RGB}
+    return lambda contents, device: decode_jpeg(contents, device=device, **settings)  # type: ignore[no-any-return]
 
 
 def _to_tensor(content: bytes) -> Tensor:

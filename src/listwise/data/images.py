@@ -25,7 +25,7 @@ MAX_PIXELS = 256_000_000
 """Files that declare more pixels are refused before they are decoded."""
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF")
-_ORIENTATION_TAG = 0x0112
+ORIENTATION_TAG = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -231,7 +231,7 @@ def read_image_file(path: str | Path) -> bytes:
 def exif_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 to 8; 1 if the EXIF data cannot be read."""
     try:
-        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+        orientation = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:
         return 1
     return orientation if orientation in _TURNS else 1
