@@ -286,7 +286,7 @@ def _load_torchcodec() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
     # Version 0.16 or later; it replaces torchvision's decoder.
     from torchcodec.decoders import decode_jpeg
 
-    return lambda contents, device: decode_jpeg(contents, mode="RGB", device=device)  # type: ignore[no-any-return]
+    return lambda contents, device: decode_jpeg(contents, mode="RGB", device=device)
 
 
 def _load_torchvision() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
@@ -295,7 +295,7 @@ def _load_torchvision() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
     # Since version 0.29 every call warns that torchcodec replaces it.
     warnings.filterwarnings("ignore", "The image decoding and encoding", DeprecationWarning)
     settings: dict[str, Any] = {"mode": ImageReadMode.RGB}
-    return lambda contents, device: decode_jpeg(contents, device=device, **settings)  # type: ignore[no-any-return]
+    return lambda contents, device: decode_jpeg(contents, device=device, **settings)
 
 
 def _to_tensor(content: bytes) -> Tensor:
