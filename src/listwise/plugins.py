@@ -16,7 +16,7 @@ Kind = Literal["loss", "pooling"]
 BUILT_IN: Final[dict[Kind, tuple[str, ...]]] = {
     "loss": (
         *("ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k"),
-        *("infonce", "multi-similarity"),
+        *("infonce", "roadmap", "multi-similarity"),
     ),
     "pooling": ("gem", "mac", "spoc", "rmac", "crow"),
 }

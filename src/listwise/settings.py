@@ -144,7 +144,7 @@ class TrainConfig(BaseModel):
     loss: str = Field(
         "ap",
         description="Loss: ap, tie-aware, triplet, contrastive, fastap, smoothap, recall-at-k, "
-        "infonce, multi-similarity, or one of an installed package",
+        "infonce, roadmap, multi-similarity, or one of an installed package",
     )
     bins: int = Field(
         20, ge=2, description="Number of quantization bins of the losses ap and tie-aware"

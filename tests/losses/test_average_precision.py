@@ -18,6 +18,7 @@ from listwise.losses import (
     InfoNCELoss,
     QuantizedAPLoss,
     RecallAtKLoss,
+    RoadmapLoss,
     SmoothAPLoss,
     TieAwareAPLoss,
     TripletLoss,
@@ -348,7 +349,7 @@ def test_autocast_changes_nothing(make):
 
 
 @pytest.mark.parametrize(
-    "make", [SmoothAPLoss, RecallAtKLoss, InfoNCELoss, TripletLoss, ContrastiveLoss]
+    "make", [SmoothAPLoss, RecallAtKLoss, RoadmapLoss, InfoNCELoss, TripletLoss, ContrastiveLoss]
 )
 def test_other_losses_under_autocast(make):
     """Their backward runs outside, as PyTorch recommends."""

@@ -252,6 +252,7 @@ def test_mining_comes_on_its_schedule_and_is_counted(
     "loss",
     [
         *("tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k", "infonce"),
+        "roadmap",
         "multi-similarity",
     ],
 )

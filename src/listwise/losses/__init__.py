@@ -6,9 +6,10 @@ from listwise.losses.contrastive import ContrastiveLoss
 from listwise.losses.infonce import InfoNCELoss
 from listwise.losses.metric_learning import FastAPLoss, MultiSimilarityLoss
 from listwise.losses.recall_at_k import RecallAtKLoss
+from listwise.losses.roadmap import RoadmapLoss
 from listwise.losses.smooth_ap import SmoothAPLoss
 from listwise.losses.triplet import TripletLoss
 
 __all__ = ["ContrastiveLoss", "FastAPLoss", "InfoNCELoss", "MultiSimilarityLoss"]
-__all__ += ["QuantizedAPLoss", "RecallAtKLoss", "SmoothAPLoss", "TieAwareAPLoss", "TripletLoss"]
-__all__ += ["class_balanced_weights", "quantized_ap"]
+__all__ += ["QuantizedAPLoss", "RecallAtKLoss", "RoadmapLoss", "SmoothAPLoss", "TieAwareAPLoss"]
+__all__ += ["TripletLoss", "class_balanced_weights", "quantized_ap"]

@@ -15,6 +15,7 @@ from listwise.losses import (
     MultiSimilarityLoss,
     QuantizedAPLoss,
     RecallAtKLoss,
+    RoadmapLoss,
     SmoothAPLoss,
     TieAwareAPLoss,
     TripletLoss,
@@ -48,6 +49,7 @@ LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
     "smoothap": lambda config: SmoothAPLoss(),
     "recall-at-k": lambda config: RecallAtKLoss(),
     "infonce": lambda config: InfoNCELoss(),
+    "roadmap": lambda config: RoadmapLoss(),
     "multi-similarity": lambda config: MultiSimilarityLoss(),
 }
 
