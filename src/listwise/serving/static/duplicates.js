@@ -22,6 +22,7 @@ export class Duplicates {
     this.loading = false;
     this.canWrite = canWrite;
     this.shown = 0;
+    this.removed = 0;
     this.list.replaceChildren();
     byId("duplicates-more").hidden = true;
     byId("duplicates-count").textContent = "Comparing the photos …";
@@ -40,9 +41,13 @@ export class Duplicates {
     try {
       const { groups, total } = await this.request(signal);
       if (signal.aborted) return;
-      this.shown += groups.length;
+      const keys = [...this.list.querySelectorAll("[data-key]")].map(({ dataset }) => dataset.key);
+      const known = new Set(keys);
+      const next = groups.filter(({ entries }) => !entries.some(({ key }) => known.has(key)));
+      this.shown = this.list.children.length + next.length;
       this.total = total;
-      this.list.append(...groups.map((group) => this.group(group)));
+      this.removed = 0;
+      this.list.append(...next.map((group) => this.group(group)));
       this.showCount();
     } catch (error) {
       if (!signal.aborted) byId("duplicates-count").textContent = error.message;
@@ -54,11 +59,13 @@ export class Duplicates {
   /** Request the next groups, again while the server compares the photos. */
   async request(signal) {
     for (;;) {
-      const start = this.shown;
+      const { shown, removed } = this;
+      // Without a photo, a group may move to another place: some groups are requested again.
+      const again = Math.min(removed, shown, GROUPS);
       try {
-        const answer = await api.duplicates(start, GROUPS, signal);
+        const answer = await api.duplicates(shown - again, GROUPS + again, signal);
         // A group that has disappeared meanwhile moves the next ones.
-        if (signal.aborted || this.shown === start) return answer;
+        if (signal.aborted || (this.shown === shown && this.removed === removed)) return answer;
       } catch (error) {
         if (signal.aborted || error.status !== 503) throw error;
         await sleep(1000 * error.wait, signal);
@@ -122,6 +129,7 @@ export class Duplicates {
       return;
     }
     item.remove();
+    this.removed += 1;
     if (group.photos.children.length + group.others > 1 || !group.element.isConnected) return;
     group.element.remove();
     this.shown -= 1;

@@ -424,7 +424,8 @@ async function removeEntry(item) {
   }
   for (const grid of [results, samples]) grid.drop(item.key);
   say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
-  await refresh();
+  // The entry is removed, whether or not the server can describe itself now.
+  await refresh().catch(() => {});
   return true;
 }
 
