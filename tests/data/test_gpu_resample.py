@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from listwise.data import CropSettings, random_crop
 from listwise.data import gpu_resample
-from listwise.data.crops import draw_crop
+from listwise.data.crops import DRAWS, plan_crops
 
 device, cases = sys.argv[1], json.loads(sys.argv[2])
 torch.set_num_threads(1)
@@ -47,14 +47,14 @@ def weight(t):
                     np.where(t < 2, -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2, 0.0))
 
 
-def plain(photo, plan, size):
+def plain(photo, plans, size):
     # Sums over every pixel of the photo, in float64.
     pixels = np.asarray(photo).astype(np.float64)
     far = 40
     pixels = np.pad(pixels, ((far, far), (far, far), (0, 0)), mode="edge")
-    across, down = np.array(plan.across) / size, np.array(plan.down) / size
+    across, down = plans.across[0] / size, plans.down[0] / size
     wide, tall = np.maximum(1.0, np.hypot(across, down))
-    middle = np.array(plan.bounds).reshape(2, 2).mean(0)
+    middle = plans.bounds[0].reshape(2, 2).mean(0)
     made = np.empty((3, size, size))
     for row in range(size):
         for column in range(size):
@@ -62,16 +62,21 @@ def plain(photo, plan, size):
             wx = weight((np.arange(pixels.shape[1]) - far + 0.5 - x) / wide)
             wy = weight((np.arange(pixels.shape[0]) - far + 0.5 - y) / tall)
             made[:, row, column] = np.einsum("y,x,yxc->c", wy, wx, pixels) / (wy.sum() * wx.sum())
-    made = made[:, :, ::-1] if plan.flip else made
+    made = made[:, :, ::-1] if plans.flip[0] else made
     return np.clip(np.floor(made + 0.5), 0, 255)
+
+
+def plan(sizes, settings, seeds):
+    draws = np.stack([np.random.default_rng(seed).random(DRAWS) for seed in seeds])
+    return plan_crops([w for w, _ in sizes], [h for _, h in sizes], settings, draws)
 
 
 def against_sums(photo_size, size, changes, seed):
     settings = CropSettings(size=size, **STILL, **changes)
     photo = picture(*photo_size, seed)
-    plan = draw_crop(*photo.size, settings, np.random.default_rng(seed))
-    made = gpu_resample.crop_photos([tensor(photo)], [plan], size)[0].cpu().numpy()
-    difference = np.abs(made - plain(photo, plan, size))
+    plans = plan([photo.size], settings, [seed])
+    made = gpu_resample.crop_photos([tensor(photo)], plans, size)[0].cpu().numpy()
+    difference = np.abs(made - plain(photo, plans, size))
     return difference.mean(), difference.max()
 
 
@@ -79,7 +84,7 @@ def against_cpu(kind, sizes, size, changes):
     settings = CropSettings(size=size, **changes)
     kinds = {"waves": lambda i: waves(*sizes[i]), "noise": lambda i: picture(*sizes[i], i)}
     photos = [kinds[kind](i) for i in range(len(sizes))]
-    plans = [draw_crop(*p.size, settings, np.random.default_rng(i)) for i, p in enumerate(photos)]
+    plans = plan([photo.size for photo in photos], settings, range(len(photos)))
     made = gpu_resample.crop_photos([tensor(photo) for photo in photos], plans, size).cpu()
     assert made.shape == (len(photos), 3, size, size) and made.dtype == torch.uint8
     worst = 0.0
@@ -103,8 +108,8 @@ def boxed():
     # A part of a photo, as it lies there, is the same as the part alone.
     photo = tensor(picture(80, 60, 3))
     part = photo[:, 11:53, 7:61]
-    plan = draw_crop(54, 42, CropSettings(size=16), np.random.default_rng(0))
-    a, b = (gpu_resample.crop_photos([p], [plan], 16) for p in (part, part.contiguous()))
+    plans = plan([(54, 42)], CropSettings(size=16), [0])
+    a, b = (gpu_resample.crop_photos([p], plans, 16) for p in (part, part.contiguous()))
     return torch.equal(a, b)
 
 

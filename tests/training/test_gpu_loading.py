@@ -19,7 +19,8 @@ import json, sys, threading
 import numpy as np
 import torch
 from listwise.data import CropDataset, CropSettings, read_labelled
-from listwise.data import gpu_resample
+from listwise.data import gpu_photos, gpu_resample
+from listwise.data.kept_photos import KeptPhotos
 from listwise.errors import InputError
 from listwise.training import loading
 
@@ -30,6 +31,7 @@ if where.type == "cpu":
     loading.gpu_decodes = lambda device: True
     gpu_resample.ROWS = gpu_resample.COLUMNS = 32
     loading.GPU_CHUNK = 4
+    loading.KEPT_CHUNK = 5
 
 
 def draw(update):
@@ -70,7 +72,43 @@ def load(workers):
     return result
 
 
-print(json.dumps([load(int(workers)) for workers in sys.argv[3:]]))
+def batches(kept):
+    made = loading.load_batches(dataset, draw, range(2, 6), 1, device=where, kept=kept)
+    return [(batch.images.cpu(), batch.labels, batch.errors) for batch in made]
+
+
+def compare(budget, on_device):
+    # Batches from kept photos, and batches of the same photos decoded for each update.
+    decoded = []
+
+    def count(contents, device):
+        decoded.extend(bytes(content.tolist()) for content in contents)
+        return original(contents, device)
+
+    kept = KeptPhotos(len(images), where, budget, on_device)
+    original, gpu_photos._decode_jpegs = gpu_photos._decode_jpegs, count
+    made = batches(kept)
+    gpu_photos._decode_jpegs = original
+    once = len(decoded) == len(set(decoded))
+    same = all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and a[2] == b[2]
+        for a, b in zip(made, batches(None), strict=True)
+    )
+    again = all(
+        torch.equal(a[0], b[0]) and a[2] == b[2]
+        for a, b in zip(made, batches(kept), strict=True)
+    )
+    right = all(
+        torch.equal(kept.photo(i).cpu(), kept.on_gpu(np.array([i]))[1].view_as(kept.photo(i)).cpu())
+        for i in range(len(images)) if not on_device and kept.has(np.array([i])).all()
+    )
+    return same and again and right, once, len(kept), kept.bytes, len(kept.unreadable)
+
+
+if sys.argv[3] == "kept":
+    print(json.dumps([compare(*case) for case in json.loads(sys.argv[4])]))
+else:
+    print(json.dumps([load(int(workers)) for workers in sys.argv[3:]]))
 """
 
 
@@ -85,6 +123,11 @@ def run(folder, device, *workers):
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def draw(update):
+    """The photos of a batch, as the script draws them."""
+    return np.random.default_rng(update).permutation(16)[:11]
 
 
 def need(device):
@@ -122,6 +165,26 @@ def test_batches_are_nearly_those_of_workers(folder, device, workers):
             assert np.mean(batch["difference"]) < 1.5
             assert batch["device"] == device
         assert sum(len(batch["errors"]) for batch in batches) > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_kept_photos_give_the_same_batches_and_are_decoded_once(folder, device):
+    need(device)
+    plenty, little = 200_000, 30_000
+    cases = [(plenty, True), (plenty, False), (little, True), (little, False), (0, True)]
+    found = run(folder, device, "kept", json.dumps(cases))
+    assert all(same for same, *_ in found)
+    assert [once for _, once, *_ in found] == [True, True, False, False, False]
+    # One photo is broken; with little memory only some of the others are kept.
+    kept = [number for *_, number, _, _ in found]
+    used = {i for update in range(2, 6) for i in draw(update).tolist()}
+    assert kept[0] == kept[1] == len(used) - 1
+    assert 0 < kept[2] < kept[0]
+    assert 0 < kept[3] < kept[0]
+    assert kept[4] == 0
+    for (budget, _), (*_, taken, broken) in zip(cases, found, strict=True):
+        assert taken <= budget
+        assert broken == 1
 
 
 def test_a_class_without_a_readable_photo_is_one_line(folder):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from listwise.data.images import ImageError
 from listwise.data.labelled import LabelledImages
+from listwise.data.random_numbers import Doubles, uniform_draws
 from listwise.errors import InputError
 from listwise.optional import requires
 from listwise.settings import CropSettings
@@ -26,69 +26,67 @@ _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 
 _STRIP = 200  # rows of a crop that are sampled at a time
 
+DRAWS = 10
+"""Random numbers per crop."""
+
 Pixels = npt.NDArray[np.uint8]
 """Colors [H, W, 3]."""
 
 
-class Colors(NamedTuple):
-    """A change of colors: three factors, and a rotation of hues in full turns."""
+class CropPlans(NamedTuple):
+    """Places of n crops in their photos, in pixels, and the changes applied to them.
 
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float
+    A crop is a rotated rectangle with the edges `across` and `down`, in the middle of its bounds.
 
-
-@dataclass(frozen=True)
-class CropPlan:
-    """The place of a crop in a photo, in pixels, and the changes applied to it.
-
-    The crop is a rotated rectangle with the edges `across` and `down`, in the middle of `bounds`
-    (left, top, right and bottom).
+    Attributes:
+        bounds: left, top, right and bottom of each crop: [n, 4].
+        across: the edges from left to right, as vectors (x, y): [n, 2].
+        down: the edges from top to bottom: [n, 2].
+        flip: whether a crop is mirrored: bool [n].
+        colors: factors of brightness, contrast and saturation, and a rotation of hues in full
+            turns: [n, 4].
     """
 
-    bounds: tuple[float, float, float, float]
-    across: tuple[float, float]
-    down: tuple[float, float]
-    flip: bool
-    colors: Colors
+    bounds: Doubles
+    across: Doubles
+    down: Doubles
+    flip: npt.NDArray[np.bool_]
+    colors: Doubles
 
 
-def draw_crop(
-    width: int, height: int, settings: CropSettings, generator: np.random.Generator
-) -> CropPlan:
-    """Draw a random crop of a photo of this size.
+def plan_crops(
+    widths: npt.ArrayLike, heights: npt.ArrayLike, settings: CropSettings, draws: Doubles
+) -> CropPlans:
+    """Turn random numbers into crops of n photos of these sizes: [n], [n], [n, DRAWS].
 
-    The number of random draws is always the same, so changing one setting does not affect the
-    others.
+    Every crop uses the same number of draws, so changing one setting does not affect the others.
     """
-    draws: list[float] = generator.random(10).tolist()
-    spread = [2.0 * draw - 1.0 for draw in draws]
-    angle = math.radians(spread[0] * settings.rotation)
+    width, height = (np.asarray(each, dtype=np.float64) for each in (widths, heights))
+    draw = draws.T
+    spread = 2.0 * draw - 1.0
+    angle = np.radians(spread[0] * settings.rotation)
     ratio = settings.max_ratio ** spread[1]
-    area = settings.min_area + (settings.max_area - settings.min_area) * draws[2]
+    area = settings.min_area + (settings.max_area - settings.min_area) * draw[2]
 
     # A rotated rectangle of width √ratio and height 1/√ratio has this extent. It is enlarged as far
     # as the photo allows, and then reduced to the drawn area.
-    cos, sin = math.cos(angle), math.sin(angle)
-    wide, tall = math.sqrt(ratio), 1.0 / math.sqrt(ratio)
+    cos, sin = np.cos(angle), np.sin(angle)
+    wide, tall = np.sqrt(ratio), 1.0 / np.sqrt(ratio)
     span_x = wide * abs(cos) + tall * abs(sin)
     span_y = wide * abs(sin) + tall * abs(cos)
-    scale = min(width / span_x, height / span_y) * math.sqrt(area)
-    span_x = min(span_x * scale, width)  # rounding must not move it outside
-    span_y = min(span_y * scale, height)
-    left, top = draws[3] * (width - span_x), draws[4] * (height - span_y)
-    return CropPlan(
-        bounds=(left, top, min(left + span_x, width), min(top + span_y, height)),
-        across=(cos * wide * scale, sin * wide * scale),
-        down=(-sin * tall * scale, cos * tall * scale),
-        flip=draws[5] < settings.flip,
-        colors=Colors(
-            1.0 + spread[6] * settings.brightness,
-            1.0 + spread[7] * settings.contrast,
-            1.0 + spread[8] * settings.saturation,
-            spread[9] * settings.hue,
-        ),
+    scale = np.minimum(width / span_x, height / span_y) * np.sqrt(area)
+    span_x = np.minimum(span_x * scale, width)  # rounding must not move it outside
+    span_y = np.minimum(span_y * scale, height)
+    left, top = draw[3] * (width - span_x), draw[4] * (height - span_y)
+    right, bottom = np.minimum(left + span_x, width), np.minimum(top + span_y, height)
+    strengths = np.array([settings.brightness, settings.contrast, settings.saturation])
+    factors = 1.0 + spread[6:9] * strengths[:, None]
+    return CropPlans(
+        bounds=np.stack([left, top, right, bottom], 1),
+        across=np.stack([cos * wide * scale, sin * wide * scale], 1),
+        down=np.stack([-sin * tall * scale, cos * tall * scale], 1),
+        flip=draw[5] < settings.flip,
+        colors=np.stack([*factors, spread[9] * settings.hue], 1),
     )
 
 
@@ -96,12 +94,15 @@ def random_crop(
     image: Image.Image, settings: CropSettings, generator: np.random.Generator
 ) -> Tensor:
     """Return a random crop of an RGB photo: uint8 [3, S, S]."""
-    plan = draw_crop(image.width, image.height, settings, generator)
-    across, down = np.array(plan.across), np.array(plan.down)
-    crop = _resample(image, plan.bounds, across, down, settings.size)
-    if plan.flip:
+    draws = generator.random((1, DRAWS))
+    (bounds,), (across,), (down,), (flip,), (colors,) = plan_crops(
+        [image.width], [image.height], settings, draws
+    )
+    left, top, right, bottom = bounds.tolist()
+    crop = _resample(image, (left, top, right, bottom), across, down, settings.size)
+    if flip:
         crop = crop[:, ::-1].copy()
-    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, *plan.colors).transpose(2, 0, 1)))
+    return torch.from_numpy(np.ascontiguousarray(_jitter(crop, *colors).transpose(2, 0, 1)))
 
 
 class Crop(NamedTuple):
@@ -171,6 +172,13 @@ class CropDataset(Dataset[Crop]):
     def generator(self, key: tuple[int, int]) -> np.random.Generator:
         """Return the random generator for the crop of a key."""
         return np.random.default_rng([self.seed, *key])
+
+    def draws(self, update: int, indices: npt.NDArray[np.int64]) -> Doubles:
+        """Return the random numbers of the crops of n images in an update: [n] -> [n, DRAWS].
+
+        These are the first numbers of `generator((update, index))` for each image.
+        """
+        return uniform_draws([self.seed, update], indices, DRAWS)
 
     def _same_class_from(self, index: int, label: int) -> list[int]:
         """Return the images of a class in order, beginning with `index`."""
@@ -253,22 +261,26 @@ def _jitter(
     crop: Pixels, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Pixels:
     """Change the colors in one step: each change is affine, so their chain is one matrix."""
-    colors = Colors(brightness, contrast, saturation, hue)
-    if colors == (1.0, 1.0, 1.0, 0.0):
+    colors = np.array([[brightness, contrast, saturation, hue]])
+    if (colors == (1.0, 1.0, 1.0, 0.0)).all():
         return crop
     with requires("train", "a random crop"):
         import cv2
 
-    matrix, share = color_change(colors)
+    (matrix,), (share,) = color_changes(colors)
     offset = np.full((3, 1), share * float(GRAY @ cv2.mean(crop)[:3]))
     return np.asarray(cv2.transform(crop, np.hstack([matrix, offset])))
 
 
-def color_change(colors: Colors) -> tuple[npt.NDArray[np.float64], float]:
-    """Return the color matrix [3, 3], and the share of the mean gray to add."""
-    brightness, contrast, saturation, hue = colors
+def color_changes(colors: Doubles) -> tuple[Doubles, Doubles]:
+    """Return matrices [n, 3, 3], and shares of the mean gray to add [n], for colors [n, 4]."""
+    brightness, contrast, saturation, hue = colors.T
     turn = 2.0 * math.pi * hue
-    cos, sin = math.cos(turn) * saturation, math.sin(turn) * saturation
-    matrix = _FROM_YIQ @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _TO_YIQ
+    cos, sin = np.cos(turn) * saturation, np.sin(turn) * saturation
+    turned = np.zeros((len(colors), 3, 3))
+    turned[:, 0, 0] = 1.0
+    turned[:, 1, 1] = turned[:, 2, 2] = cos
+    turned[:, 1, 2], turned[:, 2, 1] = -sin, sin
     # Contrast scales values around the mean gray, which hue and saturation do not change.
-    return matrix * (contrast * brightness), (1.0 - contrast) * brightness
+    factors = contrast * brightness
+    return _FROM_YIQ @ turned @ _TO_YIQ * factors[:, None, None], (1.0 - contrast) * brightness

@@ -4,92 +4,102 @@ A sample is a sum over the photo's pixels around it, weighted by the cubic filte
 Where the photo is reduced, the filter is wider by the same factor, so that no pixel is skipped.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from listwise.data.crops import GRAY, CropPlan, color_change
+from listwise.data.crops import GRAY, CropPlans, color_changes
+from listwise.data.random_numbers import Doubles
 
 ROWS, COLUMNS = 8, 32  # pixels of a tile, which one program computes
 BLOCK = 1024  # pixels whose colors one program changes
 
-Place = tuple[float, float, float, float, float, float]
-"""Position in the photo of the output's first pixel, and the steps per column and per row."""
+Table = npt.NDArray[np.int64]
+"""Places of n photos in memory [n, 5]: address, channel stride, line stride, width, height."""
 
 
-def crop_photos(photos: Sequence[Tensor], plans: Sequence[CropPlan], size: int) -> Tensor:
-    """Crop n photos uint8 [3, H, W] on one device as `draw_crop` planned: uint8 [n, 3, S, S]."""
-    crops = _resample(photos, [_place(plan, size) for plan in plans], size, size)
-    changes = [color_change(plan.colors) for plan in plans]
-    matrices = np.stack([matrix for matrix, _ in changes])
-    shares = np.array([share for _, share in changes])
+def photo_table(photos: Sequence[Tensor]) -> Table:
+    """Return the places of n photos uint8 [3, H, W] in memory: [n, 5]."""
+    rows = []
+    for photo in photos:
+        _, height, width = photo.shape
+        channel, line, step = photo.stride()
+        assert step == 1 or width == 1  # one pixel has no next
+        rows.append((photo.data_ptr(), channel, line, width, height))
+    return np.array(rows, dtype=np.int64)
+
+
+def crop_photos(photos: Sequence[Tensor], plans: CropPlans, size: int) -> Tensor:
+    """Crop n photos uint8 [3, H, W] on one device as `plan_crops` planned: uint8 [n, 3, S, S]."""
+    shape = (len(photos), 3, size, size)
+    crops = torch.empty(shape, dtype=torch.uint8, device=photos[0].device)
+    crop_into(crops, photo_table(photos), plans)
+    return crops
+
+
+def crop_into(crops: Tensor, table: Table, plans: CropPlans) -> None:
+    """Crop n photos that are in memory of the device of `crops`, uint8 [n, 3, S, S]."""
+    size, device = crops.shape[2], crops.device
+    _resample(table, _places(plans, size), crops)
+    matrices, shares = color_changes(plans.colors)
     # Integers, because their sum does not depend on the order.
-    sums = crops.view(len(photos), 3, -1).sum(2, dtype=torch.int64)
-    means = sums.double() @ _table(GRAY / size**2, torch.float64, crops.device)
-    offsets = means * _table(shares, torch.float64, crops.device)
+    sums = crops.view(len(crops), 3, -1).sum(2, dtype=torch.int64)
+    means = sums.double() @ _upload(GRAY / size**2, torch.float64, device)
+    offsets = means * _upload(shares, torch.float64, device)
     blocks = triton.cdiv(size * size, BLOCK)
     with _device_of(crops):
-        _color_kernel[(len(photos) * blocks,)](
+        _color_kernel[(len(crops) * blocks,)](
             crops,
-            _table(matrices, torch.float32, crops.device),
+            _upload(matrices, torch.float32, device),
             offsets.float(),
             size * size,
             blocks,
             BLOCK=BLOCK,
         )
-    return crops
 
 
 def resize_photos(photos: Sequence[Tensor], width: int, height: int) -> Tensor:
     """Resize n photos uint8 [3, H, W] of any size: uint8 [n, 3, height, width]."""
-    places: list[Place] = []
-    for photo in photos:
-        x, y = photo.shape[2] / width, photo.shape[1] / height
-        places.append((0.5 * x - 0.5, 0.5 * y - 0.5, x, 0.0, 0.0, y))
-    return _resample(photos, places, width, height)
+    shape = (len(photos), 3, height, width)
+    made = torch.empty(shape, dtype=torch.uint8, device=photos[0].device)
+    table = photo_table(photos)
+    x, y, none = table[:, 3] / width, table[:, 4] / height, np.zeros(len(photos))
+    _resample(table, np.stack([0.5 * x - 0.5, 0.5 * y - 0.5, x, none, none, y], 1), made)
+    return made
 
 
-def _place(plan: CropPlan, size: int) -> Place:
-    left, top, right, bottom = plan.bounds
-    (across_x, across_y), (down_x, down_y) = plan.across, plan.down
-    middle = 0.5 - 0.5 / size
+def _places(plans: CropPlans, size: int) -> Doubles:
+    """Return the places of crops in their photos: [n, 6].
+
+    A place is the position (x, y) of the first pixel, and the steps per column and per row.
+    """
+    left_top, right_bottom = plans.bounds[:, :2], plans.bounds[:, 2:]
+    across, down = plans.across, plans.down
     # The origin of a photo is the middle of its first pixel, that of bounds is its corner.
-    x = (left + right) / 2 - (across_x + down_x) * middle - 0.5
-    y = (top + bottom) / 2 - (across_y + down_y) * middle - 0.5
-    across_x, across_y, down_x, down_y = (e / size for e in (across_x, across_y, down_x, down_y))
-    if plan.flip:
-        x, y = x + across_x * (size - 1), y + across_y * (size - 1)
-        across_x, across_y = -across_x, -across_y
-    return x, y, across_x, across_y, down_x, down_y
+    first = (left_top + right_bottom) / 2 - (across + down) * (0.5 - 0.5 / size) - 0.5
+    across, down = across / size, down / size
+    flip = plans.flip[:, None]
+    first = np.where(flip, first + across * (size - 1), first)
+    return np.concatenate([first, np.where(flip, -across, across), down], 1)
 
 
-def _resample(photos: Sequence[Tensor], places: Sequence[Place], width: int, height: int) -> Tensor:
-    """Resample each photo into an output image: uint8 [n, 3, height, width]."""
-    device = photos[0].device
-    made = torch.empty(len(photos), 3, height, width, dtype=torch.uint8, device=device)
-    numbers, sizes = [], []
-    for photo, place in zip(photos, places, strict=True):
-        _, _, across_x, across_y, down_x, down_y = place
-        wide = max(1.0, math.hypot(across_x, down_x))
-        tall = max(1.0, math.hypot(across_y, down_y))
-        numbers.append((*place, wide, tall))
-        _, photo_height, photo_width = photo.shape
-        channel, line, step = photo.stride()
-        assert step == 1 or photo_width == 1  # one pixel has no next
-        taps = math.ceil(4 * wide), math.ceil(4 * tall)
-        sizes.append((photo.data_ptr(), channel, line, photo_width, photo_height, *taps))
+def _resample(table: Table, places: Doubles, made: Tensor) -> None:
+    """Resample each photo into an output image of `made`, uint8 [n, 3, height, width]."""
+    count, _, height, width = made.shape
+    extents = np.maximum(1.0, np.hypot(places[:, 2:4], places[:, 4:6]))
+    taps = np.ceil(4 * extents).astype(np.int64)
     across, down = triton.cdiv(width, COLUMNS), triton.cdiv(height, ROWS)
     with _device_of(made):
-        _resample_kernel[(len(photos) * across * down,)](
-            _table(sizes, torch.int64, device),
-            _table(numbers, torch.float32, device),
+        _resample_kernel[(count * across * down,)](
+            _upload(np.concatenate([table, taps], 1), torch.int64, made.device),
+            _upload(np.concatenate([places, extents], 1), torch.float32, made.device),
             made,
             width,
             height,
@@ -98,10 +108,9 @@ def _resample(photos: Sequence[Tensor], places: Sequence[Place], width: int, hei
             ROWS=ROWS,
             COLUMNS=COLUMNS,
         )
-    return made
 
 
-def _table(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _upload(values: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.as_tensor(values, dtype=dtype).contiguous().to(device)
 
 

@@ -31,6 +31,7 @@ class TrainPlan:
         reasons: for each setting that was chosen automatically, the reason.
         notes: sentences to show to the user, for example about photos that cannot be read.
         parts: the objects given as `loss`, `backbone` or `pooling`; `config` has their names.
+        decoded_bytes: the memory that all photos would take if they were decoded.
     """
 
     data: Path
@@ -40,6 +41,7 @@ class TrainPlan:
     reasons: dict[str, str]
     notes: list[str]
     parts: dict[str, Any] = field(default_factory=dict)
+    decoded_bytes: int = 0
 
     def fingerprint(self) -> str:
         """Return a digest of the names, labels, boxes and validation split of the photos."""
@@ -103,7 +105,8 @@ def prepare(
         notes.append("this loss does not take weights: `class_weights` is off")
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
-    return TrainPlan(Path(data), train, validation, config, reasons, notes, parts)
+    decoded = 3 * int(report.sizes.prod(axis=1).sum())
+    return TrainPlan(Path(data), train, validation, config, reasons, notes, parts, decoded)
 
 
 def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

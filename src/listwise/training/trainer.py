@@ -27,6 +27,7 @@ from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.distributed import failing_together, world
+from listwise.training.keeping import keep_photos
 from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
@@ -149,8 +150,12 @@ class Trainer:
         self.step = self._make_step(Counts(**self.progress.counts))
         self.workers = config.workers or 0
         self._shown: set[str] = set()
-        if self.rank == 0:
-            (reopen_run if resume else start_run)(self.run, plan)
+        count = len(plan.train) + len(plan.validation)
+        self.kept, self._keeping = keep_photos(count, plan.decoded_bytes, self.device)
+        if self.rank == 0 and resume:
+            reopen_run(self.run, plan)
+        elif self.rank == 0:
+            start_run(self.run, plan, self._keeping)
 
     @explain_lost_workers()
     @shared_cores()
@@ -167,6 +172,8 @@ class Trainer:
                 f"{progress.update} may be wrong; the training itself does not use them"
             )
         try:
+            if self._keeping:
+                self.view.message(self._keeping)
             self.view.start(progress.update, self.plan.config.updates)
             self._train(record)
         finally:
@@ -239,6 +246,7 @@ class Trainer:
                 self.workers,
                 pin_memory=self.device.type == "cuda",
                 device=self.device,
+                kept=self.kept,
             )
             with closing(batches):
                 yield from batches

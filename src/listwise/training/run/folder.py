@@ -18,8 +18,14 @@ CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
 _FREE = ("device", "workers", "checkpoint_every")
 
 
-def start_run(run: Path, plan: "TrainPlan") -> None:
-    """Create the folder of a new run; run.json is written last and marks it as a run."""
+def start_run(run: Path, plan: "TrainPlan", photos: str = "") -> None:
+    """Create the folder of a new run; run.json is written last and marks it as a run.
+
+    Args:
+        run: the folder.
+        plan: photos and settings.
+        photos: a sentence that says where decoded photos are kept.
+    """
     import torch
     import yaml
 
@@ -39,6 +45,7 @@ def start_run(run: Path, plan: "TrainPlan") -> None:
         "settings_fingerprint": _digest(yaml.safe_load(settings)),
         "listwise": __version__,
         "torch": torch.__version__,
+        **({"photos": photos} if photos else {}),
     }
     write_text(run / RUN_FILE, json.dumps(about, indent=2) + "\n")
 

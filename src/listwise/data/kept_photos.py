@@ -1,0 +1,112 @@
+"""Decoded photos that stay in memory, so that each file is decoded once."""
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# Host memory is allocated in blocks of this size; PyTorch rounds pinned memory up to powers of two.
+HOST_BLOCK = 2**28
+
+Numbers = npt.NDArray[np.int64]
+
+
+class KeptPhotos:
+    """Decoded photos in the memory of a GPU, or in host memory that a GPU can copy from.
+
+    Args:
+        count: number of photos; they are numbered from 0.
+        device: the GPU that uses the photos.
+        budget: maximum number of bytes. Photos that no longer fit are not kept.
+        on_device: keep the photos in the memory of the device, else in host memory.
+
+    Attributes:
+        unreadable: numbers of photos that cannot be decoded.
+    """
+
+    def __init__(self, count: int, device: torch.device, budget: int, on_device: bool) -> None:
+        self.device, self.budget, self.on_device = device, budget, on_device
+        self.unreadable: set[int] = set()
+        # As `gpu_resample.Table`: address, channel stride, line stride, width, height.
+        self._table = np.zeros((count, 5), dtype=np.int64)
+        self._pixels: dict[int, Tensor] = {}
+        self._blocks: list[Tensor] = []
+        self._used = 0  # bytes of the last block
+        self._adding = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that were allocated for photos."""
+        return sum(len(block) for block in self._blocks)
+
+    def has(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which of these photos are kept: [n] -> [n]."""
+        kept: npt.NDArray[np.bool_] = self._table[numbers, 0] != 0
+        return kept
+
+    def add(self, number: int, pixels: Tensor) -> bool:
+        """Keep a copy of a photo uint8 [3, H, W]; return False if it does not fit."""
+        with self._adding:
+            place = self._allocate(pixels.numel())
+        if place is None:
+            return False
+        kept = place.view(pixels.shape)
+        kept.copy_(pixels, non_blocking=True)
+        self._pixels[number] = kept
+        self._table[number] = (kept.data_ptr(), *kept.stride()[:2], *reversed(kept.shape[1:]))
+        return True
+
+    def photo(self, number: int) -> Tensor:
+        """Return a kept photo: uint8 [3, H, W] in the memory where it is kept."""
+        return self._pixels[number]
+
+    def sizes(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return widths and heights of kept photos: [n] -> [n], [n]."""
+        return self._table[numbers, 3], self._table[numbers, 4]
+
+    def on_gpu(self, numbers: Numbers) -> tuple[Numbers, Tensor | None]:
+        """Return where kept photos are in GPU memory, copied to it if necessary.
+
+        Returns:
+            A `gpu_resample.Table` [n, 5], and the memory of the copies; keep a reference to it
+            until the kernels that read the photos are started.
+        """
+        table = self._table[numbers]
+        if self.on_device:
+            return table, None
+        sizes = 3 * table[:, 3] * table[:, 4]
+        starts = np.cumsum(sizes) - sizes
+        copies = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=self.device)
+        for number, start, size in zip(
+            numbers.tolist(), starts.tolist(), sizes.tolist(), strict=True
+        ):
+            copies[start : start + size].copy_(self._pixels[number].flatten(), non_blocking=True)
+        table[:, 0] = copies.data_ptr() + starts
+        return table, copies
+
+    def _allocate(self, size: int) -> Tensor | None:
+        if not self._blocks or self._used + size > len(self._blocks[-1]):
+            # On the GPU everything at once, so that the free memory does not shrink later.
+            wanted = self.budget if self.on_device else max(HOST_BLOCK, size)
+            wanted = min(wanted, self.budget - self.bytes)
+            if wanted < size:
+                return None
+            self._blocks.append(self._new_block(wanted))
+            self._used = 0
+        self._used += size
+        return self._blocks[-1][self._used - size : self._used]
+
+    def _new_block(self, size: int) -> Tensor:
+        gpu = self.device.type == "cuda"
+        if not self.on_device:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=gpu)
+        block = torch.empty(size, dtype=torch.uint8, device=self.device)
+        if gpu:
+            # Other streams will write to memory that kernels of this one may have yet to read.
+            torch.cuda.synchronize(self.device)
+        return block
