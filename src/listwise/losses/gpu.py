@@ -26,11 +26,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 
-from listwise.losses.checks import check_lengths, check_positives, check_weights
+from listwise.losses.checks import (
+    UNIT_TOLERANCE,
+    check_lengths,
+    check_positives,
+    check_weights,
+)
 from listwise.losses.kernels import (
     SHARE_UNIT,
     histogram_kernel,
@@ -117,18 +124,13 @@ class _QuantizedLoss(torch.autograd.Function):
         if weights is not None:
             weights = _aligned(weights)
         findings = host_buffer(descriptors.device)
-        buffers = kernels.prepare(
-            descriptors, labels, weights, findings.reserve(3 * kernels.prepare_programs)
-        )
+        count = 3 * kernels.prepare_programs
+        buffers = kernels.prepare(descriptors, labels, weights, findings.reserve(count))
         findings.record()
         kernels.histograms(buffers)
+        loss = kernels.precision(buffers, weights)
         # The kernels run while the host checks the results of the first one.
-        worst, invalid, counted = findings.read(3 * kernels.prepare_programs).reshape(3, -1)
-        check_lengths(float(worst.max()))
-        check_weights(not invalid.any())
-        total = float(counted.sum(dtype="float64"))
-        check_positives(total)
-        loss = kernels.precision(buffers, weights, total)
+        _check(findings.read(count))
         ctx.save_for_backward(buffers.parts, buffers.kinds, buffers.slopes)
         ctx.kernels = kernels
         return loss
@@ -137,6 +139,18 @@ class _QuantizedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return ctx.kernels.gradient(*ctx.saved_tensors, gradient), None, None, None
+
+
+def _check(found: NDArray[np.float32]) -> None:
+    """Raise an `InputError` for what `prepare_kernel` found: [3, programs], flat."""
+    third = len(found) // 3
+    # Both kinds of errors in one call; an invalid weight is noted as 1.
+    if found[: 2 * third].max() <= UNIT_TOLERANCE and found[2 * third :].any():
+        return
+    worst, invalid, counted = found.reshape(3, -1)
+    check_lengths(float(worst.max()))
+    check_weights(not invalid.any())
+    check_positives(float(counted.sum()))
 
 
 def label_histograms(
@@ -164,8 +178,9 @@ def label_histograms_backward(
     kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
     with _device_of(descriptors):
         buffers = kernels.prepare(descriptors, labels, None)
-        buffers.slopes[:-2].view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
-        buffers.slopes[-2] = slopes.abs().amax()
+        by_gap, peak = buffers.slopes[: kernels.slope_count], buffers.slopes[kernels.slope_count]
+        by_gap.view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
+        peak.copy_(slopes.abs().amax())
         return kernels.gradient(buffers.parts, buffers.kinds, buffers.slopes, slopes.new_ones(()))
 
 
@@ -199,6 +214,7 @@ class _Kernels:
         self.exact = dtype == torch.float32
         self.padded = _round_up(dim, ALIGNMENT)
         self.prepare_programs = triton.cdiv(size, PREPARE_ROWS)
+        self.slope_count = 2 * (bins + 1) * size
         self._prepare = Launch(
             prepare_kernel,
             {},
@@ -225,6 +241,7 @@ class _Kernels:
                 "BINS": bins,
                 "SLOTS": triton.next_power_of_2(bins),
                 "ROWS": PRECISION_ROWS,
+                "BLOCK": PREPARE_BLOCK,
             },
         )
         self.tile = tiling = WEIGHT_TILING[self.exact]
@@ -250,9 +267,9 @@ class _Kernels:
         else:
             parts = _aligned(descriptors)
         kinds = self._empty(torch.int32, 2, size)
-        # Each with two more numbers at the end, for sums.
+        # Each with more numbers at the end, for sums.
         table = self._empty(torch.int64, queries * 2 * self.bins + 2)
-        slopes = self._empty(torch.float32, 2 * (self.bins + 1) * size + 2)
+        slopes = self._empty(torch.float32, self.slope_count + 2 + self.prepare_programs)
         if queries < size:  # images that are not queries have no slopes
             slopes.zero_()
         if found is None:
@@ -270,13 +287,14 @@ class _Kernels:
             self.histogram_programs, buffers.parts, buffers.kinds, buffers.table, *numbers
         )
 
-    def precision(self, buffers: _Buffers, weights: Tensor | None, total: float) -> Tensor:
-        """Compute the loss, a scalar, and the slopes from the table and the total weight."""
+    def precision(self, buffers: _Buffers, weights: Tensor | None) -> Tensor:
+        """Compute the loss, a scalar, and the slopes from the table."""
         loss = self._empty(torch.float32)
         queries = self.stop - self.start
         tensors = (buffers.table, buffers.kinds, weights, buffers.slopes, loss)
         programs = triton.cdiv(queries, PRECISION_ROWS)
-        self._precision(programs, *tensors, self.size, self.start, queries, total)
+        numbers = (self.size, self.start, queries, self.prepare_programs)
+        self._precision(programs, *tensors, *numbers)
         return loss
 
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
@@ -285,7 +303,7 @@ class _Kernels:
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
         given = (parts, kinds, slopes, gradient, strip, size, self.padded, self.strip_columns)
-        restore = slopes[-1]
+        restore = slopes[self.slope_count + 1]
         result: Tensor | None = None
         with _no_autocast():
             for rows in blocks(0, size, self.strip_rows):

@@ -10,8 +10,9 @@ The tensors that the kernels pass to each other, with B images, Q queries and M 
 - `kinds` [2, B]: the class of each image, and how many positives it has.
 - `table` [Q, 2, M]: histograms of the relevant and of all images; after them the sum of the loss
   and the number of programs that have added to it.
-- `slopes` [2(M + 1), B]: the slope of each image's gaps; after them the largest slope, and the
-  factor of the product of weights and descriptors.
+- `slopes` [2(M + 1), B]: the slope of each image's gaps; after them the largest slope, the factor
+  of the product of weights and descriptors, and the weight of the queries that each program of
+  `prepare_kernel` counted.
 """
 
 import triton
@@ -103,7 +104,7 @@ def prepare_kernel(
 
     The class of an image is the number of the first image that has its label. Writes to `found`
     [3, programs] the largest difference of a length from 1, whether a weight is invalid, and the
-    total weight of the queries that have a positive. Sets the sums of later kernels to zero.
+    weight of the queries that have a positive. Sets the sums of later kernels to zero.
     """
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)
@@ -121,8 +122,10 @@ def prepare_kernel(
     programs = tl.num_programs(0)
     tl.store(found + program, tl.max(off, axis=0))
     tl.store(found + programs + program, tl.max(tl.where(sound, 0.0, 1.0), axis=0))
-    counted = tl.where(real & sound & (count > 0), weight, 0.0)
-    tl.store(found + 2 * programs + program, tl.sum(counted, axis=0))
+    counted = tl.sum(tl.where(real & sound & (count > 0), weight, 0.0), axis=0)
+    tl.store(found + 2 * programs + program, counted)
+    behind = slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1))
+    tl.store(behind + 2 + program, counted)
 
     query = row - start
     is_query = (query >= 0) & (query < queries)
@@ -133,7 +136,7 @@ def prepare_kernel(
         sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
         tl.store(sums, 0)
         tl.store(sums + 1, 0)
-        tl.store(slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1)), 0.0)
+        tl.store(behind, 0.0)
 
 
 @triton.jit
@@ -298,6 +301,16 @@ def _precisions(table, line, real, BINS: tl.constexpr, SLOTS: tl.constexpr):
 
 
 @triton.jit
+def _sum_of(numbers, count, BLOCK: tl.constexpr):
+    """Sum float32 numbers, always in the same order."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for begin in range(0, count, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        total += tl.load(numbers + place, mask=place < count, other=0.0)
+    return tl.sum(total, axis=0).to(tl.float32)
+
+
+@triton.jit
 def precision_kernel(
     table,
     kinds,
@@ -307,14 +320,16 @@ def precision_kernel(
     size,
     start,
     queries,
-    total,
+    counters,
     WEIGHTED: tl.constexpr,
     BINS: tl.constexpr,
     SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Compute AP_Q of some queries and its slopes; the last program writes the loss.
 
+    `counters` is the number of programs of `prepare_kernel`, which counted the total weight.
     For a query with a share w of the total weight, writes −w dAP/dscore to `slopes`, in the order
     of `histogram.gap_slopes`, and adds w (1 − AP) to the loss, as an integer.
 
@@ -333,7 +348,8 @@ def precision_kernel(
     weight = tl.where(count > 0, 1.0, 0.0)
     if WEIGHTED:
         weight *= tl.load(weights + row, mask=real, other=0.0)
-    weight /= total
+    behind = slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1))
+    weight /= _sum_of(behind + 2, counters, BLOCK)
     share = weight / tl.maximum(count, 1).to(tl.float32)
     gain = tl.sum(precision * relevant, axis=1) * (1.0 / SHARE_UNIT)
     lost = tl.sum(tl.where(real, weight - share * gain, 0.0), axis=0)
@@ -352,7 +368,7 @@ def precision_kernel(
     tl.store(slopes + row, flat, mask=real)
     tl.store(slopes + row + (BINS + 1) * size, flat, mask=real)
     peak = tl.max(tl.maximum(tl.abs(below), tl.abs(below_relevant)), axis=1)
-    tl.atomic_max(slopes + tl.cast(size, tl.int64) * (2 * (BINS + 1)), tl.max(peak, axis=0))
+    tl.atomic_max(behind, tl.max(peak, axis=0))
 
     sums = table + tl.cast(queries, tl.int64) * (2 * BINS)
     tl.atomic_add(sums, (lost * LOSS_UNIT).to(tl.int64))
