@@ -12,8 +12,8 @@ from torch import nn
 pytest.importorskip("triton", minversion="3.3")
 
 import torch._inductor.decomposition as decomposition
-from torch._dynamo.backends.common import aot_autograd
 from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from listwise.models.fusion import PointwiseFusion

@@ -243,9 +243,7 @@ def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
 def _is_inner_convolution(node: Any) -> bool:
     """Whether a node is a convolution with a single reader."""
     return (
-        isinstance(node, Node)
-        and node.target is aten.convolution.default
-        and len(node.users) == 1
+        isinstance(node, Node) and node.target is aten.convolution.default and len(node.users) == 1
     )
 
 
