@@ -129,9 +129,10 @@ class PointwiseFusion(CustomGraphPass):
         """Identify this version of the pass in the compiler's cache."""
         return get_hash_for_files((__file__,), f"{self.device} {self.dtypes}")
 
-    def _fuse_forward(self, graph: Graph, relu: Node) -> bool:
+    def _fuse_forward(self, graph: Graph, relu: Any) -> bool:
         """Replace relu(convolution) or relu(convolution + residual)."""
-        convolution, residual = relu.args[0], None
+        convolution: Any = relu.args[0]
+        residual: Any = None
         if _is_inner_sum(convolution):
             convolution, residual = convolution.args
             if not self._is_pointwise(convolution):
@@ -160,7 +161,7 @@ class PointwiseFusion(CustomGraphPass):
         maps, weight = node.args[:2]
         return _is_plain(node.args[3:]) and self._suits(weight) and self._are_maps_like(maps, maps)
 
-    def _suits(self, weight: Node) -> bool:
+    def _suits(self, weight: Any) -> bool:
         """Whether the kernel takes this weight [N, K, 1, 1]."""
         value = weight.meta["val"]
         outputs, inputs, *window = value.shape
@@ -171,7 +172,7 @@ class PointwiseFusion(CustomGraphPass):
             and outputs % CHANNELS == inputs % CHANNELS == 0
         )
 
-    def _are_maps_like(self, first: Node, *others: Any) -> bool:
+    def _are_maps_like(self, first: Any, *others: Any) -> bool:
         """Whether all are feature maps of one shape and type in channels-last order."""
         expected = first.meta["val"]
         if expected.dtype not in self.dtypes:
@@ -187,13 +188,13 @@ class PointwiseFusion(CustomGraphPass):
                 return False
         return True
 
-    def _fuse_backward(self, graph: Graph, where: Node) -> bool:
+    def _fuse_backward(self, graph: Graph, where: Any) -> bool:
         """Replace the gradient of a ReLU whose output is the input of a convolution."""
         inactive, zero, gradient = where.args
         if not _is_inactive(inactive) or not _is_zero(zero):
             return False
-        active, added = inactive.args[0], None
-        source = gradient
+        active, source = inactive.args[0], gradient
+        added: Any = None
         if _is_inner_sum(gradient):
             source, added = gradient.args
             if self._backward_of(source) is None:
@@ -218,10 +219,11 @@ class PointwiseFusion(CustomGraphPass):
         backward.replace_all_uses_with(rest)
         return True
 
-    def _backward_of(self, node: Any) -> Node | None:
+    def _backward_of(self, node: Any) -> Any:
         """Return the backward pass of a 1 × 1 convolution that only this gradient is read from."""
         if not isinstance(node, Node) or node.target is not operator.getitem:
             return None
+        backward: Any
         backward, place = node.args
         if place != 0 or len(node.users) != 1:
             return None
@@ -233,7 +235,7 @@ class PointwiseFusion(CustomGraphPass):
         return backward if self._are_maps_like(gradient, gradient) else None
 
 
-def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
+def _call(graph: Graph, target: Any, *arguments: Any) -> Any:
     """Insert a call, with the example of its result that the compiler needs."""
     node = graph.call_function(target, arguments)
     node.meta["val"] = target(*torch.fx.node.map_arg(arguments, lambda each: each.meta["val"]))
@@ -266,10 +268,10 @@ def _is_plain(settings: Sequence[Any]) -> bool:
 
 def _is_inactive(node: Any) -> bool:
     """Whether a node compares a tensor with zero: tensor <= 0."""
-    return isinstance(node, Node) and node.target is aten.le.Scalar and node.args[1] == 0
+    return isinstance(node, Node) and node.target is aten.le.Scalar and bool(node.args[1] == 0)
 
 
 def _is_zero(node: Any) -> bool:
     """Whether a node is the constant zero: full([], 0) or scalar_tensor(0)."""
     constants = (aten.full.default, aten.scalar_tensor.default)
-    return isinstance(node, Node) and node.target in constants and node.args[-1] == 0
+    return isinstance(node, Node) and node.target in constants and bool(node.args[-1] == 0)
