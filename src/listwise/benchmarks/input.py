@@ -14,8 +14,17 @@ import torch
 
 from listwise.benchmarks.measure import timed
 from listwise.benchmarks.table import columns_of
-from listwise.data import CropDataset, Images, LabelledImages, load_image, random_crop, read_images
+from listwise.data import (
+    CropDataset,
+    Images,
+    LabelledImages,
+    check_images,
+    load_image,
+    random_crop,
+    read_images,
+)
 from listwise.data.gpu_photos import decode_jpegs
+from listwise.data.kept_photos import KeptPhotos
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.settings import CropSettings
@@ -23,6 +32,7 @@ from listwise.training.loading import load_batches
 
 DISTINCT = 16  # different photos; the others are copies, which take as long to decode
 BATCHES = 4  # timed batches, after one that starts the workers
+KEPT_BATCHES = 32  # timed batches of photos that are not decoded again
 
 
 @dataclass(frozen=True)
@@ -119,33 +129,42 @@ def _core_ms(step: Callable[[int], object], count: int) -> float:
     return 1e3 * min(rounds) / count
 
 
-def _loaded(
-    images: Images, settings: CropSettings, workers: int, device: str = "cpu"
-) -> InputMeasurement:
-    """Measure crops per second through the data loading of the trainer."""
+def _loaded(images: Images, settings: CropSettings, workers: int) -> InputMeasurement:
+    """Measure crops per second of worker processes."""
+    rate = _crops_per_second(images, settings, workers, "cpu", BATCHES)
+    return InputMeasurement("decode and augment", workers, rate, 1e3 * max(1, workers) / rate)
+
+
+def _crops_per_second(
+    images: Images,
+    settings: CropSettings,
+    workers: int,
+    device: str,
+    count: int,
+    kept: KeptPhotos | None = None,
+) -> float:
+    """Measure `count` batches of the trainer's data loading, after one that starts it."""
     labels = np.zeros(len(images), dtype=np.int64)
     labelled = LabelledImages(images.paths, images.ids, images.boxes, labels, ("all",), None)
     batch = max(16, 64 * workers)
     batches = load_batches(
         CropDataset(labelled, settings, seed=0),
         lambda update: np.arange(update * batch, (update + 1) * batch) % len(images),
-        range(1 + BATCHES),
+        range(1 + count),
         workers,
         device=torch.device(device),
+        kept=kept,
     )
     with closing(batches):
         next(batches)
         seconds, crops = timed(lambda: sum(len(found.images) for found in batches))
-    if device != "cpu":
-        return InputMeasurement("decode and augment on the GPU", 0, crops / seconds, None)
-    core_ms = 1e3 * seconds * max(1, workers) / crops
-    return InputMeasurement("decode and augment", workers, crops / seconds, core_ms)
+    return crops / seconds
 
 
 def _gpu(
     images: Images, settings: CropSettings, device: str, cores: int
 ) -> Iterator[InputMeasurement]:
-    """Measure the decoder of the GPU on batches of photos, and crops of them."""
+    """Measure the decoder of the GPU, and crops of photos that are decoded again or kept."""
     step = "decode on the GPU (nvJPEG)"
     try:
         contents = [
@@ -165,4 +184,11 @@ def _gpu(
         yield InputMeasurement(step, 0, None, None, reason)
         return
     yield InputMeasurement(step, 0, BATCHES * len(contents) / seconds, None)
-    yield _loaded(images, settings, cores, device)
+    rate = _crops_per_second(images, settings, cores, device, BATCHES)
+    yield InputMeasurement("decode and augment on the GPU", 0, rate, None)
+    decoded = 3 * int(check_images(images)[1].sizes.prod(axis=1).sum())
+    for place, on_device in (("GPU", True), ("host", False)):
+        kept = KeptPhotos(len(images), torch.device(device), decoded, on_device)
+        rate = _crops_per_second(images, settings, cores, device, KEPT_BATCHES, kept)
+        step = f"augment on the GPU, photos kept in {place} memory"
+        yield InputMeasurement(step, 0, rate, None)

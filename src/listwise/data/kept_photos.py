@@ -51,6 +51,8 @@ class KeptPhotos:
 
     def add(self, number: int, pixels: Tensor) -> bool:
         """Keep a copy of a photo uint8 [3, H, W]; return False if it does not fit."""
+        if number in self._pixels:
+            return True
         with self._adding:
             place = self._allocate(pixels.numel())
         if place is None:
@@ -101,6 +103,7 @@ class KeptPhotos:
         self._used += size
         return self._blocks[-1][self._used - size : self._used]
 
+    @torch.inference_mode(False)  # another mode may write to the block later
     def _new_block(self, size: int) -> Tensor:
         gpu = self.device.type == "cuda"
         if not self.on_device:

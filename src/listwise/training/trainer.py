@@ -22,12 +22,12 @@ from listwise.losses import class_balanced_weights
 from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
-from listwise.models.embed import embed_photos
+from listwise.models.embed import PhotoNet, embed_decoded
 from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.distributed import failing_together, world
-from listwise.training.keeping import keep_photos
+from listwise.training.keeping import DecodedOnce, keep_photos
 from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
@@ -152,6 +152,14 @@ class Trainer:
         self._shown: set[str] = set()
         count = len(plan.train) + len(plan.validation)
         self.kept, self._keeping = keep_photos(count, plan.decoded_bytes, self.device)
+        self._validation_photos = DecodedOnce(
+            plan.validation,
+            config.val_max_side,
+            self.workers,
+            self.device,
+            self.kept,
+            first=len(plan.train),
+        )
         if self.rank == 0 and resume:
             reopen_run(self.run, plan)
         elif self.rank == 0:
@@ -372,13 +380,16 @@ class Trainer:
             self.view.progress("validating", done, len(images))
 
         if self.rank == 0:
-            found = embed_photos(
-                self.net,
-                images,
-                max_side=self.plan.config.val_max_side,
-                workers=self.workers,
-                autocast=self._autocast,
-                on_progress=count,
+            self.net.eval()
+            network = PhotoNet(self.net, self._autocast)
+            found = embed_decoded(
+                self._validation_photos,
+                network,
+                self.net.dim,
+                self.device,
+                self._autocast,
+                count,
+                mixed=network.mixed,
             )
             self._report_unreadable(found.errors, "validation leaves it out")
             seen = images.subset(found.kept)
