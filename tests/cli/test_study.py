@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -92,12 +93,13 @@ def test_the_guide_names_flags_that_exist(listwise):
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     shared = re.search(r'GIVEN="(.*)"', blocks).group(1)
     commands = re.findall(r"^listwise study (\S+) (.*)$", blocks, re.MULTILINE)
-    assert {name for name, _ in commands} == {*STUDIES, "poolings"}
+    assert {name for name, _ in commands} == {*STUDIES, "poolings", "peers"}
     for name, options in commands:
         _, offered, _ = listwise("study", name, "--help")
         named = set(re.findall(r"--[a-z][a-z-]*", options.replace("$GIVEN", shared)))
         assert named <= set(re.findall(r"--[a-z][a-z-]*", offered)), name
-    offered = set(re.findall(r"--[a-z][a-z-]*", listwise("study", "classes", "--help")[1]))
+    helps = [listwise("study", name, "--help")[1] for name in ("classes", "peers")]
+    offered = set(re.findall(r"--[a-z][a-z-]*", "".join(helps)))
     assert set(re.findall(r"`(--[a-z][a-z-]*)[ `]", text)) <= offered
     for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         make_config(yaml.safe_load(block), GUIDE.name)
@@ -121,6 +123,8 @@ def test_the_guide_names_flags_that_exist(listwise):
         (["bins", "PHOTOS", "--config", "gone.yaml", "--out", "o"], "gone.yaml"),
         (["classes", "PHOTOS", "--variants", "8", "--out", "o"], "or all"),
         (["poolings", "toy", "--whiten-on", "toy"], "give a folder with --out, into which"),
+        (["peers", "PHOTOS", "--losses", "best", "--out", "o"], "--losses contains 'best'"),
+        (["peers", "PHOTOS", "--rates", "fast", "--out", "o"], "numbers separated by commas"),
     ],
 )
 def test_mistakes_are_one_line(listwise, photos, arguments, says):
@@ -149,3 +153,34 @@ def test_poolings_are_written(listwise, small_toy, tmp_path):
         assert f"| {row['pooling']} | {row['variant']} | {shown} |" in table
         assert shown in out
     assert (tmp_path / "out" / "plot.svg").read_text().count('class="mean"') == 3 * 15
+
+
+def test_peers_on_toy_landmarks(listwise, tmp_path, monkeypatch):
+    make = partial(toy.make_toy_landmarks, buildings=15, views=6, workers=1)
+    monkeypatch.setattr(toy, "make_toy_landmarks", make)
+    (tmp_path / "quick.yaml").write_text("updates: 2\nbatch_size: 12\ncrops: {size: 32}\n")
+    command = [
+        "study", "peers", "toy", "--out", "out", "--config", "quick.yaml", "--seeds", 1,
+        "--backbone", "test_resnet.r160_in1k", "--weights", "random", "--projection", 8,
+        "--epochs", 1, "--batch", 12, "--crop", 32, "--device", "cpu", "--workers", 0,
+    ]  # fmt: skip
+    code, out, err = listwise(*command)
+    assert code == 0, err
+    assert "| recipe | seeds | Recall@1 | mAP@R | time | updates | images |" in out
+    assert "run 3 of 3: proxy-anchor, seed 0" in out
+    assert "Listwise is " in out
+    code, out, err = listwise(*command, "--json")
+    assert code == 0
+    assert err.count("already finished") == 3
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["method"] for row in rows] == ["listwise", "multi-similarity", "proxy-anchor"]
+    assert "listwise study peers toy" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_peers_without_pytorch_metric_learning(listwise, photos, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    code, _, err = listwise("study", "peers", photos, "--out", "out")
+    assert code == 2
+    assert err.strip() == (
+        "listwise: the study peers needs pytorch-metric-learning: pip install 'listwise[compare]'"
+    )

@@ -149,10 +149,11 @@ def plan_study(
         tuple(dict.fromkeys(rates)) or (plan.config.learning_rate,),
         validations or 10,
     )
-    _check_study(study_plan)
+    check_folder(study_plan.out, study.name)
     for variant in study_plan.variants:
         for seed, rate in product(range(study_plan.seeds), study_plan.rates):
-            _check_run(study_plan, variant, seed, rate)
+            config = study_plan.config(variant, seed, rate)
+            check_run(study_plan.folder(variant, seed, rate), config, plan)
         plan.notes.extend(study_plan.notes(variant))
     return study_plan
 
@@ -174,25 +175,24 @@ def _has(settings: dict[str, Any], name: str) -> bool:
     return first in settings and (not rest or _has(settings[first], rest))
 
 
-def _check_study(study_plan: StudyPlan) -> None:
+def check_folder(out: Path, study: str) -> None:
     """Raise an error if the folder holds another study, whose tables would be replaced."""
-    if study_plan.out.exists() and not study_plan.out.is_dir():
-        raise InputError(f"{study_plan.out} is a file: give a folder as `out`")
-    path = study_plan.out / STUDY_FILE
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give a folder as `out`")
+    path = out / STUDY_FILE
     if path.exists():
         name = read_study_json(path).get("study")
         if name is None:
             raise InputError(f"{path} was not written by a study: remove it")
-        if name != study_plan.study.name:
-            raise InputError(f"{study_plan.out} holds the study {name}: give another `out`")
+        if name != study:
+            raise InputError(f"{out} holds the study {name}: give another `out`")
 
 
-def _check_run(study_plan: StudyPlan, variant: Variant, seed: int, rate: float) -> None:
-    """Raise an error if a run in the folder has other settings or photos."""
-    wanted = study_plan.config(variant, seed, rate).model_dump(exclude=MACHINE)
-    folder = study_plan.folder(variant, seed, rate)
+def check_run(folder: Path, config: TrainConfig, plan: TrainPlan) -> None:
+    """Raise an error if the folder holds a run with other settings or photos."""
     if not (folder / RUN_FILE).exists():
         return
+    wanted = config.model_dump(exclude=MACHINE)
     found = make_config(read_settings(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
     there = found.model_dump(exclude=MACHINE)
     other = [name for name in wanted if wanted[name] != there[name]]
@@ -202,5 +202,5 @@ def _check_run(study_plan: StudyPlan, variant: Variant, seed: int, rate: float) 
             f"{folder} is a run with other settings ({name} {there[name]}, now {wanted[name]}): "
             "give the same settings to resume it, or give another `out`"
         )
-    if read_run(folder)["data_fingerprint"] != study_plan.plan.fingerprint():
+    if read_run(folder)["data_fingerprint"] != plan.fingerprint():
         raise InputError(f"{folder} is a run on other photos or labels: give another `out`")

@@ -54,7 +54,10 @@ class TrainPlan:
 
 
 def prepare(
-    data: str | Path, given: dict[str, Any], preset: Literal["auto", "paper"] = "auto"
+    data: str | Path,
+    given: dict[str, Any],
+    preset: Literal["auto", "paper"] = "auto",
+    images: LabelledImages | None = None,
 ) -> TrainPlan:
     """Read and check the photos, hold out validation classes, and choose all settings.
 
@@ -65,6 +68,7 @@ def prepare(
             `loss` any callable of descriptors and labels; training updates these objects.
         preset: where all other settings come from: "auto" chooses them from the data and the
             machine, "paper" takes those of section 4.2.
+        images: the photos to use, if they are only a part of `data` or were read before.
 
     Examples:
         >>> plan = prepare("photos", {"backbone": "resnet18"})  # doctest: +SKIP
@@ -80,7 +84,9 @@ def prepare(
     parts, named = _take_parts(given)
     config = make_config(named)
     machine = Machine.detect(config.device)
-    images = _training_part(labelled_of(data, split_column=config.split_column))
+    if images is None:
+        images = labelled_of(data, split_column=config.split_column)
+    images = _training_part(images)
     images, report = check_images(images, config.strict)
     train, validation = _divide(images, config)
     notes = report.lines()

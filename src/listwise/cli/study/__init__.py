@@ -1,12 +1,12 @@
-"""`listwise study`: the paper's comparisons on your own photos."""
+"""`listwise study`: the paper's comparisons, and others, on your own photos."""
 
 from listwise.cli.help import Program
-from listwise.cli.study.poolings import EXAMPLES, poolings
+from listwise.cli.study import peers, poolings
 from listwise.cli.study.training import study_command
 from listwise.studies.definitions import STUDIES
 
 app = Program(
-    help="Repeat the comparisons of the paper on your photos.",
+    help="Compare losses and settings on your photos, as in the paper.",
     no_args_is_help=True,
     epilog="Example:\n  listwise study losses toy --preset small --out losses",
 )
@@ -17,4 +17,5 @@ for name, study in STUDIES.items():
     )
     epilog = "\n  ".join(["Examples:", *examples])
     app.command(name, help=study.about, epilog=epilog)(study_command(study))
-app.command(epilog=EXAMPLES)(poolings)
+app.command(epilog=poolings.EXAMPLES)(poolings.poolings)
+app.command(epilog=peers.EXAMPLES)(peers.peers)
