@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,11 @@ from listwise.errors import InputError
 from listwise.evaluation import evaluate_labelled
 from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
-from listwise.models.embed import embed_parts, inference_network
+from listwise.models.embed import Describe, embed_parts, inference_network
 from listwise.optional import requires
 from listwise.settings import CropSettings, TrainConfig
 from listwise.training import Counts, MultistageStep
+from listwise.training.keeping import keep_photos
 from listwise.training.loading import load_batches
 from listwise.training.run.view import TrainView, UpdateReport
 from listwise.training.sampling import Indices
@@ -139,6 +140,8 @@ def train_peer(
     recipe: PeerRecipe,
     seed: int,
     view: TrainView | None = None,
+    *,
+    decoded_bytes: int = 0,
 ) -> PeerResult:
     """Train a network with a loss of pytorch-metric-learning.
 
@@ -150,6 +153,8 @@ def train_peer(
         recipe: everything else.
         seed: seed of the batches, the crops and the new layers.
         view: shows the progress; by default nothing is shown.
+        decoded_bytes: memory that the decoded photos take. If it is given, they are kept in memory
+            as `Trainer` keeps them.
     """
     view = view or TrainView()
     device = torch.device(config.device)
@@ -176,6 +181,7 @@ def train_peer(
         config.workers or 0,
         pin_memory=device.type == "cuda",
         device=device,
+        kept=keep_photos(len(images), decoded_bytes, device)[0] if decoded_bytes else None,
     )
     started = time.perf_counter()
     view.start(0, updates)
@@ -232,10 +238,9 @@ def evaluate_photos(
         on_progress: called with the number of photos just described.
     """
     autocast = _autocast(config)
-    describe: Callable[[Tensor], Tensor] = inference_network(net, autocast)
-    how = Decoding(config.val_max_side)
+    describe, how = None, Decoding(config.val_max_side)
     if recipe is not None:
-        describe, how = _center_cropped(describe, recipe), Decoding()
+        describe, how = _center_cropped(inference_network(net, autocast), recipe), Decoding()
     (found,) = embed_parts(
         net,
         images.files(),
@@ -250,13 +255,12 @@ def evaluate_photos(
     return evaluate_labelled(found.descriptors.float().numpy(), labels).figures
 
 
-def _center_cropped(
-    describe: Callable[[Tensor], Tensor], recipe: PeerRecipe
-) -> Callable[[Tensor], Tensor]:
-    """Return a function that describes the centers of photos uint8 [B, 3, H, W]."""
+def _center_cropped(net: RetrievalNet, recipe: PeerRecipe) -> Describe:
+    """Return a function that describes the centers of photos uint8 [B, 3, H, W] of one shape."""
 
-    def centers(photos: Tensor) -> Tensor:
+    def describe(photos: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         resized = F.resize(photos, [recipe.resize], antialias=True)
-        return describe(F.center_crop(resized, [recipe.crop, recipe.crop]))
+        descriptors: Tensor = net(F.center_crop(resized, [recipe.crop, recipe.crop]))
+        return descriptors
 
-    return centers
+    return describe

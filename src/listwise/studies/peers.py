@@ -268,7 +268,14 @@ def _run(
     else:
         recipe = peers.recipe
         trained = train_peer(
-            method.loss, method.rate, peers.train, config, recipe, seed, train_view
+            method.loss,
+            method.rate,
+            peers.train,
+            config,
+            recipe,
+            seed,
+            train_view,
+            decoded_bytes=peers.plan.decoded_bytes,
         )
         net, seconds, counts = trained.net, trained.seconds, trained.counts
         net.save(folder / MODEL_FOLDER)
