@@ -329,3 +329,22 @@ def test_a_damaged_outcome_is_named(tmp_path):
         with pytest.raises(InputError, match=OUTCOME_FILE):
             read_outcome(tmp_path)
     assert read_outcome(tmp_path / "nowhere") is None
+
+
+def test_rivals_have_the_effort_of_the_paper(photos, tmp_path):
+    made = plan("rivals", photos, tmp_path / "out", BATCH, images=600, validations=1)
+    ap, triplet, contrastive = (made.config(variant, 0, 1e-3) for variant in made.variants)
+    # A batch of 12 has less than 64 images, so an update has one triplet of three images.
+    assert (ap.updates, ap.batch_size) == (50, 12)
+    assert (triplet.updates, triplet.triplet.tuples) == (600 * 1.92 // 3, 1)
+    assert contrastive.updates == 600 * 1.92 // contrastive.images_per_update
+    assert contrastive.contrastive.tuples == 5
+
+
+def test_rivals_have_the_numbers_of_table_1_with_the_batches_of_the_paper():
+    ap, triplet, contrastive = STUDIES["rivals"].variants(None, TrainingSet(40_000, 500))
+    assert triplet.settings == {"loss": "triplet", "triplet": {"tuples": 64}}
+    images = 200 * 4096 * triplet.effort
+    assert images == 8192 * 3 * 64
+    assert round(images / 1000) == 1573
+    assert (ap.effort, contrastive.effort) == (1.0, triplet.effort)

@@ -5,29 +5,32 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from listwise.errors import InputError
-from listwise.settings import ContrastiveSettings, TripletSettings, make_config
+from listwise.settings import ContrastiveSettings, TrainConfig, TripletSettings, make_config
 
 # Settings that the study chooses: schedules in updates, which differ between variants, and seeds.
 SCHEDULE = ("updates", "warmup", "validate_every", "patience", "checkpoint_every", "seed")
 
 
 class TrainingSet(NamedTuple):
-    """Number of training photos and of training classes."""
+    """Number of training photos and of training classes, and the batch size of all runs."""
 
     photos: int
     classes: int
+    batch_size: int = TrainConfig().batch_size
 
 
 @dataclass(frozen=True)
 class Variant:
     """One variant of a study: its name, and the settings in which it differs.
 
-    `value` is its number on the axis of the study, if the study has an axis.
+    `value` is its number on the axis of the study, if the study has an axis. `effort` is the number
+    of its training images as a multiple of the number that the study gives to each run.
     """
 
     name: str
     settings: dict[str, Any]
     value: int | None = None
+    effort: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,10 @@ LOSSES: dict[str, dict[str, Any]] = {
     **{name: {"loss": name} for name in ("tie-aware", "fastap", "smoothap", "multi-similarity")},
 }
 
+# Table 1 of the paper: AP has 200 updates of 4096 images, TL-64 has 8192 updates of 64 triplets.
+RIVAL_EFFORT = 8192 * 3 * 64 / (200 * 4096)
+RIVALS = ("ap", "triplet", "contrastive")
+
 # Number of settings of each loss, its batches and its mining. Losses of whole batches have the
 # batch size and: the bins, SmoothAP's temperature, or alpha, beta and base of multi-similarity.
 HYPER_PARAMETERS = {
@@ -106,6 +113,19 @@ def _usual_losses(photos: TrainingSet) -> tuple[str, ...]:
     """Return the losses of the paper whose updates need no more images than there are photos."""
     triplets = (f"tl-{count}" for count in TRIPLETS if 3 * count <= max(photos.photos, 3 * 64))
     return ("ap", *triplets, "contrastive")
+
+
+def _rival(word: str, photos: TrainingSet) -> Variant:
+    """Return a loss with the effort that it has in the paper, relative to AP.
+
+    A 64th of the batch size as the number of triplets gives 41 times the updates of AP.
+    """
+    if word == "ap":
+        return Variant(word, {"loss": "ap"})
+    settings: dict[str, Any] = {"loss": word}
+    if word == "triplet":
+        settings["triplet"] = {"tuples": max(1, photos.batch_size // 64)}
+    return Variant(word, settings, effort=RIVAL_EFFORT)
 
 
 def _bins(word: str, photos: TrainingSet) -> Variant:
@@ -171,6 +191,17 @@ _ALL = (
         "fastap, smoothap, multi-similarity; or all.",
         words_default="ap, contrastive, and each tl-COUNT that the photos allow",
         varies=("loss", "triplet.tuples"),
+    ),
+    Study(
+        name="rivals",
+        title="Losses, each with the effort of the paper",
+        about="Compare losses with the paper's proportions of updates and images (Table 1).",
+        words="Losses, separated by commas: ap, triplet, contrastive.",
+        words_default="ap,triplet,contrastive",
+        varies=("loss", "triplet.tuples"),
+        usual=lambda photos: RIVALS,
+        variant=_rival,
+        known=RIVALS,
     ),
     Study(
         name="bins",

@@ -45,16 +45,26 @@ def about(study_plan: StudyPlan) -> str:
         f"{config.backbone} with {config.pooling}, crops of {config.crops.size} pixels. "
         f"Training: {len(plan.train)} photos of {len(plan.train.class_names)} classes. "
         f"Validation: {len(plan.validation)} photos of {len(plan.validation.class_names)} other "
-        f"classes. Each run sees {study_plan.images:,} training images. {rate} "
+        f"classes. {_images_seen(study_plan)} {rate} "
         "mAP in percent, mean ± sample standard deviation over seeds; "
         "each run uses its best network in validation.\n"
     )
 
 
+def _images_seen(study_plan: StudyPlan) -> str:
+    """Describe how many training images a run sees."""
+    seen = f"Each run sees {study_plan.images:,} training images."
+    more = [variant for variant in study_plan.variants if variant.effort != 1]
+    if not more:
+        return seen
+    names = " or ".join(variant.name for variant in more)
+    return f"{seen[:-1]}; a run of {names} sees {more[0].effort:.2f} times as many."
+
+
 def table(study_plan: StudyPlan, results: StudyResults) -> str:
     """Format the Markdown table: one row per variant with a finished run."""
     names = list(results.untrained)  # results on the benchmark: a protocol, plain or whitened
-    costly = study_plan.study.name == "losses"
+    costly = study_plan.study.name in ("losses", "rivals")
     header = [study_plan.study.axis or "variant", "seeds", f"{VALIDATION} mAP", *names]
     header += ["learning rate"] if len(study_plan.rates) > 1 else []
     header += ["updates", "backwards", "forwards"]

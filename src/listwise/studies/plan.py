@@ -42,7 +42,7 @@ class StudyPlan:
         plan: photos and shared settings.
         variants: variants to compare.
         out: folder of the study.
-        images: maximum number of training images per run.
+        images: maximum number of training images per run, of a variant with effort 1.
         seeds: number of seeds.
         rates: learning rates; each variant keeps the one that is best with its first seed.
         validations: maximum number of validations per run.
@@ -65,10 +65,11 @@ class StudyPlan:
     def config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         """Return the settings of a run, with a schedule that sees `images` training images."""
         config, _ = limit_to_data(self._requested_config(variant, seed, rate), self.plan.train)
-        updates = updates_within(self.images, config, self.plan.train.labels)
+        images = round(self.images * variant.effort)
+        updates = updates_within(images, config, self.plan.train.labels)
         if updates == 0:
             raise InputError(
-                f"{self.images} images are fewer than one update of {variant.name}, which has "
+                f"{images} images are fewer than one update of {variant.name}, which has "
                 f"{config.images_per_update} images: give more `images`, or other `variants`"
             )
         every = math.ceil(updates / self.validations)
@@ -138,7 +139,7 @@ def plan_study(
     plan = prepare(data, given, "paper" if preset == "paper" else "auto")
     reasons = {name: reason for name, reason in plan.reasons.items() if name not in own}
     plan = replace(plan, reasons=reasons)
-    photos = TrainingSet(len(plan.train), len(plan.train.class_names))
+    photos = TrainingSet(len(plan.train), len(plan.train.class_names), plan.config.batch_size)
     study_plan = StudyPlan(
         study,
         plan,

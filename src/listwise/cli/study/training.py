@@ -99,7 +99,9 @@ def _run(
             evaluated = StudyBenchmark(judged, made.plan.train, **searched, workers=workers)
     show_plan(made.plan, console)
     compared = ", ".join(variant.name for variant in made.variants)
-    say(console, f"{made.count} runs of {made.images:,} training images: {compared}", "bold")
+    most = round(made.images * max(variant.effort for variant in made.variants))
+    seen = f"{made.images:,}" if most == made.images else f"{made.images:,} to {most:,}"
+    say(console, f"{made.count} runs of {seen} training images: {compared}", "bold")
     view = LiveStudyView(console, lambda findings: write_outputs(made, findings, typed_command()))
     findings = run_study(made, view, evaluated)
     if json:
