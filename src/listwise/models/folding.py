@@ -1,8 +1,9 @@
-"""A copy of a network for half precision: batch norm is folded, and weights are cast once per step.
+"""A faster copy of a network: batch norm is folded, and weights are cast once per step.
 
 A frozen batch norm multiplies each channel by a constant and adds another. The convolution before
 it can do both, with weights w·s and bias (b − μ)·s + β, where s = γ / √(σ² + ε). This saves a pass
-over the activations, and the backward pass needs only half of them.
+over the activations, and the backward pass needs only half of them. Weights in channels-last order
+suit the fastest kernels of GPUs and CPUs.
 
 The copy computes with folded weights; the network itself does not change. Gradients of the folded
 weights are backpropagated through the fold, a differentiable function of w, b, γ and β, to the
@@ -14,7 +15,7 @@ spent starting kernels.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +91,8 @@ class FoldedCopy:
     Args:
         net: the network; its batch norms must be frozen.
         images: [b, 3, H, W] for a trial; one image is enough.
-        autocast: dtype in which the network runs under autocast; float64 layers stay float64.
+        autocast: dtype in which the network runs under autocast; float64 layers stay float64. With
+            None, the copy computes in the precision of the network, and only folds batch norm.
 
     Attributes:
         module: the copy; call it under autocast, with images in channels-last order.
@@ -98,15 +100,17 @@ class FoldedCopy:
         trial_failed: whether the folded network computed other descriptors in the trial.
     """
 
-    def __init__(self, net: nn.Module, images: Tensor, autocast: torch.dtype) -> None:
+    def __init__(self, net: nn.Module, images: Tensor, autocast: torch.dtype | None) -> None:
         self.net = net
         self._snapshot = Snapshot(net)
         # A copy, because layers that keep statistics change their buffers.
         watched = copy.deepcopy(net, {id(p): p for p in net.parameters()})
-        with torch.autocast(images.device.type, autocast, cache_enabled=False):
+        half = autocast is not None
+        with torch.autocast(images.device.type, autocast, enabled=half, cache_enabled=False):
             folds, cast = survey(watched, images)
         self.module = sharing_copy(net, self._snapshot.shared).eval()
-        folds = [fold for fold in folds if fold.conv in cast]
+        if half:
+            folds = [fold for fold in folds if fold.conv in cast]
         self.trial_failed = not folds_hold(net, folds, images)
         self.folds = [] if self.trial_failed else folds
         self._pairs = _pairs(net, self.folds)
@@ -123,7 +127,7 @@ class FoldedCopy:
                 self._own(layer)
             self._widen(layer)
         for target in self._targets:
-            narrow = autocast if target.dtype == torch.float32 else target.dtype
+            narrow = autocast if half and target.dtype == torch.float32 else target.dtype
             order = torch.channels_last if target.ndim == 4 else torch.contiguous_format
             target.data = target.data.to(narrow, memory_format=order)
         # One kernel copies all tensors of a group if they have the same memory order.
@@ -186,8 +190,11 @@ class FoldedCopy:
                 mine.training = theirs.training
 
     def collect(self) -> None:
-        """Add the gradients to sums in the precision of the network; half has too few digits."""
-        found = {i: t.grad for i, t in enumerate(self._targets) if t.grad is not None}
+        """Add the gradients to sums in the precision of the network; half has too few digits.
+
+        Gradients that are in this precision already add up in `.grad`.
+        """
+        found = self._gradients(lambda i, gradient: gradient.dtype != self._values[i].dtype)
         if not found:
             return
         wide = {i: torch.empty_like(g, dtype=self._values[i].dtype) for i, g in found.items()}
@@ -201,13 +208,20 @@ class FoldedCopy:
 
     def add_gradients(self) -> None:
         """Add the collected gradients to `.grad` of the network's parameters."""
-        if self._sums:
-            roots = [self._values[i] for i in self._sums]
-            torch.autograd.backward(roots, list(self._sums.values()))
+        sums = self._sums | self._gradients(lambda i, gradient: i not in self._sums)
+        if sums:
+            torch.autograd.backward([self._values[i] for i in sums], list(sums.values()))
         self._values, self._sums = [], {}
 
+    def _gradients(self, wanted: Callable[[int, Tensor], bool]) -> dict[int, Tensor]:
+        """Return the gradients of the copy's parameters for which `wanted` is true, by position."""
+        found = {i: t.grad for i, t in enumerate(self._targets) if t.grad is not None}
+        return {i: gradient for i, gradient in found.items() if wanted(i, gradient)}
 
-def make_folded_copy(net: nn.Module, images: Tensor, autocast: torch.dtype) -> FoldedCopy | None:
+
+def make_folded_copy(
+    net: nn.Module, images: Tensor, autocast: torch.dtype | None
+) -> FoldedCopy | None:
     """Create the folded copy of a network; None if it cannot be copied or the copy fails.
 
     A network of the user may contain objects that cannot be copied, or use the weights of a layer
@@ -215,7 +229,8 @@ def make_folded_copy(net: nn.Module, images: Tensor, autocast: torch.dtype) -> F
     """
     try:
         folded_copy = FoldedCopy(net, images, autocast)
-        with torch.no_grad(), torch.autocast(images.device.type, autocast):
+        half = autocast is not None
+        with torch.no_grad(), torch.autocast(images.device.type, autocast, enabled=half):
             folded_copy.module(images)
     except torch.OutOfMemoryError:
         raise

@@ -19,8 +19,9 @@ _OUTDATED_COPIES = 3
 class Forward:
     """Computes the descriptors of images, repeatably with the same random numbers.
 
-    In half precision a `FoldedCopy` of the network is used, and `add_gradients` adds its gradients
-    to those of the network. A network that cannot be copied is used itself, under autocast.
+    In half precision and on the CPU a `FoldedCopy` of the network is used, and `add_gradients` adds
+    its gradients to those of the network. A network that cannot be copied is used itself, under
+    autocast.
 
     Args:
         net: the network.
@@ -80,18 +81,39 @@ class Forward:
     def ready(self, images: Tensor) -> Tensor:
         """Prepare the network, and return the images on its device, in its memory order."""
         images = images.to(self.device, non_blocking=True)
-        if self.autocast is None:
+        if self.autocast is None and self.device.type != "cpu":
             return images
         if self._copy is None and self._can_be_copied:
             random_state = self.random_state()  # dropout may draw numbers in the trial
-            self._copy = make_folded_copy(self.net, images[:1], self.autocast)
+            self._make_copy(images[:1])
             self.set_random_state(random_state)
-            self._can_be_copied = self._copy is not None
-            if self._copy is None:
-                self._note("batch norm is not folded: the network cannot be copied")
-            elif self._copy.trial_failed:
-                self._note("batch norm is not folded: in a trial, folding changed the descriptors")
         return images.contiguous(memory_format=torch.channels_last)
+
+    def _make_copy(self, image: Tensor) -> None:
+        """Create the folded copy, or note why it is not possible."""
+        self._copy = make_folded_copy(self.net, image, self.autocast)
+        if self._copy is None:
+            self._note("batch norm is not folded: the network cannot be copied")
+        elif self._copy.trial_failed:
+            self._note("batch norm is not folded: in a trial, folding changed the descriptors")
+        if self._copy is not None and self.autocast is None and not self._copy.folds:
+            self._copy = None  # it would compute exactly what the network computes
+        self._can_be_copied = self._copy is not None
+
+    def evaluation_module(self, image: Tensor) -> nn.Module:
+        """Return what computes descriptors in evaluation mode with the current weights.
+
+        Args:
+            image: [1, 3, H, W], for a trial if the network has not been copied yet.
+        """
+        training = self.net.training
+        self.net.eval()
+        try:
+            self.refresh()
+            self.ready(image)
+            return self.module
+        finally:
+            self.net.train(training)
 
     def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         # Autocast caches cast weights. Those cast without a graph would get no gradient, and those

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -381,7 +381,7 @@ class Trainer:
 
         if self.rank == 0:
             self.net.eval()
-            network = PhotoNet(self.net, self._autocast)
+            network = PhotoNet(self.net, self._autocast, self._evaluation_module())
             found = embed_decoded(
                 self._validation_photos,
                 network,
@@ -413,6 +413,15 @@ class Trainer:
                 self._calibrate(*found_photos)
         self.view.validation(ValidationReport(progress.update, value, best))
         return value
+
+    def _evaluation_module(self) -> RetrievalNet | None:
+        """Return the folded copy of the step, if validation photos are described on the CPU."""
+        if self.device.type != "cpu":
+            return None
+        side = self.net.config.image_size
+        module = self.step.forward().evaluation_module(torch.zeros(1, 3, side, side))
+        assert isinstance(module, RetrievalNet)
+        return module
 
     def _broadcast(self, value: float) -> float:
         """Return the value of the first process in all processes."""
