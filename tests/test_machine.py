@@ -112,7 +112,7 @@ print(sum(two) / sum(one))
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
 @pytest.mark.parametrize(
     "prepare",
-    ["", "from listwise.machine import set_thread_environment; set_thread_environment()"],
+    ["", "from listwise.machine import set_torch_environment; set_torch_environment()"],
     ids=["library", "command"],
 )
 def test_a_network_beside_other_work_is_not_much_slower_than_on_one_thread(prepare):

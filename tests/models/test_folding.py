@@ -49,11 +49,11 @@ def photos(count: int, side: int = 64) -> torch.Tensor:
     return (F.interpolate(coarse, (side, side), mode="bilinear") * 255).to(torch.uint8)
 
 
-def through_copy(folded_copy: FoldedCopy, parts, cotangents) -> None:
+def through_copy(folded_copy: FoldedCopy, parts, cotangents, half=True) -> None:
     """Forward and backward of some micro-batches, and what they came to given back."""
     folded_copy.refresh()
     for images, cotangent in zip(parts, cotangents, strict=True):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
             descriptors = folded_copy.module(images.contiguous(memory_format=torch.channels_last))
         torch.autograd.backward(descriptors, cotangent.to(descriptors.dtype))
         folded_copy.collect()
@@ -64,16 +64,16 @@ def gradients(net):
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
-def compare(net, images, tolerance, micro_batch=2):
+def compare(net, images, tolerance, micro_batch=2, half=True):
     """Gradients of the network itself and of its folded_copy, by a random direction."""
-    folded_copy = FoldedCopy(net, images[:1], torch.bfloat16)
+    folded_copy = FoldedCopy(net, images[:1], torch.bfloat16 if half else None)
     direction = torch.randn(len(images), net.dim, generator=torch.Generator().manual_seed(2))
     net.zero_grad()
     plain = net(images)
     torch.autograd.backward(plain, direction.to(plain.dtype))
     expected = gradients(net)
     net.zero_grad()
-    through_copy(folded_copy, images.split(micro_batch), direction.split(micro_batch))
+    through_copy(folded_copy, images.split(micro_batch), direction.split(micro_batch), half)
     actual = gradients(net)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -340,3 +340,20 @@ def test_other_parts_are_noticed():
     assert folded_copy.fits()
     net.backbone.conv1 = copy.deepcopy(net.backbone.conv1)
     assert not folded_copy.fits()
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "tf_efficientnet_lite0"])
+def test_without_autocast_the_copy_computes_in_the_precision_of_the_network(backbone):
+    net = make_net(backbone, torch.float32)
+    images = photos(6)
+    folded_copy = compare(net, images, 1e-4, half=False)
+    assert len(folded_copy.folds) >= 20
+    assert {p.dtype for p in folded_copy.module.parameters()} == {torch.float32}
+    stem = next(m for m in folded_copy.module.modules() if isinstance(m, nn.Conv2d))
+    assert stem.in_channels == 3
+    with torch.no_grad():
+        assert torch.allclose(folded_copy.module(images), net(images), atol=1e-5)
+        for parameter in net.parameters():
+            parameter.mul_(1.1)
+        folded_copy.refresh()
+        assert torch.allclose(folded_copy.module(images), net(images), atol=1e-5)

@@ -27,7 +27,7 @@ from listwise.cli import (
 )
 from listwise.cli.output import with_flags
 from listwise.errors import InputError
-from listwise.machine import set_thread_environment
+from listwise.machine import set_torch_environment
 
 # click's, or that of the copy of click which newer versions of typer carry.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -72,7 +72,7 @@ def main() -> None:
     if not sys.warnoptions:
         # Warnings of libraries are meant for their callers, not for users of a command.
         warnings.simplefilter("ignore")
-    set_thread_environment()
+    set_torch_environment()
     threading.excepthook = _report_thread
     try:
         code = app(prog_name="listwise", standalone_mode=False)
