@@ -105,9 +105,9 @@ def _group_quota(group: Path) -> list[float]:
 def set_torch_environment() -> None:
     """Set environment variables that make PyTorch faster on the CPU, here and in child processes.
 
-    Waiting OpenMP threads sleep instead of spin: on a busy machine, spinning threads take cores from
-    the threads they wait for, and a network may take ten times as long. Large tensors use large
-    pages of memory, because the system clears and maps each page when it is first used.
+    Waiting OpenMP threads sleep instead of spin: on a busy machine, spinning threads take cores
+    from the threads they wait for, and a network may take ten times as long. Large tensors use
+    large pages of memory, because the system clears and maps each page when it is first used.
 
     This must be called before PyTorch is imported, and it affects the whole process: programs call
     it, while libraries use `shared_cores`. Variables that the user has set are kept.
