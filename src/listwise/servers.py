@@ -121,6 +121,32 @@ def find_server(index: str) -> RunningServer | None:
     return None
 
 
+def search_by_server(
+    index: str, photos: Sequence[str], boxes: Sequence[Any], how: Mapping[str, Any]
+) -> list[dict[str, Any]] | None:
+    """Search by photo files with a running server of the index.
+
+    Args:
+        index: folder or address of the index.
+        photos: image files.
+        boxes: a box for each photo, or nothing.
+        how: the other arguments of `Index.search`.
+
+    Returns:
+        The results as JSON; None if no server runs, or if it cannot give the same results as a
+        search of the index itself.
+    """
+    server = find_server(index)
+    if server is None or how["where"] == "" or len(boxes) not in (0, len(photos)):
+        return None
+    fields = {name: str(value) for name, value in how.items() if value is not None}
+    answer = server.search(list(map(Path, photos)), fields | {"boxes": json.dumps(boxes or None)})
+    results: list[dict[str, Any]] | None = answer["results"] if answer else None
+    # Without the server there is no time limit, and all are verified.
+    unverified = results and any(hit["inliers"] is None for hit in results[:100])
+    return None if how["rerank"] and unverified else results
+
+
 def new_instance() -> str:
     """Return a random text that identifies a server."""
     return secrets.token_hex(8)

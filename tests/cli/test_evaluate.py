@@ -43,6 +43,25 @@ def test_figures_of_two_models_as_json_and_a_report(there, place):
     assert "<h1" in page
 
 
+def test_refined_rows_and_their_time(there):
+    size = ["--max-side", 64]
+    options = ["--refine", "superglobal", "--refine", "diffusion"]
+    code, out, err = there("evaluate", "run0/model", "toy", *options, *size)
+    assert code == 0, err
+    assert "run0 + SuperGlobal  Easy" in out
+    assert "run0 + diffusion" in out
+    assert "time per query to rank the database: run0 " in out
+    found = json.loads(there("evaluate", "run0/model", "toy", *options, *size, "--json")[1])
+    assert list(found["milliseconds"]) == ["run0", "run0 + SuperGlobal", "run0 + diffusion"]
+    assert "time per query" not in there("evaluate", "run0/model", "toy", *size)[1]
+    code, _, err = there("evaluate", "run0/model", "toy", "--refine", "qe", *size)
+    assert code == 2
+    assert "--refine must be superglobal or diffusion, not 'qe'" in err
+    code, _, err = there("evaluate", "run0/model", "toy/train.csv", *options)
+    assert code == 2
+    assert "--refine" in err
+
+
 def test_a_table_of_labelled_photos(there, place):
     code, out, err = there(
         "evaluate", "run0/model", "toy/train.csv", "--split", "val", "--report", "own.html"

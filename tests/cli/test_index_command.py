@@ -193,6 +193,11 @@ def test_searching_by_photo_box_entry_and_several(shop, tmp_path):
     found = results(shop("search", "shop", *both)[1])
     assert {"class2/1.jpg", "class5/0.jpg"} <= set(found)
     assert results(shop("search", "shop", *both, "--expand")[1]) != found
+    for method in ("superglobal", "diffusion"):
+        refined = json.loads(shop("search", "shop", *both, "--refine", method)[1])["results"]
+        values = [each["refined"] for each in refined]
+        assert values == sorted(values, reverse=True)
+        assert [each["id"] for each in refined] != found
 
 
 def test_answers_for_people(shop, tmp_path):
@@ -200,6 +205,9 @@ def test_answers_for_people(shop, tmp_path):
     assert (code, err) == (0, "")
     assert "class2/1.jpg" in out.splitlines()[1]
     assert "inliers" in out
+    assert "refined" not in out
+    _, out, _ = shop("search", "shop", "photos/class2/1.jpg", "-k", 4, "--refine", "diffusion")
+    assert out.split()[:3] == ["score", "refined", "photo"]
     _, out, _ = shop(
         "search", "shop", "photos/class2/1.jpg", "--entry", "class0/0.jpg", "--sheet", "found.png"
     )
@@ -227,6 +235,10 @@ def test_local_features_are_built_filled_and_shown(listwise):
 
 
 MISTAKES = [
+    (
+        ("search", "shop", "photos/class0/0.jpg", "--refine", "best"),
+        "--refine must be superglobal or diffusion, not 'best'",
+    ),
     (("search", "shop"), "give a photo to search by"),
     (("search", "shop", "no.jpg"), "no.jpg: no such file"),
     (("search", "nowhere", "photos/class0/0.jpg"), "no index at nowhere"),

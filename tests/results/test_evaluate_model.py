@@ -23,7 +23,12 @@ from listwise.evaluation import evaluate_labelled, evaluate_scores
 from listwise.models import RetrievalNet
 from listwise.results import describe_benchmark, evaluate, open_benchmark
 from listwise.search import alpha_query_expansion
+from listwise.search.refinement import REFINEMENTS
 from listwise.studies.poolings import VARIANTS, compare_poolings
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +72,33 @@ def test_figures_are_those_of_the_score_matrix(described):
     )
 
 
+@pytest.mark.parametrize("size", [5, 1000])
+@pytest.mark.parametrize("method", sorted(REFINEMENTS))
+def test_refined_figures_are_those_of_the_lists(described, method, size, monkeypatch):
+    monkeypatch.setitem(REFINEMENTS, method, replace(REFINEMENTS[method], size=size))
+    # Descriptors of a random network differ so little that rounding decides about their order.
+    rng = np.random.default_rng(0)
+    queries, database = (
+        unit(part.astype(np.float64) + 0.1 * rng.normal(size=part.shape))
+        for part in (described.queries, described.database)
+    )
+    spread = replace(described, queries=queries, database=database)
+    table = []
+    for query in queries:
+        scores = database @ query
+        order = np.argsort(-scores)
+        short = order[:size]
+        refined = REFINEMENTS[method].score(query, database[short])
+        ranked = [*short[np.argsort(-refined)], *order[size:]]
+        table.append(-np.argsort(ranked))
+    judged = described.benchmark.judged
+    expected = evaluate_scores(np.array(table), judged)
+    found = spread.evaluate(refine=method)
+    for protocol in ("Easy", "Medium", "Hard"):
+        assert found[protocol].figures == pytest.approx(expected[protocol].figures, abs=1e-12)
+    assert found["Medium"].mAP != pytest.approx(spread.evaluate()["Medium"].mAP, abs=1e-6)
+
+
 def test_distractors_count_as_wrong(described, model, tmp_path):
     rng = np.random.default_rng(0)
     rows = described.queries.repeat(3, 0) + 0.01 * rng.normal(size=(3 * len(described.queries), 1))
@@ -88,15 +120,29 @@ def test_distractors_count_as_wrong(described, model, tmp_path):
 
 def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_path):
     done = []
-    found = evaluate(model, toy, expand=True, workers=0, on_progress=done.append)
+    found = evaluate(
+        model,
+        toy,
+        expand=True,
+        refine=["superglobal", "diffusion"],
+        workers=0,
+        on_progress=done.append,
+    )
     assert sum(done) == found.benchmark.photo_count
     expected = {name: result.figures for name, result in described.evaluate().items()}
     assert found.figures == expected
-    assert list(found.rows) == ["model", "model + αQE"]
+    assert list(found.rows) == [
+        "model",
+        "model + αQE",
+        "model + SuperGlobal",
+        "model + diffusion",
+    ]
+    assert found.milliseconds.keys() == found.rows.keys()
+    assert min(found.milliseconds.values()) > 0
     lines = found.table().splitlines()
     assert lines[0] == "toy"
     assert lines[1].split() == ["mAP", "mP@1", "mP@5", "mP@10"]
-    assert len(lines) == 3 + 2 * 3
+    assert len(lines) == 3 + 4 * 3
     assert lines[3].split() == [
         "model",
         "Easy",
@@ -155,6 +201,8 @@ def test_labelled_photos(toy, model, tmp_path):
     assert result == pytest.approx(evaluate_labelled(found.database, images.labels).figures)
     with pytest.raises(InputError, match="labelled set"):
         found.evaluate(expand=True)
+    with pytest.raises(InputError, match="`refine`"):
+        found.evaluate(refine="diffusion")
 
 
 def test_an_unreadable_photo_of_a_judged_benchmark_is_an_error(toy, model, tmp_path):

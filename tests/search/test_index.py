@@ -1,6 +1,7 @@
 import shutil
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from listwise.search.filling import add_local_features, add_photos
 from listwise.search.hits import Query, entry_vectors, find_hits
 from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of, open_store
+from listwise.search.refinement import REFINEMENTS
 
 
 def unit(vector):
@@ -119,6 +121,68 @@ def test_queries_together_find_what_each_finds_alone(index):
         alone = index.search(query.vectors, query.k, expand=query.expand, exclude=query.exclude)
         assert [hit.entry for hit in hits] == [hit.entry for hit in alone]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in alone], abs=1e-6)
+
+
+@pytest.mark.parametrize("method", sorted(REFINEMENTS))
+def test_refinement_sorts_the_hits_and_keeps_their_scores(index, method):
+    keys, rows = everything(index)
+    query = rows[4] + rows[9]
+    query /= np.sqrt((query**2).sum())
+    kept = [i for i in range(len(keys)) if i != 9]
+    scores = dict(
+        zip([keys[i] for i in kept], REFINEMENTS[method].score(query, rows[kept]), strict=True)
+    )
+    hits = index.search(query.astype(np.float32), 12, refine=method, exclude=keys[9])
+    best = sorted(scores.values(), reverse=True)[:12]
+    assert [hit.refined for hit in hits] == pytest.approx(best, rel=1e-4, abs=1e-6)
+    plain = {hit.id: hit.score for hit in index.search(query.astype(np.float32), 48)}
+    for hit in hits:
+        assert hit.refined == pytest.approx(scores[hit.entry.key], rel=1e-4, abs=1e-6)
+        assert hit.score == pytest.approx(plain[hit.id], abs=1e-6)
+    assert all(hit.refined is None for hit in index.search(query.astype(np.float32), 12))
+
+
+@pytest.mark.parametrize("method", sorted(REFINEMENTS))
+def test_entries_after_the_short_list_keep_their_place(index, method, monkeypatch):
+    _, rows = everything(index)
+    monkeypatch.setitem(REFINEMENTS, method, replace(REFINEMENTS[method], size=10))
+    query = rows[0].astype(np.float32)
+    plain = index.search(query, 48)
+    hits = index.search(query, 48, refine=method)
+    assert {hit.id for hit in hits[:10]} == {hit.id for hit in plain[:10]}
+    assert [hit.id for hit in hits[10:]] == [hit.id for hit in plain[10:]]
+    assert [hit.refined is None for hit in hits] == [False] * 10 + [True] * 38
+    limit = plain[5].score
+    some = index.search(query, 48, refine=method, min_score=limit)
+    assert [hit.id for hit in some] == [hit.id for hit in hits if hit.score >= limit]
+
+
+def test_refinement_has_names(index):
+    _, rows = everything(index)
+    with pytest.raises(InputError, match="`refine` must be superglobal or diffusion, not 'qe'"):
+        index.search(rows[0].astype(np.float32), refine="qe")
+
+
+def test_what_is_removed_while_the_hits_are_refined_is_left_out(index, monkeypatch):
+    store = index.store
+    keys, rows = everything(index)
+    read = type(store).vectors
+
+    def vectors(self, wanted):
+        monkeypatch.undo()
+        store.remove([keys[7]])
+        return read(self, wanted)
+
+    monkeypatch.setattr(type(store), "vectors", vectors)
+    hits = index.search(rows[7:8].astype(np.float32), 48, refine="diffusion")
+    assert len(hits) == 47
+    assert keys[7] not in {hit.entry.key for hit in hits}
+
+
+def test_an_empty_index_has_nothing_to_refine(model, model_folder, tmp_path):
+    with create_store(tmp_path / "empty", header_of(model)) as store:
+        query = np.ones(model.dim, np.float32)
+        assert Index(store, model).search(query, refine="diffusion") == []
 
 
 def test_what_cannot_be_searched_for(index):

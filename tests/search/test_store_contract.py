@@ -10,7 +10,9 @@ from listwise.errors import InputError
 from listwise.search import DamagedIndexError, alpha_query_expansion, checksums, exact_search
 from listwise.search import entries as entries_module
 from listwise.search.entries import Entry, NewEntries
+from listwise.search.hits import Query, find_hits
 from listwise.search.opening import create_store, open_store, store_exists
+from listwise.search.refinement import REFINEMENTS
 from listwise.search.store import IndexHeader, SearchIntent
 
 DIM = 16
@@ -235,6 +237,33 @@ def test_vectors_come_in_the_order_of_their_keys(index):
     np.testing.assert_array_equal(got, rows[order])
     with pytest.raises(InputError, match="no entry"):
         index.vectors([entry("unknown").key])
+
+
+@pytest.mark.parametrize("method", sorted(REFINEMENTS))
+def test_refinement_after_changes_is_that_of_the_entries_that_are_left(index, method):
+    entries, rows = fill(index, 60)
+    query, more = vectors(1, seed=5)[0], vectors(20, seed=6)
+    left = {one.key: row for one, row in zip(entries, rows, strict=True)}
+    generator = np.random.default_rng(7)
+    for number in range(3):
+        gone = generator.choice(sorted(left), 9, replace=False).tolist()
+        index.remove(gone)
+        left = {key: row for key, row in left.items() if key not in gone}
+        new = [entry(f"new {number} {place}.jpg") for place in range(5)]
+        part = more[5 * number : 5 * number + 5]
+        index.put(NewEntries(new, part, [b""] * 5))
+        left |= {one.key: row for one, row in zip(new, part, strict=True)}
+        hits = find_hits(index, [Query(query[None], 100, refine=REFINEMENTS[method])])[0]
+        # An index that was built from these entries alone, in another order.
+        keys = sorted(left)
+        database = np.stack([left[key] for key in keys])
+        expected = REFINEMENTS[method].score(query, database)
+        found = {hit.entry.key: (hit.refined, hit.score) for hit in hits}
+        assert sorted(found) == keys
+        assert [found[key][0] for key in keys] == pytest.approx(expected, abs=1e-4)
+        assert [found[key][1] for key in keys] == pytest.approx(database @ query, abs=1e-5)
+        refined = [hit.refined for hit in hits]
+        assert refined == sorted(refined, reverse=True)
 
 
 def test_query_expansion_through_the_index_is_that_of_its_descriptors(index):

@@ -105,10 +105,10 @@ def test_a_photo_finds_what_the_index_finds(index, serve, photos):
     hits = index.search(index.describe([load_image(path)]), 6)
     assert found(answer) == expected(hits)
     body = answer.json()
-    fields = {"milliseconds", "expanded", "reranked", "verified", "more", "results"}
+    fields = {"milliseconds", "expanded", "refined", "reranked", "verified", "more", "results"}
     assert set(body) == fields
     assert body["milliseconds"] > 0
-    assert body["expanded"] is body["reranked"] is False
+    assert body["expanded"] is body["refined"] is body["reranked"] is False
     assert body["verified"] == 0
     assert body["results"][0] == {
         "key": str(entry_key("class3/2.jpg")),
@@ -122,6 +122,7 @@ def test_a_photo_finds_what_the_index_finds(index, serve, photos):
         "photo": None,
         "matches": None,
         "probability": None,
+        "refined": None,
     }
 
 
@@ -178,6 +179,27 @@ def test_entries_alone_are_examples_too(index, serve):
     assert len(found(client.get(f"/api/entries/{key}/similar?k=3"))) == 3
 
 
+@pytest.mark.parametrize("method", ["superglobal", "diffusion"])
+def test_results_are_refined(index, serve, method):
+    client = serve(index)
+    key = entry_key("class6/2.jpg")
+    searched = client.post("/api/search", **upload(keys=f'["{key}"]', refine=method))
+    similar = client.get(f"/api/entries/{key}/similar", params={"refine": method})
+    hits = index.search(entry_vectors(index.store, [key]), 60, refine=method, exclude=[key])
+    plain = index.search(entry_vectors(index.store, [key]), 60, exclude=[key])
+    assert [hit.id for hit in hits] != [hit.id for hit in plain]
+    for answer in (searched, similar):
+        assert found(answer) == expected(hits)
+        assert answer.json()["refined"] is True
+        values = [each["refined"] for each in answer.json()["results"]]
+        assert values == pytest.approx([hit.refined for hit in hits], rel=1e-5)
+    second = client.get(f"/api/entries/{key}/similar?refine={method}&start=10&k=10")
+    assert found(second) == expected(hits[10:20])
+    refused = client.get(f"/api/entries/{key}/similar?refine=best")
+    assert refused.status_code in (400, 422)
+    assert "refine" in refused.json()["error"]
+
+
 def test_geometry_shows_which_example_matched(index, serve, photos):
     client = serve(index)
     path = photos / "class3" / "2.jpg"
@@ -221,6 +243,7 @@ def test_geometry_shows_which_example_matched(index, serve, photos):
         ({"k": "many"}, "k must be a number from 1 to 1000"),
         ({"expand": "perhaps"}, "expand must be true or false"),
         ({"rerank": "2"}, "rerank must be true or false"),
+        ({"refine": "true"}, "refine must be superglobal or diffusion, not 'true'"),
         ({"color": "red"}, "unknown field 'color'"),
         ({"photos": "text"}, "photos are files"),
     ],
@@ -1179,7 +1202,7 @@ def test_the_description_is_complete_and_from_here(server):
         "/metrics",
     }
     form = schema["paths"]["/api/search"]["post"]["requestBody"]["content"]["multipart/form-data"]
-    searched = {"photos", "boxes", "keys", "k", "start", "expand", "rerank", "where"}
+    searched = {"photos", "boxes", "keys", "k", "start", "expand", "refine", "rerank", "where"}
     assert set(form["schema"]["properties"]) == {*searched, "min_score", "min_probability"}
     page = server.get("/docs")
     for path in schema["paths"]:

@@ -1,19 +1,24 @@
 """`listwise evaluate`: evaluate a model on a benchmark."""
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.output import open_console, print_json, say, typed_command, warn_of_unreadable
 from listwise.progress import progress_bar, total_bar
+
+if TYPE_CHECKING:
+    from listwise.results import Evaluation
 
 EXAMPLES = """Examples:
   listwise evaluate runs/a/model roxford5k           # a data set by name
   listwise evaluate runs/a/model photos.csv --split test
   listwise evaluate runs/a/model photos --against runs/b/model
   listwise evaluate runs/a/model roxford5k --qe --report report.html
+  listwise evaluate runs/a/model roxford5k --refine superglobal --refine diffusion
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
 """
 
@@ -32,6 +37,10 @@ def evaluate(
     expand: Annotated[
         bool, options.flag("--qe", "Also evaluate with α query expansion (αQE).")
     ] = False,
+    refine: Annotated[
+        list[str] | None,
+        options.refine("Also evaluate with the first results re-ranked; repeat for several."),
+    ] = None,
     distractors: Annotated[
         Path | None,
         options.path("Descriptor file of photos to add to the database as negatives."),
@@ -59,6 +68,7 @@ def evaluate(
             opened,
             against=against,
             expand=expand,
+            refine=cast(Any, refine or ()),
             distractors=distractors,
             max_side=max_side,
             scales=options.parse_numbers(scales, "scales"),
@@ -68,11 +78,20 @@ def evaluate(
             on_progress=advance,
         )
     warn_of_unreadable(console, result.unreadable)
-    if json:
-        print_json({"benchmark": opened.name, "figures": result.rows})
-    else:
-        typer.echo(result.table())
+    _print(console, result, json)
     if report is not None:
         with total_bar(console, "writing the report") as update:
             result.report(report, command=typed_command(), on_progress=update)
         say(console, f"wrote the report to {report}", "bold")
+
+
+def _print(console: Console, result: "Evaluation", json: bool) -> None:
+    times = result.milliseconds
+    if json:
+        name = result.benchmark.name
+        print_json({"benchmark": name, "figures": result.rows, "milliseconds": times})
+        return
+    typer.echo(result.table())
+    if len(times) > 1:
+        each = ", ".join(f"{name} {time:.1f} ms" for name, time in times.items())
+        say(console, f"time per query to rank the database: {each}")

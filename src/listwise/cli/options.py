@@ -23,6 +23,7 @@ decimal = partial(option, "FLOAT")
 numbers = partial(option, "NUMBERS")
 box = partial(option, "X0,Y0,X1,Y1")
 entry = partial(option, "ID")
+refine = partial(option, "superglobal|diffusion")
 
 
 def flag(name: str, help: str) -> Any:

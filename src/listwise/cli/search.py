@@ -1,7 +1,5 @@
 """`listwise search`: find photos in an index."""
 
-from collections.abc import Sequence
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +10,7 @@ from rich.table import Table
 from listwise.cli import options
 from listwise.cli.output import open_console, print_json, say
 from listwise.errors import InputError
+from listwise.servers import search_by_server
 
 if TYPE_CHECKING:
     from listwise.search import Hit
@@ -20,12 +19,20 @@ EXAMPLES = """Examples:
   listwise search shop chair.jpg                      # the ten nearest photos
   listwise search shop room.jpg --box 120,80,400,380  # part of a photo
   listwise search shop a.jpg b.jpg --expand --rerank  # one query of two photos
+  listwise search shop chair.jpg --refine diffusion   # re-ranked by global descriptors
   listwise search shop --entry chairs/a.jpg -k 50 --json
   listwise search shop chair.jpg --where "price < 100 and color = 'red'"
   listwise search shop chair.jpg --sheet found.png
 """
-SHOWN = ("id", "score", "probability", "inliers", "attributes")
+SHOWN = ("id", "score", "refined", "probability", "inliers", "attributes")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def _picture(sheet: Path | None) -> Path | None:
+    """Refuse the name of a file that is not a picture."""
+    if sheet is not None and sheet.suffix.lower() not in PICTURES:
+        raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
+    return sheet
 
 
 def search(
@@ -46,6 +53,9 @@ def search(
     expand: Annotated[
         bool, options.flag("--expand", "Expand the query with its nearest photos (αQE).")
     ] = False,
+    refine: Annotated[
+        str | None, options.refine("Re-rank the first results by their global descriptors.")
+    ] = None,
     rerank: Annotated[
         bool, options.flag("--rerank", "Re-rank the first 100 results by spatial verification.")
     ] = False,
@@ -56,7 +66,8 @@ def search(
         options.decimal("Minimum probability that a result shows the same thing, from 0 to 1."),
     ] = None,
     sheet: Annotated[
-        Path | None, options.path("Write a picture of the results to this file (.png).")
+        Path | None,
+        options.path("Write a picture of the results to this file (.png).", callback=_picture),
     ] = None,
     model: options.IndexModel = None,
     device: options.Device = "auto",
@@ -67,21 +78,17 @@ def search(
     if not names and not entries:
         raise InputError("give a photo to search by, or --entry with the id of an entry")
     boxes = [options.parse_box(text) for text in box or []]
-    if sheet is not None and sheet.suffix.lower() not in PICTURES:
-        raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
     console = open_console(json)
-    how: dict[str, Any] = {"k": k, "expand": expand, "rerank": rerank, "where": where}
-    how |= {"min_score": min_score, "min_probability": min_probability}
+    how: dict[str, Any] = {"k": k, "expand": expand, "refine": refine, "rerank": rerank}
+    how |= {"where": where, "min_score": min_score, "min_probability": min_probability}
     results = None
     if not (entries or sheet or model) and device == "auto":
         with console.status("searching"):
-            results = _ask_server(index, names, boxes, how)
+            results = search_by_server(index, names, boxes, how)
     if results is None:
         place = {"uri": index, "model": model, "device": device}
         query = {"query": names, "like": entries, "box": boxes, **how}
-        hits = _search(console, place, query, sheet)
-        rows = [{name: getattr(hit, name) for name in SHOWN} for hit in hits]
-        results = [_as_json(hit) for hit in hits] if json else rows
+        results = list(map(_as_json if json else _as_row, _search(console, place, query, sheet)))
     if json:
         print_json({"index": index, "results": results})
         return
@@ -107,21 +114,8 @@ def _search(
     return hits
 
 
-def _ask_server(
-    index: str, photos: Sequence[str], boxes: Sequence[Any], how: dict[str, Any]
-) -> list[dict[str, Any]] | None:
-    """The results of a running server of the index; None if there is none or it cannot answer."""
-    from listwise.servers import find_server
-
-    server = find_server(index)
-    if server is None or how["where"] == "" or len(boxes) not in (0, len(photos)):
-        return None
-    fields = {name: str(value) for name, value in how.items() if value is not None}
-    answer = server.search(list(map(Path, photos)), fields | {"boxes": dumps(boxes or None)})
-    results: list[dict[str, Any]] | None = answer["results"] if answer else None
-    # Without the server there is no time limit, and all are verified.
-    unverified = results and any(hit["inliers"] is None for hit in results[:100])
-    return None if how["rerank"] and unverified else results
+def _as_row(hit: "Hit") -> dict[str, Any]:
+    return {name: getattr(hit, name) for name in SHOWN}
 
 
 def _as_json(hit: "Hit") -> dict[str, Any]:
@@ -131,8 +125,8 @@ def _as_json(hit: "Hit") -> dict[str, Any]:
 
 
 def _print(console: Console, results: list[dict[str, Any]]) -> None:
-    formats = {"score": ".3f", "probability": ".2f", "inliers": "d"}
-    known = [name for name in formats if any(hit[name] is not None for hit in results)]
+    formats = {"score": ".3f", "refined": ".3g", "probability": ".2f", "inliers": "d"}
+    known = [name for name in formats if any(hit.get(name) is not None for hit in results)]
     attributes = any(hit["attributes"] for hit in results)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", justify="right", style="dim")
@@ -142,7 +136,7 @@ def _print(console: Console, results: list[dict[str, Any]]) -> None:
     if attributes:
         table.add_column("", style="dim", overflow="fold")
     for rank, hit in enumerate(results, start=1):
-        row = ["" if hit[name] is None else format(hit[name], formats[name]) for name in known]
+        row = ["" if hit.get(name) is None else format(hit[name], formats[name]) for name in known]
         row.append(escape(hit["id"]))
         if attributes:
             row.append(escape(", ".join(f"{k} {v}" for k, v in hit["attributes"].items())))

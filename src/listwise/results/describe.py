@@ -12,8 +12,15 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import DescriptorFile, Model, Whitening
 from listwise.errors import InputError
-from listwise.evaluation import Results, evaluate_descriptors
-from listwise.search import alpha_query_expansion
+from listwise.evaluation import (
+    Results,
+    evaluate_descriptors,
+    evaluate_ranks,
+    judged_images,
+    rank_judged,
+)
+from listwise.search import alpha_query_expansion, refined_search
+from listwise.search.refinement import RefineMethod
 
 Descriptors = NDArray[np.float32]
 
@@ -45,31 +52,57 @@ class BenchmarkDescriptors:
         return replace(self, queries=queries, database=database)
 
     def evaluate(
-        self, *, expand: bool = False, distractors: DescriptorFile | None = None
+        self,
+        *,
+        expand: bool = False,
+        refine: RefineMethod | None = None,
+        distractors: DescriptorFile | None = None,
     ) -> Results:
         """Compute the metrics of each protocol of the benchmark.
 
         Args:
             expand: use α query expansion.
+            refine: re-rank the first images by their global descriptors: "superglobal" or
+                "diffusion".
             distractors: descriptors added to the database, all negatives; read in blocks.
         """
-        refuse_labels(self.benchmark, expand, distractors)
+        refuse_labels(self.benchmark, expand, refine, distractors)
         database: Database = self.database
         if distractors is not None:
             database = _WithDistractors(self.database, distractors)
         queries: NDArray[np.floating] = self.queries
         if expand:
             queries = alpha_query_expansion(queries, database)
-        return evaluate_descriptors(queries, database, self.benchmark.judged)
+        judged = self.benchmark.judged
+        if refine is None:
+            return evaluate_descriptors(queries, database, judged)
+        images = judged_images(judged)
+        _, short_lists = refined_search(queries, database, refine)
+        ranks = rank_judged(queries, database, images)
+        moved = [_moved(*each) for each in zip(ranks, images, short_lists, strict=True)]
+        return evaluate_ranks(moved, judged)
 
 
-def refuse_labels(benchmark: Benchmark, expand: bool, distractors: object) -> None:
+def refuse_labels(benchmark: Benchmark, expand: bool, refine: object, distractors: object) -> None:
     """Raise an error for options that are not defined for labelled sets."""
-    if benchmark.labelled and (expand or distractors is not None):
+    if benchmark.labelled and (expand or refine or distractors is not None):
         raise InputError(
-            f"{benchmark.name} is a labelled set: `expand` and `distractors` are for benchmarks "
-            "whose queries are judged photo by photo"
+            f"{benchmark.name} is a labelled set: `expand`, `refine` and `distractors` are for "
+            "benchmarks whose queries are judged photo by photo"
         )
+
+
+def _moved(
+    ranks: NDArray[np.int64], images: NDArray[np.int64], short_list: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Ranks of images after the first ones were put in the order of the short list."""
+    places = {int(image): rank for rank, image in enumerate(short_list)}
+    # Rounding can put an image at the end of the short list on either side of it.
+    found = [
+        places.get(int(image), max(int(rank), len(short_list)))
+        for image, rank in zip(images, ranks, strict=True)
+    ]
+    return np.array(found, np.int64)
 
 
 def describe_benchmark(

@@ -1,10 +1,12 @@
 """Evaluate a model on a benchmark, optionally against another model."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from listwise.data import LabelledImages, read_labelled
 from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognize
@@ -15,6 +17,7 @@ from listwise.evaluation import Results
 from listwise.progress import counting
 from listwise.results.describe import BenchmarkDescriptors, describe_benchmark, refuse_labels
 from listwise.results.table import figures_of, format_table
+from listwise.search.refinement import RefineMethod, find_refinement
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +27,15 @@ class Evaluation:
     Attributes:
         described: model name -> descriptors of the benchmark; the evaluated model is last.
         results: row of the table -> protocol -> result. Rows are the models and, with query
-            expansion, their names + αQE.
+            expansion and refinement, their names + αQE, + SuperGlobal and + diffusion.
         distractors: number of distractors that were added to the database.
+        milliseconds: row of the table -> time per query to rank the database.
     """
 
     described: Mapping[str, BenchmarkDescriptors]
     results: Mapping[str, Results]
     distractors: int = 0
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def benchmark(self) -> Benchmark:
@@ -110,6 +115,7 @@ def evaluate(
     *,
     against: Model | str | Path | None = None,
     expand: bool = False,
+    refine: RefineMethod | Sequence[RefineMethod] = (),
     distractors: DescriptorFile | str | Path | None = None,
     data: str | Path | None = None,
     split: str | None = None,
@@ -129,6 +135,8 @@ def evaluate(
             .parquet table), or the result of `open_benchmark` or `read_labelled`.
         against: another model to compare with.
         expand: also evaluate with α query expansion.
+        refine: also evaluate with the first images re-ranked by their global descriptors:
+            "superglobal", "diffusion", or a list of both.
         distractors: descriptors of further photos by the same model, all negatives.
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
@@ -148,8 +156,13 @@ def evaluate(
         0.87
         >>> result.report("report.html")                                # doctest: +SKIP
     """
+    methods = [refine] if isinstance(refine, str) else list(refine)
+    options: dict[str, dict[str, Any]] = {"": {}}
+    if expand:
+        options[" + αQE"] = {"expand": True}
+    options |= {f" + {find_refinement(each).label}": {"refine": each} for each in methods}
     opened = open_benchmark(benchmark, data, split)
-    refuse_labels(opened, expand, distractors)
+    refuse_labels(opened, expand, refine, distractors)
     if distractors is not None and against is not None:
         raise InputError("`distractors` belong to one model: leave out `against`")
     if isinstance(distractors, str | Path):
@@ -158,17 +171,19 @@ def evaluate(
     photos = opened.photo_count
     described: dict[str, BenchmarkDescriptors] = {}
     results: dict[str, Results] = {}
+    milliseconds: dict[str, float] = {}
     for name, source in _name_models(model, against).items():
         network = source if isinstance(source, Model) else load_model(source, device)
         if distractors is not None:
             distractors.require(network.fingerprint)
         with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
             described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
-        results[name] = described[name].evaluate(distractors=distractors)
-        if expand:
-            expanded = described[name].evaluate(expand=True, distractors=distractors)
-            results[f"{name} + αQE"] = expanded
-    return Evaluation(described, results, len(distractors) if distractors else 0)
+        for suffix, how in options.items():
+            started = time.perf_counter()
+            results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
+            seconds = time.perf_counter() - started
+            milliseconds[name + suffix] = 1000 * seconds / max(1, len(opened.judged))
+    return Evaluation(described, results, len(distractors) if distractors else 0, milliseconds)
 
 
 def open_benchmark(

@@ -1,4 +1,4 @@
-"""Search for the nearest descriptors: exact search, indexes of photos, and query expansion."""
+"""Search for the nearest descriptors: exact search, indexes of photos, expansion, refinement."""
 
 from listwise.search.checking import CheckResult
 from listwise.search.checksums import DamagedIndexError
@@ -11,6 +11,7 @@ from listwise.search.filters import Facet, Filter, parse_filter
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.opening import check_index, create_store, header_of, open_index, open_store
+from listwise.search.refinement import diffusion_scores, refined_search, superglobal_scores
 from listwise.search.store import IndexHeader, SearchIntent, Store
 
 __all__ = [
@@ -31,9 +32,12 @@ __all__ += ["SearchIntent", "Store", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index", "create_store"]
 __all__ += [
     "database_augmentation",
+    "diffusion_scores",
     "exact_search",
     "header_of",
     "open_index",
     "open_store",
     "parse_filter",
+    "refined_search",
+    "superglobal_scores",
 ]

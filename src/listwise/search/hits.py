@@ -1,4 +1,4 @@
-"""Search a store for several queries together, with query expansion if wanted."""
+"""Search a store for several queries together, with expansion and refinement if wanted."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from listwise.models.calibration import Calibration
 from listwise.search.entries import Entry, Float32, NoEntryError
 from listwise.search.expansion import alpha_query_expansion
 from listwise.search.filters import Filter
+from listwise.search.refinement import Refinement
 from listwise.search.store import Store
 
 
@@ -26,6 +27,8 @@ class Hit:
     Attributes:
         entry: the entry.
         score: the dot product of its descriptor and the query.
+        refined: the score that `refine` computed and the hits are sorted by; None if the hit was
+            not in the short list.
         inliers: after re-ranking, the number of matched points that agree on one geometry; None
             if the hit was not verified.
         matches: the matched points, float32 [m, 4]: x and y in the query photo, then x and y in
@@ -41,6 +44,7 @@ class Hit:
     matches: npt.NDArray[np.float32] | None = None
     photo: int | None = None
     probability: float | None = None
+    refined: float | None = None
 
     @property
     def id(self) -> str:
@@ -75,9 +79,11 @@ class Query:
         vectors: descriptors of the examples [n, C]; the search uses their mean.
         k: the maximum number of hits.
         expand: expand the query with its first neighbors (αQE).
-        exclude: keys of entries that are not returned.
-        where: a filter that the hits match; query expansion uses all entries.
+        exclude: keys of entries that are not returned, and that refinement does not use.
+        where: a filter that the hits match; query expansion uses all entries, refinement those
+            that match.
         min_score: the minimum score of a hit.
+        refine: re-rank the first hits by their global descriptors.
     """
 
     vectors: Float32
@@ -86,6 +92,16 @@ class Query:
     exclude: Collection[int] = ()
     where: Filter | None = None
     min_score: float = -np.inf
+    refine: Refinement | None = None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The key of an entry with its scores."""
+
+    key: int
+    score: float
+    refined: float | None = None
 
 
 def find_hits(
@@ -97,12 +113,19 @@ def find_hits(
     """
     found = _nearest(store, queries)
     entries = _entries(store, found)
-    if any(key not in entries for row in found for key, _ in row):
+    if any(each.key not in entries for row in found for each in row):
         # Another process removed some of them after the search: search again.
         store.refresh()
         found = _nearest(store, queries)
         entries = _entries(store, found)
-    hits = [[Hit(entries[key], score) for key, score in row if key in entries] for row in found]
+    hits = [
+        [
+            Hit(entries[each.key], each.score, refined=each.refined)
+            for each in row
+            if each.key in entries
+        ]
+        for row in found
+    ]
     if calibration is None:
         return hits
     return [
@@ -141,37 +164,56 @@ def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
     return store.vectors(np.array(keys, np.int64))
 
 
-def _nearest(store: Store, queries: Sequence[Query]) -> list[list[tuple[int, float]]]:
-    """Keys and scores of the nearest entries of each query."""
-    rows = np.stack([_mean(query.vectors) for query in queries])
-    expanded = [i for i, query in enumerate(queries) if query.expand]
-    if expanded and len(store):
-        rows[expanded] = _expanded(store, rows[expanded])
-    found: list[list[tuple[int, float]]] = [[] for _ in queries]
-    for where in dict.fromkeys(query.where for query in queries):
-        places = [i for i, query in enumerate(queries) if query.where == where]
-        most = max(queries[i].k + len(queries[i].exclude) for i in places)
-        scores, keys = store.search(rows[places], most, where)
-        for i, row, values in zip(places, keys, scores, strict=True):
-            found[i] = [
-                (int(key), float(score))
-                for key, score in zip(row, values, strict=True)
-                if key >= 0 and int(key) not in queries[i].exclude and score >= queries[i].min_score
-            ][: queries[i].k]
-    return found
-
-
-def _expanded(store: Store, rows: Float32) -> Float32:
+def _nearest(store: Store, queries: Sequence[Query]) -> list[list[_Found]]:
+    """The nearest entries of each query."""
     try:
-        return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
+        return _search(store, queries)
     except NoEntryError:
         # A neighbor was removed before its descriptor was read.
         store.refresh()
-        return alpha_query_expansion(rows, store).astype(np.float32, copy=False)
+        return _search(store, queries)
 
 
-def _entries(store: Store, found: list[list[tuple[int, float]]]) -> dict[int, Entry]:
-    return store.get(sorted({key for row in found for key, _ in row}))
+def _search(store: Store, queries: Sequence[Query]) -> list[list[_Found]]:
+    rows = np.stack([_mean(query.vectors) for query in queries])
+    expanded = [i for i, query in enumerate(queries) if query.expand]
+    if expanded and len(store):
+        rows[expanded] = alpha_query_expansion(rows[expanded], store)
+    found: list[list[_Found]] = [[] for _ in queries]
+    for where in dict.fromkeys(query.where for query in queries):
+        places = [i for i, query in enumerate(queries) if query.where == where]
+        most = max(_depth(queries[i]) for i in places)
+        scores, keys = store.search(rows[places], most, where)
+        for i, row, values in zip(places, keys, scores, strict=True):
+            query = queries[i]
+            near = [
+                _Found(int(key), float(score))
+                for key, score in zip(row, values, strict=True)
+                if key >= 0 and int(key) not in query.exclude
+            ]
+            if query.refine is not None:
+                near = _refined(store, query.refine, rows[i], near)
+            found[i] = [each for each in near if each.score >= query.min_score][: query.k]
+    return found
+
+
+def _depth(query: Query) -> int:
+    """The number of entries to search for."""
+    wanted = query.k if query.refine is None else max(query.k, query.refine.size)
+    return wanted + len(query.exclude)
+
+
+def _refined(store: Store, refine: Refinement, row: Float32, near: list[_Found]) -> list[_Found]:
+    """Re-rank the short list; the entries after it keep their order."""
+    short, rest = near[: refine.size], near[refine.size :]
+    vectors = store.vectors(np.array([each.key for each in short], np.int64))
+    scores = refine.score(row, vectors)
+    order = np.argsort(-scores, kind="stable")
+    return [replace(short[i], refined=float(scores[i])) for i in order] + rest
+
+
+def _entries(store: Store, found: list[list[_Found]]) -> dict[int, Entry]:
+    return store.get(sorted({each.key for row in found for each in row}))
 
 
 def _mean(vectors: Float32) -> Float32:

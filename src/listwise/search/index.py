@@ -33,6 +33,7 @@ from listwise.search.filling import (
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.hits import Hit, Query, find_hits, lowest_score
+from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ class Index:
         like: Names = (),
         box: Box | Sequence[Box | None] | None = None,
         expand: bool = False,
+        refine: RefineMethod | None = None,
         rerank: bool = False,
         exclude: Names = (),
         where: str | Filter | None = None,
@@ -213,6 +215,8 @@ class Index:
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
             expand: expand the query with its nearest neighbors (αQE).
+            refine: re-rank the first hits by their global descriptors: "superglobal" (the first
+                400) or "diffusion" (the first 1000).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
                 local features, their files must be readable.
             exclude: ids or keys of entries that are not returned.
@@ -225,6 +229,7 @@ class Index:
             At most k hits.
         """
         chosen = as_filter(where)
+        method = None if refine is None else find_refinement(refine)
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
         # After the model is loaded: its calibration may be newer than the stored one.
@@ -234,13 +239,13 @@ class Index:
             vectors = np.concatenate([vectors, known])
         left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
         if not rerank:
-            one = Query(vectors, k, expand, left_out, chosen, lowest)
+            one = Query(vectors, k, expand, left_out, chosen, lowest, method)
             return find_hits(self.store, [one], self.calibration)[0]
         if not photos and not examples:
             raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
         from listwise.local.rerank import TOP
 
-        many = Query(vectors, max(k, TOP), expand, left_out, chosen, lowest)
+        many = Query(vectors, max(k, TOP), expand, left_out, chosen, lowest, method)
         hits = find_hits(self.store, [many], self.calibration)[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
         return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]

@@ -22,6 +22,7 @@ from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filters import FilterError
 from listwise.search.hits import ThresholdError
 from listwise.search.index import Index
+from listwise.search.refinement import RefineMethod
 from listwise.serving.batching import Client, ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
 from listwise.serving.fields import (
@@ -148,11 +149,12 @@ def _add_search(app: FastAPI, service: Service) -> None:
         min_score: float | None = None,
         min_probability: Annotated[float | None, Query(ge=0, le=1)] = None,
         start: Annotated[int, Query(ge=0, le=most)] = 0,
+        refine: RefineMethod | None = None,
     ) -> Answer:
         """Search by an entry; the entry itself is not among the results."""
         chosen = filter_in(where)
-        minimums = min_score, min_probability
-        query = SearchRequest((), (), [_key(key)], k, expand, rerank, chosen, *minimums, start)
+        rest = chosen, min_score, min_probability, start, refine
+        query = SearchRequest((), (), [_key(key)], k, expand, rerank, *rest)
         return await service.search(query, _client(request))
 
 

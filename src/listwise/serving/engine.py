@@ -18,6 +18,7 @@ from listwise.search.entries import Float32
 from listwise.search.filters import Filter
 from listwise.search.hits import Hit, Query, entry_vectors, find_hits, lowest_score
 from listwise.search.index import Index
+from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.reranking import rerank_hits
 from listwise.search.store import Store
 from listwise.serving.batching import ClientGoneError
@@ -48,6 +49,7 @@ class SearchRequest:
     min_score: float | None = None
     min_probability: float | None = None
     start: int = 0
+    refine: RefineMethod | None = None
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -131,7 +133,8 @@ class Engine:
             k = request.start + request.k + 1  # one more shows whether there are more
             k = max(k, TOP) if request.rerank else k
             left_out = set(request.keys)
-            query = Query(rows, k, request.expand, left_out, request.where, lowest)
+            method = None if request.refine is None else find_refinement(request.refine)
+            query = Query(rows, k, request.expand, left_out, request.where, lowest, method)
             queries.append((place, query))
         if queries:
             found = find_hits(store, [query for _, query in queries], self.index.calibration)

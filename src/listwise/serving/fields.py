@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from listwise.data.images import Box
 from listwise.errors import InputError
 from listwise.search.filters import Filter, parse_filter
+from listwise.search.refinement import REFINEMENTS, RefineMethod
 from listwise.serving.engine import SearchRequest
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Form
@@ -55,6 +56,11 @@ FORM: dict[str, Any] = {
         "type": "boolean",
         "default": False,
         "description": "Expand the query with its first results (αQE).",
+    },
+    "refine": {
+        "type": "string",
+        "enum": list(REFINEMENTS),
+        "description": "Re-rank the first results by their global descriptors.",
     },
     "rerank": {
         "type": "boolean",
@@ -106,6 +112,7 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
         _number("min_score", fields.get("min_score", "")),
         _number("min_probability", fields.get("min_probability", "")),
         _start(fields.get("start", ""), limits),
+        _refine(fields.get("refine", "")),
     )
 
 
@@ -195,6 +202,12 @@ def _number(name: str, text: str) -> float | None:
         return float(text) if text else None
     except ValueError:
         raise BadRequestError(f"{name} must be a number, not {text[:60]!r}") from None
+
+
+def _refine(text: str) -> RefineMethod | None:
+    if text and text not in REFINEMENTS:
+        raise BadRequestError(f"refine must be {' or '.join(REFINEMENTS)}, not {text[:60]!r}")
+    return cast(RefineMethod, text) if text else None
 
 
 def _switch(name: str, text: str) -> bool:

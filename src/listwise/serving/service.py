@@ -119,7 +119,14 @@ class Service:
         end = request.start + request.k
         more = len(hits) > end and end < self.limits.results
         page = hits[request.start : end]
-        return Answer.of(page, time.monotonic() - started, request.expand, verified, more)
+        return Answer.of(
+            page,
+            time.monotonic() - started,
+            expanded=request.expand,
+            refined=request.refine is not None,
+            verified=verified,
+            more=more,
+        )
 
     async def _rerank(self, found: RerankRequest, client: Client) -> list[Hit]:
         """Re-rank hits; if the server is too slow for that, they stay as they are."""

@@ -109,10 +109,12 @@ class Facets(BaseModel):
 class Result(EntryView):
     """An entry that a search found.
 
-    `matches` are x and y in the example photo, and x and y in the photo of the entry.
+    `refined` is the score by which `refine` sorted the first results. `matches` are x and y in the
+    example photo, and x and y in the photo of the entry.
     """
 
     score: float
+    refined: float | None
     probability: float | None
     inliers: int | None
     photo: int | None
@@ -127,6 +129,7 @@ class Result(EntryView):
         return Result(
             **EntryView.of(hit.entry).model_dump(),
             score=round(hit.score, 6),
+            refined=None if hit.refined is None else float(f"{hit.refined:.6g}"),
             probability=None if hit.probability is None else round(hit.probability, 4),
             inliers=hit.inliers,
             photo=hit.photo,
@@ -143,6 +146,7 @@ class Answer(BaseModel):
 
     milliseconds: float
     expanded: bool
+    refined: bool
     reranked: bool
     verified: int
     more: bool
@@ -150,12 +154,19 @@ class Answer(BaseModel):
 
     @staticmethod
     def of(
-        hits: Sequence[Hit], seconds: float, expanded: bool, verified: int, more: bool
+        hits: Sequence[Hit],
+        seconds: float,
+        *,
+        expanded: bool,
+        refined: bool,
+        verified: int,
+        more: bool,
     ) -> "Answer":
         """The JSON of the results of a search."""
         return Answer(
             milliseconds=round(1000 * seconds, 2),
             expanded=expanded,
+            refined=refined,
             reranked=verified > 0,
             verified=verified,
             more=more,

@@ -90,7 +90,7 @@ export function add(files) {
  * @param {{file: Blob, name: string, box: number[]|null}[]} photos
  * @param {string[]} keys
  */
-export function search({ photos, keys, k, expand, rerank, where, start = 0 }, signal) {
+export function search({ photos, keys, k, expand, refine, rerank, where, start = 0 }, signal) {
   const body = new FormData();
   for (const { file, name } of photos) body.append("photos", file, name);
   body.append("boxes", JSON.stringify(photos.map(({ box }) => box)));
@@ -98,6 +98,7 @@ export function search({ photos, keys, k, expand, rerank, where, start = 0 }, si
   body.append("k", k);
   body.append("start", start);
   body.append("expand", expand);
+  if (refine) body.append("refine", "diffusion");
   body.append("rerank", rerank);
   if (where) body.append("where", where);
   return json("api/search", { method: "POST", body, signal });

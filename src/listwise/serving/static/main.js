@@ -25,7 +25,7 @@ let running = new AbortController();
 // A visit is a search and the scroll position in its results; the history has its name.
 const visits = new Map();
 const session = performance.timeOrigin;
-let here = { examples: [], chosen: 0, expand: false, rerank: false, filters: {}, answer: null };
+let here = { examples: [], chosen: 0, expand: false, refine: false, rerank: false, filters: {}, answer: null };
 
 const panel = new QueryPanel({
   onBox: (box) => {
@@ -69,8 +69,8 @@ function go(wanted, last = wanted.length - 1) {
   const { examples, problems } = limited(wanted, server.limits.photos);
   const chosen = Math.max(0, Math.min(last, examples.length - 1));
   remember();
-  const { expand, rerank, filters } = here;
-  arrive({ examples, chosen, expand, rerank, filters });
+  const { expand, refine, rerank, filters } = here;
+  arrive({ examples, chosen, expand, refine, rerank, filters });
   history.pushState({ visit: here.name }, "", toHash(here));
   keep(here);
   show();
@@ -110,7 +110,7 @@ async function returnTo(state) {
 
 async function readAddress(name) {
   const { hash } = location;
-  const { entries, own, expand, rerank, filters } = fromHash(hash);
+  const { entries, own, expand, refine, rerank, filters } = fromHash(hash);
   let examples = own ? await kept(name) : [];
   let problem =
     own && !examples.length && "Your own photos are kept in the tab that you chose them in: choose them again.";
@@ -122,7 +122,7 @@ async function readAddress(name) {
   }
   if (location.hash !== hash) return; // the user has opened another search meanwhile
   const view = hash === "#/duplicates" ? "duplicates" : "";
-  arrive({ examples, chosen: 0, expand, rerank, filters, view });
+  arrive({ examples, chosen: 0, expand, refine, rerank, filters, view });
   history.replaceState({ visit: here.name }, "", view ? hash : toHash(here));
   keep(here);
   show();
@@ -212,7 +212,7 @@ function showAnswer(answer = here.answer) {
 }
 
 function showSummary(answer = here.answer) {
-  const { results: found, milliseconds, expanded, reranked, verified } = answer;
+  const { results: found, milliseconds, expanded, refined, reranked, verified } = answer;
   const filtered = Object.keys(here.filters).length > 0;
   const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
   const seconds = milliseconds / 1000;
@@ -221,6 +221,7 @@ function showSummary(answer = here.answer) {
     found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
     found.length && filtered && "filtered",
     expanded && "query expanded",
+    refined && "re-ranked by neighbors",
     reranked && `re-ranked by matched points (${count(verified, "photo")} compared)`,
     found.length && answer.pending && "re-ranking …",
     found.length && here.rerank && !reranked && !answer.pending && "not re-ranked: the server was too busy",
@@ -364,7 +365,7 @@ async function searchWithRetries(query, signal) {
 }
 
 /** The query of a visit for the server, and its examples in the same order: photos, then entries. */
-async function toQuery({ examples, expand, rerank, filters }, signal) {
+async function toQuery({ examples, expand, refine, rerank, filters }, signal) {
   const photos = [];
   const byKey = [];
   for (const example of examples) {
@@ -373,7 +374,7 @@ async function toQuery({ examples, expand, rerank, filters }, signal) {
   }
   const k = Math.min(server.limits.results, PAGE);
   const where = toExpression(filters);
-  const query = { photos, keys: byKey.map(({ key }) => key), k, expand, rerank, where };
+  const query = { photos, keys: byKey.map(({ key }) => key), k, expand, refine, rerank, where };
   return { query, frames: [...photos, ...byKey] };
 }
 

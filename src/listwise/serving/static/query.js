@@ -17,7 +17,7 @@ export class QueryPanel {
     byId("unfold").addEventListener("click", () => this.unfold(byId("unfold").ariaExpanded !== "true"));
     byId("clear-box").addEventListener("click", () => this.editor.clear());
     byId("store").addEventListener("click", () => acts.onStore());
-    for (const name of ["expand", "rerank"]) {
+    for (const name of ["expand", "refine", "rerank"]) {
       byId(name).addEventListener("change", ({ target }) => acts.onSwitch(name, target.checked));
     }
     document.addEventListener("keydown", (event) => {
@@ -34,9 +34,10 @@ export class QueryPanel {
   }
 
   /** Show a search: its examples, the chosen one among them, and its switches. */
-  show({ examples, chosen, expand, rerank }, limits, canWrite) {
+  show({ examples, chosen, expand, refine, rerank }, limits, canWrite) {
     const example = examples[chosen];
     byId("expand").checked = expand;
+    byId("refine").checked = refine;
     byId("rerank").checked = rerank;
     this.showStage(example);
     this.showStrip(examples, chosen, limits);

@@ -1,0 +1,222 @@
+"""Re-ranking of the first results by their global descriptors: SuperGlobal and diffusion.
+
+Both methods compare the descriptors of the short list, which are the first results of a query,
+with each other. They need neither local features nor a stored graph, so entries that are added or
+removed count immediately.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from listwise.blocks import Database, Vectors, as_queries
+from listwise.errors import InputError
+from listwise.search.exact import ExactIndex
+from listwise.search.expansion import VectorIndex
+
+RefineMethod = Literal["superglobal", "diffusion"]
+
+_QUERIES = 32  # queries whose short lists are read together
+
+
+def superglobal_scores(
+    query: ArrayLike, short_list: ArrayLike, *, k: int = 9, beta: float = 0.15
+) -> NDArray[np.floating]:
+    """Score the short list of a query with refined descriptors, as SuperGlobal does.
+
+    Each descriptor becomes the weighted mean of itself, with weight 1, and its k nearest neighbors
+    in the short list, with weights β · similarity. The first score is its dot product with the
+    query, the second its dot product with the expanded query: the maximum, in each dimension, over
+    the k + 1 refined descriptors with the highest first score. The result is the mean of the two.
+    A neighbor with a similarity of 0 or less has no weight.
+
+    Reference: Shao et al., "Global Features are All You Need for Image Retrieval and Reranking",
+    ICCV 2023.
+
+    Args:
+        query: unit descriptor [C].
+        short_list: unit descriptors [n, C] of the first results.
+        k: the number of neighbors.
+        beta: the factor of the similarities.
+
+    Returns:
+        Scores [n]; higher is better.
+    """
+    vector, rows = _checked(query, short_list, k)
+    if not beta >= 0:
+        raise InputError(f"`beta` must be 0 or more, not {beta}")
+    if not len(rows):
+        return np.zeros(0, rows.dtype)
+    similarities, near = _neighbors(rows, k)
+    weights = np.where(near, beta * similarities.clip(0), 0)
+    np.fill_diagonal(weights, 1)
+    refined = weights @ rows / weights.sum(axis=1, keepdims=True)
+    first: Vectors = refined @ vector
+    expanded = refined[first >= _nth_largest(first, k + 1)].max(axis=0)
+    scores: Vectors = (first + refined @ expanded) / 2
+    return scores
+
+
+def diffusion_scores(
+    query: ArrayLike,
+    short_list: ArrayLike,
+    *,
+    k: int = 50,
+    query_k: int = 10,
+    alpha: float = 0.99,
+    gamma: float = 3.0,
+) -> NDArray[np.floating]:
+    """Score the short list of a query by diffusion on its graph of nearest neighbors.
+
+    Two descriptors are linked if each is among the k nearest neighbors of the other; the weight of
+    a link is similarity^γ. With S, the weights divided by the square roots of the degrees of both
+    ends, the scores f solve (I - αS) f = y exactly. y is similarity^γ for the nearest descriptors
+    of the query, and 0 for the others.
+
+    References: Iscen et al., "Efficient Diffusion on Region Manifolds", CVPR 2017; Yang et al.,
+    "Efficient Image Retrieval via Decoupling Diffusion into Online and Offline Processing",
+    AAAI 2019.
+
+    Args:
+        query: unit descriptor [C].
+        short_list: unit descriptors [n, C] of the first results.
+        k: the number of neighbors of a descriptor in the graph.
+        query_k: the number of neighbors of the query.
+        alpha: the share of a score that neighbors pass on, from 0 to less than 1.
+        gamma: the power of the similarities.
+
+    Returns:
+        Scores [n]; higher is better, and 0 for descriptors that no path connects with the query.
+    """
+    vector, rows = _checked(query, short_list, min(k, query_k))
+    if not 0 <= alpha < 1:
+        raise InputError(f"`alpha` must be from 0 to less than 1, not {alpha}")
+    if not gamma > 0:
+        raise InputError(f"`gamma` must be more than 0, not {gamma}")
+    if not len(rows):
+        return np.zeros(0)
+    similarities, near = _neighbors(rows, k)
+    links = near & near.T & (similarities > 0)
+    weights = np.zeros(similarities.shape)
+    weights[links] = similarities[links].astype(np.float64) ** gamma
+    degrees = weights.sum(axis=1)
+    # A descriptor without links passes nothing on, whatever its factor is.
+    factors = 1 / np.sqrt(np.where(degrees > 0, degrees, 1))
+    system = -alpha * factors[:, None] * weights * factors
+    np.fill_diagonal(system, 1)
+    own = (rows @ vector).astype(np.float64)
+    start = np.where(own >= _nth_largest(own, query_k), own.clip(0) ** gamma, 0)
+    scores: Vectors = np.linalg.solve(system, start)
+    return scores
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """A method of re-ranking by global descriptors.
+
+    Attributes:
+        label: its name in tables.
+        size: the number of results in the short list.
+        score: computes scores [n] from a query [C] and the short list [n, C].
+    """
+
+    label: str
+    size: int
+    score: Callable[[ArrayLike, ArrayLike], NDArray[np.floating]]
+
+
+REFINEMENTS = {
+    "superglobal": Refinement("SuperGlobal", 400, superglobal_scores),
+    "diffusion": Refinement("diffusion", 1000, diffusion_scores),
+}
+"""The methods by name, with the values of their papers."""
+
+
+def find_refinement(name: str) -> Refinement:
+    """Return the method with a name; an `InputError` for an unknown name."""
+    if name not in REFINEMENTS:
+        raise InputError(f"`refine` must be {' or '.join(REFINEMENTS)}, not {name!r}")
+    return REFINEMENTS[name]
+
+
+def refined_search(
+    queries: ArrayLike, database: Database | VectorIndex, method: RefineMethod
+) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+    """Find the first results of each query, and re-rank them by their global descriptors.
+
+    Args:
+        queries: unit descriptors [Q, C].
+        database: descriptors [N, C], blocks [n, C] that can be read several times, or an index.
+        method: "superglobal" (the first 400 results) or "diffusion" (the first 1000).
+
+    Returns:
+        Scores of the method and positions in the database, best first, both [Q, n]. A position
+        is -1, with the score -inf, if an index found fewer results.
+
+    Example:
+        >>> scores, positions = refined_search([[1.0, 0.0]], np.eye(2), "diffusion")
+        >>> positions
+        array([[0, 1]])
+    """
+    chosen = find_refinement(method)
+    vectors = as_queries(queries)
+    index = database if isinstance(database, VectorIndex) else ExactIndex(database)
+    _, positions = index.search(vectors, chosen.size)
+    positions = np.array(positions)
+    scores = np.full(positions.shape, -np.inf, vectors.dtype)
+    for start in range(0, len(vectors), _QUERIES):
+        part = positions[start : start + _QUERIES]
+        unique, inverse = np.unique(part[part >= 0], return_inverse=True)
+        if not len(unique):
+            continue
+        rows = index.vectors(unique)
+        ends = np.cumsum((part >= 0).sum(axis=1))
+        for number, places in enumerate(np.split(inverse, ends[:-1]), start):
+            found = positions[number] >= 0
+            values = chosen.score(vectors[number], rows[places])
+            # The sort is stable: equal scores stay in the order of the search.
+            order = np.argsort(-values, kind="stable")
+            positions[number, : len(order)] = positions[number][found][order]
+            positions[number, len(order) :] = -1
+            scores[number, : len(order)] = values[order]
+    return scores, positions
+
+
+def _checked(query: ArrayLike, short_list: ArrayLike, k: int) -> tuple[Vectors, Vectors]:
+    """The query [C] and the short list [n, C] with the same type."""
+    if k < 1:
+        raise InputError(f"the number of neighbors must be 1 or more, not {k}")
+    vector = as_queries(np.atleast_2d(np.asarray(query)))[0]
+    rows = np.asarray(short_list)
+    if rows.ndim != 2 or rows.shape[1] != len(vector):
+        raise InputError(
+            f"`short_list` must be [n, {len(vector)}] as the query has {len(vector)} dimensions, "
+            f"not {list(rows.shape)}"
+        )
+    return vector, rows.astype(vector.dtype, copy=False)
+
+
+def _neighbors(rows: Vectors, k: int) -> tuple[Vectors, NDArray[np.bool_]]:
+    """Similarities [n, n], and where a column is one of the k nearest neighbors of a row.
+
+    Equally near neighbors are all included, so that the result does not depend on the order of
+    the rows.
+    """
+    similarities: Vectors = rows @ rows.T
+    np.fill_diagonal(similarities, -np.inf)
+    if len(rows) <= k + 1:
+        near = ~np.eye(len(rows), dtype=bool)
+    else:
+        place = len(rows) - k
+        near = similarities >= np.partition(similarities, place, axis=1)[:, place, None]
+    np.fill_diagonal(similarities, 0)
+    return similarities, near
+
+
+def _nth_largest(values: Vectors, n: int) -> float:
+    """The n-th largest value, or the smallest if there are fewer."""
+    place = max(0, len(values) - n)
+    return float(np.partition(values, place)[place])
