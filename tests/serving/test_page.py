@@ -614,6 +614,12 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     page.get_by_label("Expand the query").uncheck()
     visitor.wait()
     assert visitor.found() == plain
+    page.get_by_label("Re-rank by neighbors").check()
+    visitor.wait()
+    assert visitor.found() == keys(asked(photo, refine="diffusion"))
+    assert "re-ranked by neighbors" in page.locator("#summary").inner_text()
+    page.get_by_label("Re-rank by neighbors").uncheck()
+    visitor.wait()
     page.get_by_label("Re-rank by geometry").check()
     visitor.wait()
     found = asked(photo, rerank=True)
