@@ -2,6 +2,7 @@ import pytest
 
 from listwise.benchmarks import extraction as benchmark
 from listwise.errors import InputError
+from listwise.models.embed import MIXED
 
 
 def test_both_ways_are_timed_and_agree():
@@ -19,10 +20,30 @@ def test_both_ways_are_timed_and_agree():
     assert (loop.method, product.method) == ("one at a time", "listwise extract")
     assert loop.photos == product.photos == 5
     assert loop.precision == product.precision == "float32"
-    assert product.times_the_loop == pytest.approx(product.per_second / loop.per_second)
+    assert loop.setting == product.setting == "96 × 64, test_resnet.r160_in1k"
+    assert product.speedup == pytest.approx(product.per_second / loop.per_second)
     assert product.cosine > 0.9999
 
 
 def test_no_photos():
     with pytest.raises(InputError, match="1 or more"):
         list(benchmark.run("cpu", photos=0))
+
+
+def test_batches_of_one_shape_and_of_mixed_shapes_agree(monkeypatch):
+    monkeypatch.setattr(benchmark, "PER_SHAPE", 2)
+    monkeypatch.setattr(benchmark, "SIDES", (64, 100))
+    rows = list(benchmark.run_shapes("cpu", 5, "test_resnet.r160_in1k", workers=0))
+    assert [row.method for row in rows] == [
+        "batches of one shape",
+        "batches of one shape, second pass",
+        "mixed batches",
+        "mixed batches, second pass",
+        "whole command",
+    ]
+    assert {row.photos for row in rows} == {10}
+    assert rows[0].speedup == 1
+    assert min(row.cosine for row in rows) > 0.9999
+    assert MIXED == {"cpu": False, "cuda": True}
+    with pytest.raises(InputError, match="1 or more"):
+        list(benchmark.run_shapes("cpu", shapes=0))

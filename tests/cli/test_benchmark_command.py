@@ -4,7 +4,9 @@ import pytest
 
 LOSS = "loss --sizes 32 --dim 4 --methods listwise --device cpu"
 STEP = "step --backbone test_resnet --size 64 --batch 32 --micro-batch 8 --device cpu"
-EXTRACTION = "extraction --photos 2 --backbone test_resnet --width 64 --height 48 --device cpu"
+EXTRACTION = (
+    "extraction --photos 2 --backbone test_resnet --width 64 --height 48 --shapes 0 --device cpu"
+)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from itertools import repeat
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from listwise.data import (
@@ -26,7 +28,7 @@ from listwise.data import (
     whole_image,
 )
 from listwise.data.photos import photo_digest
-from listwise.data.pipeline import batch_by_shape
+from listwise.data.pipeline import batch_by_canvas, batch_by_shape, canvas_side
 from listwise.descriptors import Model, extract
 from listwise.local.extract import HessianAffine, extract_features
 from listwise.models import RetrievalNet
@@ -223,3 +225,68 @@ def test_no_more_photos_wait_than_fit(monkeypatch):
     photos = [plain(5, 4), plain(4, 4), plain(5, 4), plain(4, 4), plain(5, 4), plain(9, 9)]
     batches = list(batch_by_shape(photos, lambda width, height: 1000))
     assert [batch.positions for batch in batches] == [[5], [0, 2, 4], [1, 3]]
+
+
+def filled(width, height, value):
+    pixels = torch.full((3, height, width), value, dtype=torch.uint8)
+    return DecodedPhoto(pixels, (width, height), (width, height))
+
+
+def test_photos_of_similar_shapes_share_canvases():
+    shapes = [(60, 40), (64, 33), (90, 40), (50, 64), (33, 64), (64, 64), (20, 20)]
+    photos = [filled(*shape, value=i + 1) for i, shape in enumerate(shapes)]
+    photos.insert(1, ImageError("a.jpg", "broken"))
+    batches = list(batch_by_canvas(photos, 3 * 64 * 64))
+    assert [batch.errors for batch in batches if batch.errors] == [{1: "a.jpg: broken"}]
+    laid = [batch for batch in batches if batch.photos]
+    # The canvas of 64 × 64 is full first. At the end, one photo joins the canvas of 64 × 96, whose
+    # capacity is two, and the smallest photo joins none: it would fill too little of it.
+    assert [batch.positions for batch in laid] == [[0, 2, 4], [3, 5], [6], [7]]
+    assert [tuple(batch.pixels.shape[2:]) for batch in laid] == [
+        (64, 64),
+        (64, 96),
+        (64, 64),
+        (32, 32),
+    ]
+    for batch in laid:
+        assert [(photo.size[1], photo.size[0]) for photo in batch.photos] == batch.sizes
+        for canvas, (height, width), position in zip(
+            batch.pixels, batch.sizes, batch.positions, strict=True
+        ):
+            number = position if position == 0 else position - 1
+            assert (canvas[:, :height, :width] == number + 1).all()
+            assert canvas.sum() == 3 * height * width * (number + 1)
+
+
+def test_photos_join_somewhat_larger_canvases_at_the_end():
+    photos = [plain(96, 64), plain(64, 64), plain(96, 96), plain(64, 96), plain(32, 32)]
+    batches = list(batch_by_canvas(photos, 3 * 96 * 96))
+    assert [batch.positions for batch in batches] == [[2, 0, 3], [1], [4]]
+
+
+def test_no_more_photos_of_similar_shapes_wait_than_fit(monkeypatch):
+    monkeypatch.setitem(pipeline.WAITING_CANVAS_PIXELS, "cpu", 4 * 64 * 64)
+    photos = [plain(64, 64), plain(128, 32), plain(60, 50), plain(128, 32), plain(61, 61)]
+    batches = batch_by_canvas(iter(photos), 2**30)
+    assert next(batches).positions == [0, 2, 4]
+    assert [batch.positions for batch in batches] == [[1, 3]]
+
+
+@given(sides=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), max_size=40))
+@settings(max_examples=30, deadline=None)
+def test_every_photo_is_in_one_batch_of_canvases_that_it_fits(sides):
+    batches = list(batch_by_canvas([plain(*shape) for shape in sides], 2**17))
+    found = sorted(position for batch in batches for position in batch.positions)
+    assert found == list(range(len(sides)))
+    for batch in batches:
+        count, _, height, width = batch.pixels.shape
+        assert count == 1 or count * height * width <= 2**17
+        sizes = [(sides[position][1], sides[position][0]) for position in batch.positions]
+        assert batch.sizes == sizes
+        assert all(high <= height and wide <= width for high, wide in sizes)
+
+
+@given(side=st.integers(1, 5000))
+def test_canvases_are_few_and_not_much_larger_than_photos(side):
+    assert side <= canvas_side(side) < side + 32 + side / 4
+    assert canvas_side(canvas_side(side)) == canvas_side(side)

@@ -12,7 +12,9 @@ from PIL import Image
 from listwise.data import Images, load_image, read_images, whole_image
 from listwise.descriptors import DescriptorFile, Model, Whitening, extract
 from listwise.errors import InputError
-from listwise.models import RetrievalNet
+from listwise.models import RetrievalNet, embed
+from listwise.models.embed import MIXED
+from listwise.models.mixed import MixedNet
 
 module = sys.modules["listwise.descriptors.extract"]
 
@@ -82,6 +84,52 @@ def test_settings_and_whitening_reach_the_descriptors(model, images, tmp_path):
     again = whitened.describe(images, **dict(file.settings), workers=0)
     np.testing.assert_allclose(again.descriptors, file.read(), rtol=0, atol=1e-5)
     assert again.kept == list(range(16))
+
+
+@pytest.fixture
+def mixed_batches(monkeypatch):
+    """Mixed batches on the CPU; returns the shapes and sizes of each batch."""
+    monkeypatch.setitem(MIXED, "cpu", True)
+    batches = []
+
+    class Spy(MixedNet):
+        def __call__(self, canvases, sizes):
+            batches.append((tuple(canvases.shape), list(sizes)))
+            return super().__call__(canvases, sizes)
+
+    monkeypatch.setattr(embed, "MixedNet", Spy)
+    return batches
+
+
+def test_photos_of_different_shapes_are_in_one_batch(model, images, tmp_path, mixed_batches):
+    fresh = Model(model.net)
+    notes = []
+    file = extract(fresh, images, tmp_path / "a.parquet", workers=0, on_note=notes.append)
+    np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
+    assert len({size for _, sizes in mixed_batches for size in sizes}) > 1
+    assert max(len(set(sizes)) for _, sizes in mixed_batches) > 1
+    assert notes == []
+
+
+def test_parts_do_not_depend_on_their_neighbors(model, images, tmp_path, mixed_batches):
+    whole = extract(Model(model.net), images, tmp_path / "a.parquet", workers=0)
+    second = extract(
+        Model(model.net), images.subset(range(5, 10)), tmp_path / "b.parquet", workers=0
+    )
+    np.testing.assert_array_equal(second.read(), whole.read()[5:10])  # to the last bit
+
+
+def test_a_network_for_one_shape_at_a_time_is_noted(images, tmp_path, mixed_batches):
+    torch.manual_seed(0)
+    model = Model(RetrievalNet("test_vit.r160_in1k", weights="random").eval())
+    notes = []
+    file = extract(model, images, tmp_path / "a.parquet", workers=0, on_note=notes.append)
+    assert notes == [
+        "this network can only take photos of one shape in a batch: photos of many shapes take "
+        "longer"
+    ]
+    assert mixed_batches == []
+    np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
 
 
 def test_workers_change_nothing(model, images, tmp_path):
@@ -183,7 +231,9 @@ import torch
 from pathlib import Path
 from listwise.data import read_images
 from listwise.descriptors import Model, extract
-from listwise.models import RetrievalNet
+from listwise.models import RetrievalNet, embed
+from listwise.models.embed import MIXED
+from listwise.models.mixed import MixedNet
 
 folder, photos = Path(sys.argv[1]), sys.argv[2]
 sys.modules["listwise.descriptors.extract"].PART["cpu"] = 5

@@ -1,7 +1,10 @@
-"""Benchmark extraction against a simple loop: photos per second, from files to descriptors."""
+"""Benchmark extraction: photos per second, from JPEG files to descriptors."""
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,28 +17,32 @@ from listwise.benchmarks.input import make_photos
 from listwise.benchmarks.measure import timed
 from listwise.benchmarks.table import columns_of
 from listwise.data import Images, load_image, whole_image
-from listwise.descriptors import extract, load_model
+from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
+from listwise.models.embed import MIXED
 
 LOOP_PHOTOS = 96  # maximum number of photos for the loop
 WARM_UP = 8  # photos before the timing of each method
+PER_SHAPE = 20  # photos of each shape, in a random order
+SIDES = 256, 501  # range of the sides of these photos
 
 
 @dataclass(frozen=True)
 class ExtractionMeasurement:
-    """The speed of one extraction method, and its agreement with the plain loop.
+    """The speed of one extraction method, and its agreement with the first method.
 
-    `times_the_loop` is its speed divided by the speed of the loop. `cosine` is the lowest cosine
-    similarity between its descriptor of a photo and the descriptor that the loop computes.
+    `speedup` is its speed divided by the speed of the first method for the same photos. `cosine`
+    is the lowest cosine similarity between its descriptor of a photo and that of the first method.
     """
 
+    setting: Annotated[str, "photos"]
     method: Annotated[str, "method"]
     precision: Annotated[str, "precision"]
-    photos: Annotated[int, "photos", "{:,}"]
-    seconds: float
+    photos: Annotated[int, "number", "{:,}"]
+    seconds: Annotated[float, "seconds", "{:.2f}"]
     per_second: Annotated[float, "photos/s", "{:,.1f}"]
-    times_the_loop: Annotated[float, "ratio", "{:.1f} ×"]
+    speedup: Annotated[float, "speedup", "{:.1f} ×"]
     cosine: Annotated[float, "least cosine", "{:.5f}"]
 
 
@@ -50,9 +57,10 @@ def run(
     height: int = 768,
     workers: int | None = None,
 ) -> Iterator[ExtractionMeasurement]:
-    """Measure a loop in float32 and `extract`, from JPEG files to descriptors."""
+    """Measure a loop in float32 and `extract`, on photos of one shape."""
     if photos < 1:
         raise InputError("`photos` must be 1 or more")
+    setting = f"{width} × {height}, {backbone}"
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
         folder = Path(scratch)
         paths = tuple(make_photos(folder / "photos", photos, width, height))
@@ -67,16 +75,100 @@ def run(
         seconds, expected = timed(lambda: one_at_a_time(net, looped))
         loop = len(looped) / seconds
         yield ExtractionMeasurement(
-            "one at a time", "float32", len(looped), seconds, loop, 1.0, 1.0
+            setting, "one at a time", "float32", len(looped), seconds, loop, 1.0, 1.0
         )
 
         extract(model, few, folder / "few.parquet", workers=workers)
         seconds, file = timed(
             lambda: extract(model, images, folder / "all.parquet", workers=workers)
         )
-        cosine = float((file.read()[: len(looped)] * expected).sum(axis=1).min())
+        cosine = _least_cosine(file.read()[: len(looped)], expected)
         name, precision, speed = "listwise extract", file.settings.precision, photos / seconds
-        yield ExtractionMeasurement(name, precision, photos, seconds, speed, speed / loop, cosine)
+        yield ExtractionMeasurement(
+            setting, name, precision, photos, seconds, speed, speed / loop, cosine
+        )
+
+
+def run_shapes(
+    device: str = "auto",
+    shapes: int = 300,
+    backbone: str = "resnet50",
+    workers: int | None = None,
+) -> Iterator[ExtractionMeasurement]:
+    """Measure `extract` on photos of many shapes, in batches of one shape and of mixed shapes.
+
+    The second pass does not include the time that a GPU takes to prepare new shapes. The whole
+    command includes the start of Python and loading the model.
+    """
+    if shapes < 1:
+        raise InputError("`shapes` must be 1 or more")
+    with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
+        folder = Path(scratch)
+        paths = _photos_of_shapes(folder / "photos", shapes)
+        images = Images(paths, paths, None)
+        few = images.subset(range(min(len(paths), WARM_UP)))
+        RetrievalNet(backbone, weights="random").save(folder / "model")
+        out = folder / "all.parquet"
+        first: tuple[float, NDArray[np.float32]] | None = None
+
+        def row(method: str, seconds: float) -> ExtractionMeasurement:
+            nonlocal first
+            file = DescriptorFile.open(out)
+            rows, speed = file.read(), len(paths) / seconds
+            first = first or (speed, rows)
+            setting = f"{shapes} shapes, {backbone}"
+            numbers = speed, speed / first[0], _least_cosine(rows, first[1])
+            return ExtractionMeasurement(
+                setting, method, file.settings.precision, len(paths), seconds, *numbers
+            )
+
+        for mixed, name in ((False, "batches of one shape"), (True, "mixed batches")):
+            model = load_model(folder / "model", device)
+            with _mixing(model, mixed):
+                extract(model, few, folder / "few.parquet", workers=workers)
+                for method in (name, f"{name}, second pass"):
+                    seconds, _ = timed(lambda: extract(model, images, out, workers=workers))  # noqa: B023
+                    yield row(method, seconds)
+        command = "extract", folder / "model", folder / "photos", out, "--device", device
+        program = sys.executable, "-m", "listwise", *map(str, command)
+        seconds, _ = timed(lambda: subprocess.run(program, check=True, capture_output=True))
+        yield row("whole command", seconds)
+
+
+@contextmanager
+def _mixing(model: Model, mixed: bool) -> Iterator[None]:
+    """Use mixed batches, or batches of one shape, whatever is the default for the device."""
+    kind = model.device.type
+    before = MIXED[kind]
+    MIXED[kind] = mixed
+    try:
+        yield
+    finally:
+        MIXED[kind] = before
+
+
+def _photos_of_shapes(folder: Path, shapes: int) -> tuple[str, ...]:
+    """Write photos of different shapes in a random order."""
+    generator = np.random.default_rng(0)
+    sides: dict[tuple[int, int], None] = {}
+    while len(sides) < shapes:
+        width, height = generator.integers(*SIDES, size=2)
+        sides[int(width), int(height)] = None
+    contents = []
+    for number, (width, height) in enumerate(sides):
+        (made,) = make_photos(folder / "made", 1, width, height, seed=number)
+        contents.append(Path(made).read_bytes())
+        Path(made).unlink()
+    (folder / "made").rmdir()
+    order = generator.permutation(np.repeat(np.arange(shapes), PER_SHAPE))
+    paths = [folder / f"{i:06d}.jpg" for i in range(len(order))]
+    for path, number in zip(paths, order, strict=True):
+        path.write_bytes(contents[number])
+    return tuple(str(path) for path in paths)
+
+
+def _least_cosine(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    return float((first * second).sum(axis=1).min())
 
 
 @torch.inference_mode()

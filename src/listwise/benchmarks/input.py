@@ -49,12 +49,12 @@ class InputMeasurement:
 COLUMNS = columns_of(InputMeasurement)
 
 
-def make_photos(folder: Path, count: int, width: int, height: int) -> list[str]:
+def make_photos(folder: Path, count: int, width: int, height: int, seed: int = 0) -> list[str]:
     """Write JPEG photos with realistic detail: about 300 kB per megapixel."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = []
-    for seed in range(min(count, DISTINCT)):
-        generator = np.random.default_rng(seed)
+    for number in range(min(count, DISTINCT)):
+        generator = np.random.default_rng(seed + number)
         # Detail at every scale, as in photographs, and sensor noise.
         pixels = generator.normal(0, 4.5, (height, width, 3))
         for cell in (2, 4, 8, 16, 32, 64, 128, 256):

@@ -61,4 +61,4 @@ def run(
     backbone = settings["extraction"]["backbone"]
     for found in extraction.run(device, **settings["extraction"]):
         what, rate = f"{found.method}, {found.precision}", f"{found.per_second:,.1f} photos/s"
-        yield SummaryLine("extraction", backbone, what, rate, f"{found.times_the_loop:.1f} ×")
+        yield SummaryLine("extraction", backbone, what, rate, f"{found.speedup:.1f} ×")

@@ -14,6 +14,7 @@ from listwise.descriptors.parts import Parts
 from listwise.descriptors.settings import Precision
 from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.errors import InputError
+from listwise.models.embed import MIXED
 
 # Photos per part. An interruption loses at most one part: seconds on a GPU, a minute on a CPU.
 PART = {"cpu": 64, "cuda": 8192}
@@ -50,7 +51,8 @@ def extract(
         strict: stop at the first photo that cannot be read.
         workers: processes that decode photos; chosen from the number of cores by default.
         on_progress: called with the number of photos just finished.
-        on_note: called with a sentence when earlier parts are used or discarded.
+        on_note: called with a sentence when earlier parts are used or discarded, or when the
+            network needs batches of photos of one shape on a GPU.
 
     Raises:
         InputError: no photo can be read, `out` cannot be written, or another process writes it.
@@ -61,6 +63,11 @@ def extract(
     parts = Parts(DescriptorFile, Path(out), images, size, how)
     with parts.locked():
         missing = parts.start(strict, on_progress, on_note)
+        if MIXED.get(model.device.type) and not model.mixes_shapes(settings):
+            on_note(
+                "this network can only take photos of one shape in a batch: photos of many shapes "
+                "take longer"
+            )
         described = model.describe_parts(
             [images.file(i) for part in missing for i in part.photos],
             [len(part.photos) for part in missing],

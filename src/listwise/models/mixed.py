@@ -84,8 +84,8 @@ class MixedNet:
 def mixes(net: RetrievalNet) -> bool:
     """Return whether `MixedNet` computes the same descriptors as the network, by a trial.
 
-    The trial runs a perturbed copy in float64 on the CPU: with the weights as they are, a layer
-    that is multiplied by zero could hide an error. Its result is remembered for each network.
+    The trial runs a copy in float64 on the CPU. It changes scales and weights of zero: they could
+    hide an error until training changes them. The result is remembered for each network.
     """
     if net not in _mixes:
         _mixes[net] = _trial(net)
@@ -103,7 +103,8 @@ def _trial(net: RetrievalNet) -> bool:
         ):
             twin = copy.deepcopy(net).cpu().double().eval()
             for parameter in twin.parameters():
-                perturb(parameter, generator)
+                if parameter.ndim < 2 or not parameter.any():  # may multiply others by zero
+                    perturb(parameter, generator)
             height, width = (max(sides) for sides in zip(*_TRIAL, strict=True))
             canvases = torch.zeros(len(_TRIAL), 3, height, width, dtype=torch.float64)
             alone = []

@@ -79,12 +79,22 @@ def extraction(
     backbone: Backbone = "resnet101",
     width: Annotated[int, options.integer("Width of the photos, in pixels.", min=32)] = 1024,
     height: Annotated[int, options.integer("Height of the photos, in pixels.", min=32)] = 768,
+    shapes: Annotated[
+        int,
+        options.integer(
+            "Shapes of further photos of 256 to 500 pixels, 20 of each, through resnet50; 0 for "
+            "none.",
+            min=0,
+        ),
+    ] = 300,
     device: options.Device = "auto",
     json: AsJsonLines = False,
 ) -> None:
-    """Measure extraction from JPEG files, and the same photo by photo in float32."""
+    """Measure extraction from JPEG files, of one shape and of many shapes."""
+    from itertools import chain
+
     from listwise.benchmarks import extraction as benchmark
 
-    title = f"Photos of {width} × {height} through {backbone}"
     rows = benchmark.run(device, photos, backbone, width, height)
-    show(title, benchmark.COLUMNS, rows, json)
+    many = benchmark.run_shapes(device, shapes) if shapes else ()
+    show("Extraction from JPEG files", benchmark.COLUMNS, chain(rows, many), json)

@@ -1,0 +1,226 @@
+"""Photos of different shapes in one batch have the descriptors that they have alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from listwise.machine import shared_cores
+from listwise.models import POOLINGS, RetrievalNet
+from listwise.models.embed import MIXED, PhotoNet
+from listwise.models.mixed import MixedNet, UnsupportedNetwork, mixes
+
+# Odd and even sides, photos that fill their canvas along one side, along both, and by little.
+SIZES = [(96, 128), (96, 75), (70, 128), (65, 99), (83, 66), (96, 128)]
+
+
+@pytest.fixture(autouse=True)
+def sleeping_threads():
+    with shared_cores():
+        yield
+
+
+def double(backbone, pooling="gem"):
+    torch.manual_seed(0)
+    weights = "random" if isinstance(backbone, str) else "auto"
+    net = RetrievalNet(backbone, pooling, weights=weights).double().eval()
+    with torch.no_grad():
+        for parameter in net.backbone.parameters():  # also those that start at zero
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return net
+
+
+def canvases(sizes, height=None, width=None):
+    """Photos of random pixels in larger canvases of random pixels, uint8."""
+    generator = torch.Generator().manual_seed(1)
+    height = height or max(high for high, _ in sizes)
+    width = width or max(wide for _, wide in sizes)
+    shape = len(sizes), 3, height, width
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+@torch.no_grad()
+def alone(net, photos, sizes):
+    return torch.cat(
+        [net(photo[None, :, :h, :w]) for photo, (h, w) in zip(photos, sizes, strict=True)]
+    )
+
+
+@torch.no_grad()
+def largest_difference(net, photos, sizes):
+    return float((MixedNet(net)(photos, sizes) - alone(net, photos, sizes)).abs().max())
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        "resnet18",
+        "resnet26d",  # means over windows that cross the border of odd photos
+        "efficientnet_lite0",
+        "tf_efficientnet_lite0",  # padding that depends on the size of the photo
+        "convnext_atto",  # windows without padding, which leave out the last row of odd photos
+        "mobilenetv2_050",
+        "mobilenetv3_small_050",  # means over whole photos (squeeze and excite)
+        "test_efficientnet.r160_in1k",
+    ],
+)
+def test_descriptors_are_those_of_one_photo_at_a_time(backbone):
+    net = double(backbone)
+    assert mixes(net)
+    assert largest_difference(net, canvases(SIZES), SIZES) < 1e-12
+    assert largest_difference(net, canvases(SIZES, 160, 131), SIZES) < 1e-12
+
+
+@pytest.mark.parametrize("pooling", sorted(POOLINGS))
+def test_every_pooling_covers_the_photo_alone(pooling):
+    net = double("test_resnet.r160_in1k", pooling)
+    assert mixes(net)
+    assert largest_difference(net, canvases(SIZES, 128, 160), SIZES) < 1e-12
+
+
+@pytest.fixture(scope="module", params=["test_resnet.r160_in1k", "test_convnext.r160_in1k"])
+def small(request):
+    return double(request.param)
+
+
+side = st.integers(33, 100)
+
+
+@settings(max_examples=12, deadline=None)
+@given(sizes=st.lists(st.tuples(side, side), min_size=1, max_size=5), more=st.integers(0, 70))
+def test_any_shapes(small, sizes, more):
+    height, width = (max(sides) for sides in zip(*sizes, strict=True))
+    assert largest_difference(small, canvases(sizes, height + more, width), sizes) < 1e-12
+
+
+class Padded(nn.Module):
+    """A network with every supported option of poolings and convolutions."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), *layers)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.MaxPool2d(3, 2, 1),),  # of negative values too
+        (nn.MaxPool2d(3, 2, 1, ceil_mode=True),),
+        (nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(8, 8, 3, padding=1)),
+        (nn.MaxPool2d(3, 1, 1, dilation=2),),
+        (nn.AvgPool2d(3, 2, 1),),
+        (nn.AvgPool2d(3, 2, 1, count_include_pad=False),),
+        (nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),),
+        (nn.AvgPool2d(2, ceil_mode=True), nn.Conv2d(8, 8, 5, padding=2)),
+        (nn.AvgPool2d(3, 2),),
+        (nn.Conv2d(8, 8, (1, 5), padding=(0, 4), dilation=2, groups=4),),
+        (nn.Conv2d(8, 8, 4, padding="same"), nn.Conv2d(8, 8, 2, padding="valid")),
+        (nn.Conv2d(8, 8, 2, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=3)),
+    ],
+    ids=str,
+)
+def test_options_of_layers(layers):
+    net = double(Padded(*layers), "spoc")
+    assert mixes(net)
+    assert largest_difference(net, canvases(SIZES, 150, 140), SIZES) < 1e-12
+
+
+class Enlarging(nn.Module):
+    def forward(self, x):
+        return F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
+class Gated(nn.Module):
+    """Adds an operation that is not supported, times zero as long as it is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x + self.gate * x.norm(dim=(2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Enlarging(),
+        Gated(),
+        nn.InstanceNorm2d(8),
+        nn.ReflectionPad2d(1),
+        nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        nn.AdaptiveAvgPool2d(7),
+    ],
+    ids=str,
+)
+def test_other_networks_are_found_by_a_trial(layer):
+    assert not mixes(double(Padded(layer, nn.Conv2d(8, 8, 3, padding=1)), "spoc"))
+
+
+def test_a_network_that_cannot_be_copied_is_not_mixed():
+    class Single(nn.Conv2d):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("there can be only one")
+
+    torch.manual_seed(0)
+    assert not mixes(RetrievalNet(Padded(Single(8, 8, 3)), "spoc"))
+
+
+@pytest.mark.parametrize("backbone", ["test_vit.r160_in1k", "test_resnet.r160_in1k"])
+@torch.no_grad()
+def test_photos_of_any_shape_are_computed_one_way_or_the_other(backbone, monkeypatch):
+    # The position embedding of a vision transformer depends on the size of each photo.
+    monkeypatch.setitem(MIXED, "cpu", True)
+    net = double(backbone)
+    photo_net = PhotoNet(net, None)
+    assert photo_net.mixed is (backbone == "test_resnet.r160_in1k")
+    photos = canvases(SIZES)
+    found = photo_net(photos, SIZES)
+    assert (found - alone(net, photos, SIZES)).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_photos_smaller_than_a_kernel_are_computed_alone(monkeypatch):
+    monkeypatch.setitem(MIXED, "cpu", True)
+    net = double(Padded(nn.Conv2d(8, 8, 7)), "spoc")
+    sizes = [(13, 40), (30, 40)]  # 1 row and 9 rows remain
+    photos = canvases(sizes)
+    assert (PhotoNet(net, None)(photos, sizes) - alone(net, photos, sizes)).abs().max() < 1e-12
+    with pytest.raises(UnsupportedNetwork, match="smaller than a kernel"):
+        MixedNet(net)(photos, [(12, 40), (30, 40)])
+    with pytest.raises(RuntimeError, match=r"[Kk]ernel size"):
+        PhotoNet(net, None)(photos, [(12, 40), (30, 40)])
+
+
+@torch.no_grad()
+def test_half_precision_is_as_close_as_alone(monkeypatch):
+    monkeypatch.setitem(MIXED, "cpu", True)
+    torch.manual_seed(0)
+    net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    photos = canvases(SIZES)
+    half = PhotoNet(net, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = half(photos, SIZES)
+        expected = torch.cat(
+            [half(p[None, :, :h, :w], [(h, w)]) for p, (h, w) in zip(photos, SIZES, strict=True)]
+        )
+    assert (found * expected).sum(1).min() > 0.9999
+    assert (found * alone(net, photos, SIZES)).sum(1).min() > 0.999
+
+
+def test_weights_are_shared():
+    net = double("test_resnet.r160_in1k")
+    mixed = MixedNet(net)
+    photos = canvases(SIZES)
+    with torch.no_grad():
+        before = mixed(photos, SIZES)
+        next(net.backbone.parameters()).mul_(-1)
+        after = mixed(photos, SIZES)
+    assert (before - after).abs().max() > 1e-3
+    assert (after - alone(net, photos, SIZES)).abs().max() < 1e-12
