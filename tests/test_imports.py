@@ -21,6 +21,7 @@ ORDER = [
     "local",
     "search",
     "results",
+    "labeling",
     "studies",
     "serving",
     "benchmarks",

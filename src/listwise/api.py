@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from listwise.descriptors import Model
 from listwise.descriptors import load_model as load
+from listwise.labeling import Labels, label
 from listwise.results import Evaluation, evaluate
 from listwise.search import Added, Entry, Hit, Index, open_index
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from listwise.training import TrainPlan, TrainResult
     from listwise.training.run.view import TrainView
 
-__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Model", "Run"]
-__all__ += ["evaluate", "load", "open_index", "train"]
+__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Labels", "Model", "Run"]
+__all__ += ["evaluate", "label", "load", "open_index", "train"]
 
 
 @dataclass(frozen=True, eq=False)

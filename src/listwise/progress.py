@@ -83,3 +83,32 @@ def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None]
             bars.update(task, completed=done, total=total)
 
         yield report
+
+
+@contextmanager
+def stage_bars(console: "Console") -> Iterator[Callable[[str, int, int], None]]:
+    """Show one bar after the other; the yielded function sets stage, steps done and total."""
+    with make_bars(console) as bars:
+        task = bars.add_task("", total=None)
+        shown = ""
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal shown
+            if stage != shown:
+                bars.reset(task, description=stage, total=total)
+                shown = stage
+            bars.update(task, completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def stages_shown() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the bars of `stage_bars` on stderr, if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+
+    with stage_bars(Console(stderr=True)) as report:
+        yield report

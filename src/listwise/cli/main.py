@@ -18,6 +18,7 @@ from listwise.cli import (
     extract,
     import_model,
     index,
+    label,
     local,
     search,
     serve,
@@ -33,6 +34,7 @@ from listwise.machine import set_torch_environment
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 app.command(epilog=demo.EXAMPLES)(demo.demo)
+app.command(epilog=label.EXAMPLES)(label.label)
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=extract.EXAMPLES)(extract.extract)
 app.command(epilog=whiten.EXAMPLES)(whiten.whiten)

@@ -58,7 +58,7 @@ class Parts(Generic[F]):
         self.folder = out.with_name(f"{out.name}.partial")
         self._table = table
         self._suffix = table.kind.suffix
-        self._key = _key(f"{how} {size} {PARTS_VERSION}", images)
+        self._key = photos_key(f"{how} {size} {PARTS_VERSION}", images)
         self._parts = [
             Part(range(i, min(i + size, len(images))), self.folder / f"{i:09d}{self._suffix}")
             for i in range(0, len(images), size)
@@ -67,40 +67,12 @@ class Parts(Generic[F]):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from extracting into the same file, and refuse if one does."""
-        with self._lock():
+        with lock_folder(self.folder, f"another process is extracting into {self.out}"):
             try:
                 yield
             finally:
                 if not (self.folder / KEY_FILE).exists():
                     (self.folder / LOCK_FILE).unlink(missing_ok=True)
-
-    def _lock(self) -> IO[bytes]:
-        """Lock the folder until the file that is returned is closed, or the process ends."""
-        path = self.folder / LOCK_FILE
-        while True:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                file = path.open("ab")
-            except FileNotFoundError:
-                continue  # the process that had it has just removed the folder
-            except OSError as error:
-                reason = error.strerror or error
-                raise InputError(f"cannot write {self.folder}: {reason}") from error
-            try:
-                # Not flock: the processes that decode photos would inherit the lock.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                file.close()
-                raise InputError(
-                    f"another process is extracting into {self.out}: wait until it ends, or give "
-                    "another name"
-                ) from None
-            except OSError:
-                return file  # a file system without locks
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    return file
-            file.close()  # it was removed between opening and locking
 
     def start(
         self, strict: bool, on_progress: Callable[[int], object], on_note: Callable[[str], object]
@@ -166,7 +138,35 @@ class Parts(Generic[F]):
             file.unlink(missing_ok=True)
 
 
-def _key(how: str, images: Images) -> str:
+def lock_folder(folder: Path, busy: str) -> IO[bytes]:
+    """Create and lock a folder until the file that is returned is closed, or the process ends.
+
+    `busy` is the beginning of the error if another process has locked the folder.
+    """
+    path = folder / LOCK_FILE
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("ab")
+        except FileNotFoundError:
+            continue  # the process that had it has just removed the folder
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+        try:
+            # Not flock: the processes that decode photos would inherit the lock.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            raise InputError(f"{busy}: wait until it ends, or give another name") from None
+        except OSError:
+            return file  # a file system without locks
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # it was removed between opening and locking
+
+
+def photos_key(how: str, images: Images) -> str:
     """Return a hash of the photos and of how they are extracted; equal for equal parts."""
     digest = hashlib.sha256(how.encode())
     for index in range(len(images)):

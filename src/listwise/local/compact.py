@@ -34,7 +34,10 @@ _DECODED: Final = _LEVELS[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3]
 
 
 def compact_features(
-    photo: Image.Image, corner: tuple[int, int] = (0, 0), zoom: float = 1.0
+    photo: Image.Image,
+    corner: tuple[int, int] = (0, 0),
+    zoom: float = 1.0,
+    count: int = COUNT,
 ) -> bytes:
     """Extract and encode the strongest Hessian-affine features of a photo: at most 40,000 bytes.
 
@@ -42,8 +45,9 @@ def compact_features(
         photo: an upright photo, a reduced one, or a part of one.
         corner: left and top edge of the part in the whole photo.
         zoom: width of the photo divided by the width of the reduced one.
+        count: maximum number of features, at most `COUNT`.
     """
-    return encode_features(hessian_affine(photo, COUNT).scaled(zoom).moved(*corner))
+    return encode_features(hessian_affine(photo, count).scaled(zoom).moved(*corner))
 
 
 def encode_features(features: Features) -> bytes:
@@ -103,3 +107,8 @@ def verify_decoded(query: Features, decoded: Features) -> Verification:
     """Verify features of `decode_features` against the strongest exact features of a query."""
     strongest = query.descriptors[:COUNT]
     return verify(query, decoded, nearest_pairs(strongest, decoded.descriptors, _MAX_RATIO))
+
+
+def verify_compact(one: Features, two: Features) -> Verification:
+    """Verify the features of two photos that both come from `decode_features`."""
+    return verify(one, two, nearest_pairs(one.descriptors, two.descriptors, _MAX_RATIO))

@@ -113,6 +113,7 @@ function drawScene() {
 
 {
   const sample = make("span", { className: "points", textContent: "9 points" });
-  const meaning = "that match the query: click the number to see them";
-  document.querySelector(".legend.marks").append(make("li", {}, sample, meaning));
+  const legend = document.querySelector(".legend.marks");
+  const meaning = legend.dataset.points ?? "that match the query: click the number to see them";
+  legend.append(make("li", {}, sample, meaning));
 }

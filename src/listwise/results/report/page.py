@@ -236,6 +236,11 @@ def _data(
             [inliers, [round(1000 * part) for match in matches or () for part in match]]
             for inliers, matches in points
         ]
+    return json_for_html(content)
+
+
+def json_for_html(content: Any) -> str:
+    """Return content as JSON that is safe inside a script element of a page."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Only these characters could end the script element or start a comment.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -289,8 +294,8 @@ def _page(with_points: bool, **parts: str) -> str:
     if with_points:
         style, script = style + read("matches.css"), read("matches.js") + script
     page = Template(read("page.html")).substitute(
-        style_digest=_digest(style),
-        script_digest=_digest(script),
+        style_digest=source_digest(style),
+        script_digest=source_digest(script),
         version=__version__,
         style=style,
         lists=read("lists.html"),
@@ -301,5 +306,6 @@ def _page(with_points: bool, **parts: str) -> str:
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
-def _digest(text: str) -> str:
+def source_digest(text: str) -> str:
+    """Return the digest of a style or script that the security policy of a page allows."""
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

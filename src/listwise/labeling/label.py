@@ -1,0 +1,205 @@
+"""Find the labels of photos by matching them: `label`."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from listwise.data import Images, LabelledImages
+from listwise.data.catalog.dataset import labelled_of, photos_of
+from listwise.data.images import printable
+from listwise.data.workers import explain_lost_workers
+from listwise.descriptors import Model, load_model
+from listwise.descriptors.parts import lock_folder, photos_key
+from listwise.errors import InputError
+from listwise.files import write_text
+from listwise.labeling.match import match_photos
+from listwise.labeling.outputs import write_labels, write_table
+from listwise.labeling.page import write_page
+from listwise.labeling.result import Labels
+from listwise.labeling.select import choose_labels
+from listwise.labeling.settings import LabelSettings
+from listwise.labeling.workers import Workers
+from listwise.machine import Machine
+from listwise.models.backbone import choose_backbone
+from listwise.progress import stages_shown
+
+Progress = Callable[[str, int, int], object]
+"""A function of a stage, the number of steps done, and their total number."""
+
+_VERSION = 1  # raised when the files of an interrupted run can no longer be used
+_KEY = "listwise.key"
+
+
+@explain_lost_workers()
+def label(
+    photos: str | Path | Images,
+    out: str | Path,
+    *,
+    labels: bool | None = None,
+    model: Model | str | Path | None = None,
+    split: str | None = None,
+    keep_work: bool = False,
+    command: str = "",
+    workers: int | None = None,
+    device: str = "auto",
+    on_progress: Progress | None = None,
+    on_note: Callable[[str], object] = lambda note: None,
+    **settings: Any,
+) -> Labels:
+    """Clean the labels of photos, or find labels for photos without any, by local features.
+
+    With labels, the photos of each class are compared with each other, and the largest group of
+    photos that match is kept. Without labels, each photo is compared with those that have the
+    most similar descriptors, and every group becomes a class. An interrupted run resumes.
+
+    Args:
+        photos: a folder, a table or a list of photos, the name of a data set, or `Images`.
+        out: table of labels to write, `.csv`. A page (`.html`), a table with a row for every photo
+            (`.photos.csv`) and a summary (`.json`) are written next to it.
+        labels: whether to use the labels of the photos; by default if they have any.
+        model: model that chooses which photos are compared: a `Model`, its folder, or the name of
+            a timm backbone. Without labels, a pretrained backbone is used by default.
+        split: examine only the photos of this split; the others keep their labels.
+        keep_work: keep the local features and matches, so that the next run with other thresholds
+            takes seconds.
+        command: command to show on the page.
+        workers: number of processes; one per core by default, 0 uses this process.
+        device: device of the model: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        on_progress: called with a stage, the number of steps done and in total; by default a
+            terminal shows progress bars.
+        on_note: called with sentences for the user.
+        **settings: settings of `LabelSettings`: inliers, partners, min_photos, features,
+            all_groups, merge, seed.
+
+    Returns:
+        The labels, and what happened to each photo.
+
+    Examples:
+        >>> labels = listwise.label("photos", "labels.csv")     # doctest: +SKIP
+        >>> labels.summary()["kept"]                            # doctest: +SKIP
+        3681
+        >>> listwise.train("labels.csv")                        # doctest: +SKIP
+    """
+    chosen = _settings(settings)
+    out = _checked(Path(out))
+    images, others = _read(photos, labels, split, on_note)
+    shown = nullcontext(on_progress) if on_progress else stages_shown()
+    work = out.with_name(f"{out.name}.partial")
+    with lock_folder(work, f"another process is writing {out}"), shown as advance:
+        _prepare(work, images, chosen, on_note)
+        network = _load(model, device, isinstance(images, LabelledImages), on_note)
+        with Workers(workers) as processes:
+            matches = match_photos(images, work, chosen, network, processes, advance)
+        found = choose_labels(images, matches, chosen, out)
+        write_labels(found, others)
+        write_table(found)
+        write_page(found, matches, command, partial(advance, "writing the page"))
+        if not keep_work:
+            shutil.rmtree(work)
+    return found
+
+
+def _settings(given: dict[str, Any]) -> LabelSettings:
+    unknown = set(given) - set(LabelSettings.__dataclass_fields__)
+    if unknown:
+        known = ", ".join(LabelSettings.__dataclass_fields__)
+        raise InputError(f"unknown setting {min(unknown)!r}: the settings are {known}")
+    return LabelSettings(**given)
+
+
+def _checked(out: Path) -> Path:
+    if out.suffix.lower() != ".csv":
+        raise InputError(f"cannot write {out}: the name of `out` must end with .csv")
+    if printable(out) != str(out):
+        raise InputError(f"the path {printable(out)} is not UTF-8: give another name")
+    if not out.parent.is_dir():
+        raise InputError(f"cannot write {out}: the folder {out.parent} does not exist")
+    return out
+
+
+def _read(
+    source: str | Path | Images,
+    labels: bool | None,
+    split: str | None,
+    on_note: Callable[[str], object],
+) -> tuple[Images, LabelledImages | None]:
+    """Return the photos to examine, and those that keep their labels."""
+    images: Images
+    if isinstance(source, Images):
+        images = source
+    else:
+        images = photos_of(source) if labels is False else _with_labels(source, labels, on_note)
+    if labels is False and isinstance(images, LabelledImages):
+        images = Images(images.paths, images.ids, images.boxes)
+    if labels and not isinstance(images, LabelledImages):
+        raise InputError("the photos have no labels: give `labels=False`")
+    others = None
+    if split is not None:
+        if not isinstance(images, LabelledImages):
+            raise InputError("`split` needs labelled photos: leave it out")
+        chosen = images.of_split(split)
+        rest = [i for i, name in enumerate(images.splits or ()) if name != split]
+        images, others = chosen, images.subset(rest) if rest else None
+    if len(images) < 2:
+        raise InputError(f"{len(images)} photo cannot be matched: give two or more")
+    return images, others
+
+
+def _with_labels(
+    source: str | Path, labels: bool | None, on_note: Callable[[str], object]
+) -> Images:
+    """Read photos with their labels; without them if they have none and none are required."""
+    try:
+        found = labelled_of(source)
+    except InputError:
+        if labels:
+            raise
+        return photos_of(source)
+    if labels is None and Path(source).is_dir():
+        on_note(
+            f"the {len(found.class_names)} folders in {source} are used as labels; to group the "
+            "photos without them, give `labels=False`"
+        )
+    return found
+
+
+def _prepare(
+    work: Path, images: Images, settings: LabelSettings, on_note: Callable[[str], object]
+) -> None:
+    """Mark the folder of intermediate files with its photos, and empty it if it has others."""
+    plain = replace(images, attributes=None)
+    key = photos_key(f"label {_VERSION} {settings.features}", plain)
+    name = work / _KEY
+    if name.exists() and name.read_text(encoding="utf-8") != key:
+        on_note(f"{work} is from other photos or another number of features: discarding it")
+        for file in work.glob("*.*"):
+            if file.name.startswith(("features-", "descriptors-", "matches")):
+                file.unlink() if file.is_file() else shutil.rmtree(file)
+        name.unlink()
+    elif name.exists():
+        on_note(f"resuming with the features and matches in {work}")
+    if not name.exists():
+        if any(work.glob("*.bin")):
+            raise InputError(f"{work} contains other files: move them, or give another name")
+        write_text(name, key)
+
+
+def _load(
+    model: Model | str | Path | None,
+    device: str,
+    labelled: bool,
+    on_note: Callable[[str], object],
+) -> Model | None:
+    if isinstance(model, Model) or (model is None and labelled):
+        return model
+    if model is None:
+        model, reason = choose_backbone(Machine.detect(device))
+        on_note(
+            f"using the pretrained model {model} to find similar photos, because {reason}; choose "
+            "another with `model`"
+        )
+    return load_model(model, device)

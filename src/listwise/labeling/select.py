@@ -1,0 +1,187 @@
+"""Choose the label of each photo from the groups of photos that match."""
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from listwise.data import Images, LabelledImages
+from listwise.labeling.match import PhotoMatches, hubs
+from listwise.labeling.result import (
+    FEW_PHOTOS,
+    NO_MATCH,
+    SMALLER_GROUP,
+    UNREADABLE,
+    ClassMerge,
+    LabelledPhoto,
+    Labels,
+    PhotoGroup,
+)
+from listwise.labeling.settings import LabelSettings
+
+
+def choose_labels(
+    images: Images, matches: PhotoMatches, settings: LabelSettings, out: Path
+) -> Labels:
+    """Keep the largest group of each class, or all groups, and merge classes by choice."""
+    labelled = isinstance(images, LabelledImages)
+    groups = _groups(images, matches, settings)
+    merges = _merges(matches, groups, settings) if labelled else []
+    if settings.merge:
+        names = _merged_names(merges)
+        groups = [group._replace(label=names.get(group.label, group.label)) for group in groups]
+        merges = [merge._replace(merged=True) for merge in merges]
+    errors = matches.store.errors()
+    return Labels(
+        images=images,
+        photos=tuple(_photos(images, matches, groups, errors, settings)),
+        groups=tuple(groups),
+        merges=tuple(merges),
+        copies=matches.copies,
+        errors=errors,
+        settings=settings,
+        file=out,
+        compared=len(matches.record),
+        labelled=labelled,
+        splits=images.splits if isinstance(images, LabelledImages) else None,
+    )
+
+
+def _groups(images: Images, matches: PhotoMatches, settings: LabelSettings) -> list[PhotoGroup]:
+    """Number and name the groups of two or more photos, by class and size."""
+    by_class: dict[int, list[list[int]]] = {}
+    for photos in hubs(matches, settings).values():
+        by_class.setdefault(int(matches.labels[photos[0]]), []).append(photos)
+    labelled = isinstance(images, LabelledImages)
+    given = images.class_names if isinstance(images, LabelledImages) else ("",)
+    unused = _unused_names(set(given))
+    found = []
+    for kind in sorted(by_class):
+        ordered = sorted(by_class[kind], key=lambda photos: (-len(photos), min(photos)))
+        for number, photos in enumerate(ordered, 1):
+            large = len(photos) >= settings.min_photos
+            name = ""
+            if labelled and large and number == 1:
+                name = given[kind]
+            elif labelled and large and settings.all_groups:
+                name = unused(f"{given[kind]}/{number}")
+            elif not labelled and large:
+                name = unused(str(PurePosixPath(images.ids[photos[0]]).with_suffix("")))
+            found.append(PhotoGroup(given[kind], number, tuple(photos), name))
+    return found
+
+
+def _unused_names(used: set[str]) -> Callable[[str], str]:
+    """Return a function that adds a number to names that exist already."""
+
+    def name(wanted: str) -> str:
+        found, number = wanted, 2
+        while found in used:
+            found, number = f"{wanted}-{number}", number + 1
+        used.add(found)
+        return found
+
+    return name
+
+
+def _merges(
+    matches: PhotoMatches, groups: list[PhotoGroup], settings: LabelSettings
+) -> list[ClassMerge]:
+    """Return pairs of classes whose photos match, best first.
+
+    One strong match or two weaker ones are needed: a single weak match may be chance.
+    """
+    place = np.full(len(matches.labels), -1, np.int64)
+    for number, group in enumerate(groups):
+        if group.label:
+            place[list(group.photos)] = number
+    pairs, inliers = matches.record.links(settings.inliers)
+    between = (
+        (place[pairs[:, 0]] != place[pairs[:, 1]])
+        & (place[pairs].min(axis=1) >= 0)
+        & (matches.labels[pairs[:, 0]] != matches.labels[pairs[:, 1]])
+    )
+    found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for (one, two), count in zip(pairs[between].tolist(), inliers[between].tolist(), strict=True):
+        ends = sorted((one, two), key=lambda photo: (-len(groups[place[photo]].photos), photo))
+        key = int(place[ends[0]]), int(place[ends[1]])
+        if (key[1], key[0]) in found:
+            key, ends = (key[1], key[0]), ends[::-1]
+        found.setdefault(key, []).append((count, ends[0], ends[1]))
+    merges = []
+    for (first, second), links in found.items():
+        best = max(links, key=lambda link: (link[0], -link[1], -link[2]))
+        if best[0] >= settings.strong or len(links) > 1:
+            names = groups[first].label, groups[second].label
+            merges.append(ClassMerge(*names, best[1:], best[0], len(links), False))
+    return sorted(merges, key=lambda merge: (-merge.inliers, merge.one, merge.two))
+
+
+def _merged_names(merges: list[ClassMerge]) -> dict[str, str]:
+    """Return the new name of each class that is merged: the name of the first class."""
+    above: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while name in above:
+            name = above[name]
+        return name
+
+    for merge in merges:
+        one, two = root(merge.one), root(merge.two)
+        if one != two:
+            above[two] = one
+    return {name: root(name) for name in above}
+
+
+def _photos(
+    images: Images,
+    matches: PhotoMatches,
+    groups: list[PhotoGroup],
+    errors: dict[int, str],
+    settings: LabelSettings,
+) -> list[LabelledPhoto]:
+    group_of = {photo: group for group in groups for photo in group.photos}
+    original = {copy: numbers[0] for numbers in matches.copies for copy in numbers[1:]}
+    links, _ = matches.links(settings.inliers)
+    number = np.bincount(links.ravel(), minlength=len(images))
+    partner, most = _best_partners(matches)
+    found = []
+    for photo in range(len(images)):
+        group = group_of.get(photo)
+        given = ""
+        if isinstance(images, LabelledImages):
+            given = images.class_names[images.labels[photo]]
+        reason = ""
+        if photo in errors:
+            reason = UNREADABLE
+        elif group is None:
+            reason = NO_MATCH
+        elif not group.label:
+            few = len(group.photos) < settings.min_photos
+            reason = FEW_PHOTOS if few else SMALLER_GROUP
+        found.append(
+            LabelledPhoto(
+                given,
+                group.label if group else "",
+                reason,
+                group.number if group else 0,
+                int(number[photo]),
+                int(partner[photo]),
+                int(most[photo]),
+                original.get(photo, -1),
+            )
+        )
+    return found
+
+
+def _best_partners(matches: PhotoMatches) -> tuple[np.ndarray, np.ndarray]:
+    """Return the partner of each photo with most inliers, and their number: both [N]."""
+    pairs, inliers = matches.links(1)
+    partner = np.full(len(matches.labels), -1, np.int64)
+    most = np.zeros(len(matches.labels), np.int64)
+    order = np.argsort(inliers, kind="stable")  # the last one written to a place stays
+    for one, two in ((0, 1), (1, 0)):
+        rows = order[inliers[order] >= most[pairs[order, one]]]
+        partner[pairs[rows, one]] = pairs[rows, two]
+        most[pairs[rows, one]] = inliers[rows]
+    return partner, most

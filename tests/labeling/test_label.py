@@ -1,0 +1,312 @@
+"""Labels from geometry: what is kept, dropped, split, merged; resuming; the same result always."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import programs
+import pytest
+from label_examples import read_table, view, write_table
+from PIL import Image
+from sklearn.metrics import adjusted_rand_score
+
+import listwise
+from listwise.data import read_images, read_labelled
+from listwise.errors import InputError
+from listwise.labeling import LabelSettings, label
+from listwise.labeling.candidates import class_rounds, similar_looks
+from listwise.labeling.groups import Groups
+from listwise.labeling.matching import MatchRecord
+from listwise.labeling.store import FeatureStore, _look
+from listwise.labeling.workers import Workers
+
+
+@pytest.fixture(scope="module")
+def labels(mixed, tmp_path_factory):
+    """The result for the mixed photos, with the files of its work."""
+    out = tmp_path_factory.mktemp("labels") / "labels.csv"
+    return label(mixed, out, workers=0, keep_work=True)
+
+
+def short(table):
+    """File name -> label of a table."""
+    return {Path(row["path"]).name: row["label"] for row in read_table(table)}
+
+
+def again(labels, folder, source, **settings):
+    """A second run in another folder, with the features and matches of the first."""
+    folder.mkdir(exist_ok=True)
+    work = folder / "labels.csv.partial"
+    if not work.exists():
+        shutil.copytree(labels.file.with_name("labels.csv.partial"), work)
+    return label(source, folder / "labels.csv", workers=0, keep_work=True, **settings)
+
+
+def test_the_largest_group_of_each_class_is_kept(labels):
+    kept = short(labels.file)
+    expected = {f"0-{i}.jpg": "tower" for i in range(5)}
+    expected |= {f"1-{i}.jpg": "square" for i in range(5)}
+    expected |= {f"3-{i}.jpg": "east" if i < 3 else "west" for i in range(6)}
+    assert kept == expected
+    assert {row["split"] for row in read_table(labels.file)} == {"train", "val"}
+    images = read_labelled(labels.file)
+    assert images.class_names == ("east", "square", "tower", "west")
+    assert set(map(os.path.exists, images.paths)) == {True}
+    assert labels.classes.keys() == {"east", "square", "tower", "west"}
+
+
+def test_a_table_tells_what_happened_to_every_photo(labels, mixed):
+    rows = {Path(row["path"]).name: row for row in read_table(labels.table)}
+    assert len(rows) == len(read_table(mixed))
+    for name in ("4-0.jpg", "5-0.jpg", "4-1.jpg", "5-1.jpg"):
+        assert (rows[name]["status"], rows[name]["reason"]) == ("dropped", "no match")
+        assert rows[name]["label"] == ""
+        assert int(rows[name]["inliers"]) < 8
+    for i in range(3):
+        row = rows[f"2-{i}.jpg"]
+        assert (row["status"], row["reason"], row["group"]) == ("dropped", "smaller group", "2")
+        assert Path(row["partner"]).name[0] == "2"
+        assert int(row["inliers"]) >= 8
+    assert rows["broken.jpg"]["status"] == "dropped"
+    assert "broken.jpg" in rows["broken.jpg"]["reason"]
+    assert len(labels.errors) == 1
+    summary = json.loads(labels.file.with_suffix(".json").read_text(encoding="utf-8"))
+    assert (summary["kept"], summary["dropped"]) == (16, 8)
+    assert summary["reasons"] == {"no match": 4, "smaller group": 3, "unreadable": 1}
+    assert summary["settings"]["inliers"] == 8
+
+
+def test_classes_of_the_same_thing_are_reported_and_merged_by_choice(labels, mixed, tmp_path):
+    (found,) = labels.merges
+    assert {found.one, found.two} == {"east", "west"}
+    assert found.inliers >= 8
+    assert not found.merged
+    merged = again(labels, tmp_path, mixed, merge=True)
+    assert merged.merges[0].merged
+    kept = short(merged.file)
+    assert len({kept[f"3-{i}.jpg"] for i in range(6)}) == 1
+    assert {kept[f"0-{i}.jpg"] for i in range(5)} == {"tower"}
+
+
+def test_further_groups_become_classes_by_choice(labels, mixed, tmp_path):
+    found = again(labels, tmp_path, mixed, all_groups=True)
+    kept = short(found.file)
+    assert {kept[f"2-{i}.jpg"] for i in range(3)} == {"square/2"}
+    assert {kept[f"1-{i}.jpg"] for i in range(5)} == {"square"}
+    assert found.summary()["split"] == 1
+    found = again(labels, tmp_path, mixed, all_groups=True, min_photos=4)
+    assert set(short(found.file).values()) == {"square", "tower"}
+    assert {photo.reason for photo in found.photos} >= {"few photos"}
+
+
+def test_a_split_may_be_cleaned_alone(labels, mixed, tmp_path):
+    found = label(mixed, tmp_path / "labels.csv", workers=0, split="train")
+    kept = {(Path(row["path"]).name, row["label"], row["split"]) for row in read_table(found.file)}
+    untouched = {(Path(r["path"]).name, r["label"], "val") for r in read_table(mixed)[18:]}
+    assert len(untouched) == 6
+    assert untouched <= kept
+    assert ("4-0.jpg", "tower", "train") not in kept
+    assert not (tmp_path / "labels.csv.partial").exists()
+    assert len(found) == 18
+
+
+def test_a_folder_without_labels_is_grouped(things, labels, tmp_path):
+    torch = pytest.importorskip("torch")
+    from listwise.models import RetrievalNet
+
+    torch.manual_seed(0)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    found = listwise.label(
+        things, tmp_path / "labels.csv", model=tmp_path / "model", device="cpu", partners=35
+    )
+    names = [Path(path).name for path in found.images.paths]
+    now = [photo.label for photo in found.photos]
+    assert adjusted_rand_score([name[0] for name in names], now) == 1
+    assert len(found.classes) == 6
+    assert all(f"{photo.label}.jpg" in names for photo in found.photos)
+    assert found.merges == ()
+    assert not found.labelled
+
+
+def test_the_result_does_not_depend_on_the_number_of_workers(labels, mixed, tmp_path):
+    found = label(mixed, tmp_path / "labels.csv", workers=2, keep_work=True)
+    for name in ("labels.csv", "labels.photos.csv", "labels.json"):
+        assert (tmp_path / name).read_bytes() == labels.file.with_name(name).read_bytes()
+    assert found.compared == labels.compared
+
+
+def test_a_killed_run_resumes_with_the_same_result(labels, mixed, tmp_path):
+    work = tmp_path / "labels.csv.partial"
+    matches = work / "matches.bin"
+    arguments = ("label", mixed, "--out", tmp_path / "labels.csv", "--workers", "1")
+    process = programs.listwise(*arguments)
+    end = time.monotonic() + 120
+    while process.poll() is None and not (matches.exists() and matches.stat().st_size > 100):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    process.kill()
+    process.wait(60)
+    assert work.is_dir(), "the run ended before it was killed"
+    # As after a power loss: the last entry is incomplete.
+    matches.write_bytes(matches.read_bytes()[:-3])
+    process = programs.listwise(*arguments, "--json")
+    out, errors = process.communicate(300)
+    assert process.returncode == 0, errors
+    assert "resuming" in errors
+    assert json.loads(out)["kept"] == 16
+    for name in ("labels.csv", "labels.photos.csv"):
+        assert (tmp_path / name).read_bytes() == labels.file.with_name(name).read_bytes()
+    assert not work.exists()
+
+
+def test_other_photos_discard_the_work_and_other_thresholds_use_it(labels, mixed, tmp_path):
+    notes: list[str] = []
+    found = again(labels, tmp_path, mixed, inliers=30, on_note=notes.append)
+    assert "resuming" in notes[0]
+    assert found.summary()["kept"] <= labels.summary()["kept"]
+    rows = [(row["path"], row["label"]) for row in read_table(mixed)[:5]]
+    fewer = write_table(tmp_path / "fewer.csv", rows)
+    again(labels, tmp_path, fewer, on_note=notes.append)
+    assert "discarding" in notes[-1]
+    assert len(short(tmp_path / "labels.csv")) == 5
+
+
+def test_copies_are_found(tmp_path):
+    for number in range(3):
+        view(0, number).save(tmp_path / f"{number}.jpg", quality=92)
+    shutil.copy(tmp_path / "0.jpg", tmp_path / "copy.jpg")
+    with Image.open(tmp_path / "1.jpg") as photo:
+        photo.resize((240, 176)).save(tmp_path / "small.jpg", quality=60)
+    rows = [(f"{name}.jpg", "thing") for name in (0, 1, 2, "copy", "small")]
+    table = write_table(tmp_path / "photos.csv", rows)
+    found = label(table, tmp_path / "labels.csv", workers=0)
+    names = [sorted(found.images.ids[i] for i in numbers) for numbers in found.copies]
+    assert sorted(names) == [["0.jpg", "copy.jpg"], ["1.jpg", "small.jpg"]]
+    assert found.images.ids[found.photos[4].copy_of] == "1.jpg"
+
+
+def test_boxes_are_used_and_kept(things, tmp_path):
+    wide = Image.new("RGB", (900, 440))
+    wide.paste(view(0, 0), (10, 20))
+    wide.paste(view(1, 0), (500, 20))
+    wide.save(tmp_path / "wide.jpg", quality=95)
+    rows = [("wide.jpg", "a", "10,20,310,240"), (things / "0-1.jpg", "a", "")]
+    rows += [("wide.jpg", "b", "500,20,800,240"), (things / "0-2.jpg", "b", "")]
+    table = write_table(tmp_path / "photos.csv", rows, ("path", "label", "box"))
+    found = label(table, tmp_path / "labels.csv", workers=0)
+    assert [photo.label for photo in found.photos] == ["a", "a", "", ""]
+    assert read_table(found.file)[0]["box"] == "10,20,310,240"
+    assert read_table(found.file)[0]["path"] == "wide.jpg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inliers": 3}, "`inliers` must be 4 or more, not 3"),
+        ({"features": 5000}, "`features` must be 951 or less"),
+        ({"inlierz": 9}, "unknown setting 'inlierz'"),
+        ({"split": "nowhere"}, "no image has the split 'nowhere'"),
+    ],
+)
+def test_bad_settings_are_errors(mixed, tmp_path, arguments, message):
+    with pytest.raises(InputError, match=message):
+        label(mixed, tmp_path / "labels.csv", **arguments)
+
+
+def test_bad_places_are_errors(mixed, things, tmp_path):
+    with pytest.raises(InputError, match=r"must end with \.csv"):
+        label(mixed, tmp_path / "labels")
+    with pytest.raises(InputError, match="does not exist"):
+        label(mixed, tmp_path / "nowhere" / "labels.csv")
+    with pytest.raises(InputError, match="no such file"):
+        label(tmp_path / "none.csv", tmp_path / "labels.csv")
+    with pytest.raises(InputError, match="have no labels"):
+        label(read_images(things), tmp_path / "labels.csv", labels=True)
+    bad = write_table(tmp_path / "bad.csv", [("no.jpg", "a"), ("no2.jpg", "a")])
+    with pytest.raises(InputError, match="none of the 2 photos can be read"):
+        label(bad, tmp_path / "labels.csv", workers=0)
+
+
+def test_every_photo_gets_its_partners_and_no_pair_comes_twice():
+    labels = np.repeat([0, 1, 2], [5, 40, 1])
+    rounds = list(class_rounds(labels, np.arange(46), 10, seed=3))
+    pairs = np.concatenate(rounds)
+    assert len(rounds) == 5
+    assert (labels[pairs[:, 0]] == labels[pairs[:, 1]]).all()
+    assert len({tuple(sorted(pair)) for pair in pairs.tolist()}) == len(pairs)
+    partners = np.bincount(pairs.ravel(), minlength=46)
+    assert (partners[:5] == 4).all()  # all pairs of a small class
+    assert (partners[5:45] == 10).all()
+    other = np.concatenate(list(class_rounds(labels, np.arange(46), 10, seed=4)))
+    assert not np.array_equal(pairs, other)
+
+
+def test_a_single_weak_match_does_not_join_two_large_groups():
+    links = [(0, 1), (1, 2), (3, 4), (4, 5)]
+    inliers = [30] * 4
+
+    def count(*more):
+        pairs = np.array(links + [pair for pair, _ in more])
+        found = Groups(8, pairs, np.array(inliers + [number for _, number in more]), strong=16)
+        return len(set(found.roots().tolist())), found.doubtful.tolist()
+
+    assert count() == (4, [])
+    assert count(((2, 3), 9)) == (4, [[2, 3]])
+    assert count(((2, 3), 16)) == (3, [])
+    assert count(((2, 3), 9), ((0, 5), 8)) == (3, [])
+    assert count(((2, 6), 8)) == (3, [])  # a single photo is added
+    assert count(((6, 7), 8), ((7, 3), 8)) == (2, [])  # and so is a pair
+
+
+def test_looks_find_copies_among_many():
+    generator = np.random.default_rng(0)
+    looks = generator.integers(0, 2**63, 3000).astype(np.uint64)
+    looks[77] = looks[2900] ^ np.uint64(1 << 40 | 1 << 3)
+    pairs = {tuple(sorted(pair)) for pair in similar_looks(looks, np.arange(3000)).tolist()}
+    assert (77, 2900) in pairs
+    assert len(pairs) < 10
+    photo = view(3, 0)
+    small = photo.resize((150, 110))
+    assert bin(_look(photo) ^ _look(small)).count("1") <= 4
+
+
+def test_a_damaged_feature_file_is_computed_again(labels, mixed, tmp_path):
+    found = again(labels, tmp_path, mixed)
+    part = tmp_path / "labels.csv.partial" / "features-000000.bin"
+    content = bytearray(part.read_bytes())
+    content[60] ^= 255  # in the table of the file
+    part.write_bytes(content)
+    assert again(labels, tmp_path, mixed).photos == found.photos
+    content = bytearray(part.read_bytes())
+    content[-10] ^= 255  # in the features of the last photo
+    part.write_bytes(content)
+    (tmp_path / "labels.csv.partial" / "matches.bin").unlink()
+    with pytest.raises(InputError, match="is damaged: remove it"):
+        again(labels, tmp_path, mixed)
+
+
+def test_a_record_keeps_only_complete_entries(labels, tmp_path):
+    shutil.copytree(labels.file.with_name("labels.csv.partial"), tmp_path / "work")
+    store = FeatureStore(tmp_path / "work", len(labels))
+    record = MatchRecord(tmp_path / "record.bin")
+    pairs = np.array([[0, 1], [0, 2], [1, 2], [5, 6]])
+    with Workers(0) as workers:
+        record.compare(store, pairs, workers, lambda count: None)
+        expected = record.inliers(pairs)
+        assert (expected[:3] >= 8).all()
+        assert expected[3] < 8
+        file = tmp_path / "record.bin"
+        file.write_bytes(file.read_bytes() + b"\x05\0\0\0half")
+        read = MatchRecord(file)
+        assert np.array_equal(read.inliers(pairs), expected)
+        assert len(read.links(1)[0]) == 0  # nothing was asked for yet
+        read.compare(store, pairs, workers, lambda count: None)
+    assert len(read) == 4
+    assert len(read.links(8)[0]) == 3
+
+
+def test_settings_have_a_strong_threshold():
+    assert LabelSettings(inliers=9).strong == 18
