@@ -86,9 +86,9 @@ def compare(budget, on_device):
         return original(contents, device)
 
     kept = KeptPhotos(len(images), where, budget, on_device)
-    original, gpu_photos._decode_jpegs = gpu_photos._decode_jpegs, count
+    original, gpu_photos.decode_jpegs = gpu_photos.decode_jpegs, count
     made = batches(kept)
-    gpu_photos._decode_jpegs = original
+    gpu_photos.decode_jpegs = original
     once = len(decoded) == len(set(decoded))
     same = all(
         torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and a[2] == b[2]
