@@ -1,5 +1,6 @@
 """Benchmark decoding and augmentation of training crops, on one core and on all."""
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -143,20 +144,25 @@ def _crops_per_second(
     count: int,
     kept: KeptPhotos | None = None,
 ) -> float:
-    """Measure `count` batches of the trainer's data loading, after one that starts it."""
+    """Measure `count` batches of the trainer's data loading, after it has started.
+
+    If photos are kept, all of them are decoded before.
+    """
     labels = np.zeros(len(images), dtype=np.int64)
     labelled = LabelledImages(images.paths, images.ids, images.boxes, labels, ("all",), None)
     batch = max(16, 64 * workers)
+    first = 1 if kept is None else math.ceil(len(images) / batch)
     batches = load_batches(
         CropDataset(labelled, settings, seed=0),
         lambda update: np.arange(update * batch, (update + 1) * batch) % len(images),
-        range(1 + count),
+        range(first + count),
         workers,
         device=torch.device(device),
         kept=kept,
     )
     with closing(batches):
-        next(batches)
+        for _ in range(first):
+            next(batches)
         seconds, crops = timed(lambda: sum(len(found.images) for found in batches))
     return crops / seconds
 
