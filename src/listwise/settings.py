@@ -174,6 +174,13 @@ class TrainConfig(BaseModel):
         0, ge=0, description="Number of updates at the start during which the learning rate rises"
     )
     weight_decay: float = Field(1e-6, ge=0, description="Weight decay (L2 penalty)")
+    ema: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay per update of an exponential moving average of the weights, which is "
+        "validated too; the better weights are kept; 0 is off",
+    )
     seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of batches, crops and random weights")
     # validation
     validate_every: int = Field(10, ge=1, description="Number of updates between two validations")

@@ -185,8 +185,9 @@ def with_dropout(*arguments):
             "workers": 1 if os.environ.get("LISTWISE_SOAK") else 0,
         },
         {"loss": "contrastive", "contrastive": {"tuples": 3, "negatives": 2, "refresh": 15}},
+        {"ema": 0.5},
     ],
-    ids=["dropout", "batches that differ in size", "mined triplets", "mined tuples"],
+    ids=["dropout", "batches that differ in size", "mined triplets", "mined tuples", "average"],
 )
 def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, given):
     data = photos

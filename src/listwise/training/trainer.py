@@ -26,6 +26,7 @@ from listwise.models.embed import PhotoNet, embed_decoded
 from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
+from listwise.training.averaging import WeightAverage
 from listwise.training.distributed import failing_together, world
 from listwise.training.keeping import DecodedOnce, keep_photos
 from listwise.training.loading import load_batches
@@ -139,6 +140,7 @@ class Trainer:
             weight_decay=config.weight_decay,
             fused=self.device.type == "cuda",  # one kernel for all parameters
         )
+        self.average = WeightAverage(self.net, self.optimizer, config.ema) if config.ema else None
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
             self.progress = load_checkpoint(
@@ -348,6 +350,8 @@ class Trainer:
                 'lower `learning_rate`, or use `precision="float32"`'
             )
         self.optimizer.step()
+        if self.average:
+            self.average.update(self.progress.update)
         return loss
 
     def _upload(self, images: Tensor) -> Tensor:
@@ -369,6 +373,18 @@ class Trainer:
         return figures
 
     def _validate(self, record: Record | None) -> float:
+        """Validate the weights, and their average if there is one; return the better mAP."""
+        progress = self.progress
+        progress.validations_since_best += 1
+        value = self._validate_weights(record)
+        if self.average and progress.update:
+            with self.average.applied():
+                value = max(value, self._validate_weights(None))
+        best = progress.validations_since_best == 0
+        self.view.validation(ValidationReport(progress.update, value, best))
+        return value
+
+    def _validate_weights(self, record: Record | None) -> float:
         """Measure mAP on the validation classes; save the network if it is the best so far."""
         progress, images = self.progress, self.plan.validation
         value, done = 0.0, 0
@@ -403,15 +419,12 @@ class Trainer:
         value = self._broadcast(value)
         if progress.first_map is None:
             progress.first_map = value
-        best = progress.best_map is None or value > progress.best_map
-        progress.validations_since_best += 1
-        if best:
+        if progress.best_map is None or value > progress.best_map:
             progress.best_map, progress.best_update = value, progress.update
             progress.validations_since_best = 0
             if found_photos is not None:
                 self._save_model(value)
                 self._calibrate(*found_photos)
-        self.view.validation(ValidationReport(progress.update, value, best))
         return value
 
     def _evaluation_module(self) -> RetrievalNet | None:
