@@ -2,7 +2,7 @@
 
 Shows how a program adds and finds photos with the HTTP interface of `listwise serve`.
 
-    pip install '.[serve,imagenet]' httpx
+    pip install '.[serve,imagenet]'
     python examples/serve_and_query.py photos         # a folder of photos
     python examples/serve_and_query.py                # without photos: draws a few toy buildings
 
@@ -17,9 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
-
 import listwise
+from listwise.client import Client
 from listwise.data import list_images
 from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
 
@@ -61,22 +60,13 @@ def main() -> None:
     token = secrets.token_hex(16)
     server, address = start_server(options.out / "index", token)
     try:
-        with httpx.Client(base_url=address, timeout=30) as client:
-            print("entries:", client.get("/health").json()["entries"])
+        client = Client(address, token)
+        print("entries:", client.info()["entries"])
 
-            # Add the photo that is not in the index yet, then search for it.
-            content = Path(first).read_bytes()
-            added = client.post(
-                "/api/entries",
-                files={"photos": (Path(first).name, content)},
-                headers={"Authorization": f"Bearer {token}"},
-            )
-            added.raise_for_status()
-            answer = client.post(
-                "/api/search", files={"photos": (Path(first).name, content)}, data={"k": 3}
-            ).raise_for_status()
-            for hit in answer.json()["results"]:
-                print(f"  {hit['score']:.3f} {hit['id']}")
+        # Add the photo that is not in the index yet, then search for it.
+        client.add(first)
+        for hit in client.search(first, k=3)["results"]:
+            print(f"  {hit['score']:.3f} {hit['id']}")
     finally:
         server.terminate()
         server.wait(30)

@@ -41,6 +41,7 @@ COMMON = [
     "plugins",
     "settings",
     "progress",
+    "client",
     "servers",
 ]
 

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+from listwise.client.requests import Upload, send
 
 CONNECT_SECONDS = 2.0
 
@@ -61,25 +62,18 @@ class RunningServer:
                 return None
             if self._request("GET", "/api/info", CONNECT_SECONDS).get("instance") != self.instance:
                 return None
-            return self._request("POST", "/api/search", seconds, *_form(photos, fields))
+            return self._request("POST", "/api/search", seconds, Upload.of(fields, photos))
         except (OSError, ValueError, http.client.HTTPException):
             return None
 
     def _request(
-        self, method: str, path: str, seconds: float, body: bytes = b"", kind: str = ""
+        self, method: str, path: str, seconds: float, upload: Upload | None = None
     ) -> dict[str, Any]:
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, seconds)
-        try:
-            headers = {"Content-Type": kind, "Cache-Control": "no-cache"}
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
+        headers = {"Cache-Control": "no-cache"}
+        answer = send(method, self.url + path, headers=headers, upload=upload, seconds=seconds)
         if answer.status != 200:
             raise ValueError(f"status {answer.status}")
-        found: dict[str, Any] = json.loads(content)
+        found: dict[str, Any] = json.loads(answer.content)
         return found
 
 
@@ -181,17 +175,3 @@ def _long_side(photo: Path) -> int:
             return max(image.size)
     except (Image.DecompressionBombError, Warning):
         return sys.maxsize
-
-
-def _form(photos: Sequence[Path], fields: Mapping[str, str]) -> tuple[bytes, str]:
-    """A multipart form: its bytes and its content type."""
-    boundary = secrets.token_hex(16)
-    parts = []
-    for name, value in fields.items():
-        parts.append(f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode())
-    for number, photo in enumerate(photos):
-        head = f'Content-Disposition: form-data; name="photos"; filename="{number}"\r\n\r\n'
-        parts.append(head.encode() + photo.read_bytes())
-    mark = f"--{boundary}".encode()
-    body = b"".join(mark + b"\r\n" + part + b"\r\n" for part in parts) + mark + b"--\r\n"
-    return body, f"multipart/form-data; boundary={boundary}"

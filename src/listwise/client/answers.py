@@ -1,0 +1,136 @@
+"""Types of the responses of a server, written by `tools/client_types.py`."""
+
+from typing import TypedDict
+
+
+class AddedView(TypedDict):
+    """Keys of added photos and of known ones, and a message for each photo that failed."""
+
+    added: list[str]
+    unchanged: list[str]
+    errors: list[str]
+
+
+class Answer(TypedDict):
+    """Results of a search, best first; `more` if a later `start` returns others."""
+
+    milliseconds: float
+    expanded: bool
+    reranked: bool
+    verified: int
+    more: bool
+    results: list["Result"]
+
+
+class DuplicateView(TypedDict):
+    """Entries that show the same photo; the largest photo comes first."""
+
+    exact: bool
+    score: float
+    size: int
+    entries: list["EntryView"]
+
+
+class Duplicates(TypedDict):
+    """A page of groups of duplicates, and the total number of groups."""
+
+    groups: list["DuplicateView"]
+    total: int
+
+
+class EntryView(TypedDict):
+    """A photo of the index."""
+
+    key: str
+    id: str
+    width: int
+    height: int
+    box: list[float] | None
+    attributes: dict[str, str]
+
+
+class FacetValue(TypedDict):
+    """A value of an attribute, and the number of entries that have it."""
+
+    value: str
+    count: int
+
+
+class FacetView(TypedDict):
+    """An attribute with few distinct values, the most frequent first."""
+
+    name: str
+    values: list["FacetValue"]
+
+
+class Facets(TypedDict):
+    """Attributes that the entries can be filtered by."""
+
+    facets: list["FacetView"]
+
+
+class Failure(TypedDict):
+    """The reason of an error, in one line."""
+
+    error: str
+
+
+class Health(TypedDict):
+    """The state of the server."""
+
+    status: str
+    entries: int
+
+
+class Info(TypedDict):
+    """The index, and what a client may do."""
+
+    name: str
+    entries: int
+    dim: int
+    model: str
+    whitened: bool
+    calibrated: bool
+    engine: str
+    can_write: bool
+    token_needed: bool
+    instance: str
+    limits: "LimitsView"
+
+
+class LimitsView(TypedDict):
+    """Limits of a request."""
+
+    upload_bytes: int
+    pixels: int
+    photos: int
+    results: int
+
+
+class Page(TypedDict):
+    """A page of entries, and the total number of entries."""
+
+    entries: list["EntryView"]
+    total: int
+
+
+class Removed(TypedDict):
+    """The number of removed entries."""
+
+    removed: int
+
+
+class Result(TypedDict):
+    """An entry that a search found."""
+
+    key: str
+    id: str
+    width: int
+    height: int
+    box: list[float] | None
+    attributes: dict[str, str]
+    score: float
+    probability: float | None
+    inliers: int | None
+    photo: int | None
+    matches: list[list[float]] | None
