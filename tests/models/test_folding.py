@@ -223,14 +223,42 @@ def test_many_are_folded_at_once():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [4, 8])
-@pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0", "test_vit"])
+@pytest.mark.parametrize("backbone", ["tf_efficientnet_lite0", "test_vit"])
 def test_channels_of_zeros_beside_the_colors_change_nothing(backbone, channels, monkeypatch):
     monkeypatch.setattr(folding, "CHANNELS", channels)
     net, images = make_net(backbone), photos(3, 160 if backbone == "test_vit" else 64)
     folded_copy = compare(net, images, 1e-10)
+    check_first_convolution(folded_copy, images, 3, channels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [64, 61, 39])
+def test_a_strided_convolution_of_the_colors_becomes_one_of_blocks(side):
+    net, images = make_net("test_resnet"), photos(3, side)
+    check_first_convolution(compare(net, images, 1e-10), images, 12, 16)
+
+
+@pytest.mark.parametrize(
+    ("window", "padding"), [(7, 3), (3, 1), (3, 0), (2, 0), (5, 2), ((3, 6), (1, 2))]
+)
+@pytest.mark.parametrize("sides", [(20, 21), (17, 16)])
+def test_convolutions_of_blocks(window, padding, sides):
+    conv = nn.Conv2d(3, 5, window, 2, padding, dtype=torch.float64)
+    other = nn.Conv2d(3, 5, window, 2, padding, dtype=torch.float64)
+    other.load_state_dict(conv.state_dict())
+    blocks = folding._BlockInput(other)
+    images = torch.rand(2, 3, *sides, dtype=torch.float64)
+    weight = folding._blocks_of(conv.weight)
+    other.in_channels = 16
+    result = F.conv2d(blocks(other, (images,)), weight, conv.bias)
+    torch.testing.assert_close(result, conv(images))
+
+
+def check_first_convolution(folded_copy, images, used, channels):
+    """Check its channels, the last of which are zero, and its memory order."""
     convs = [m for m in folded_copy.module.modules() if isinstance(m, nn.Conv2d)]
     assert convs[0].in_channels == convs[0].weight.shape[1] == channels
-    assert convs[0].weight[:, 3:].eq(0).all()
+    assert convs[0].weight[:, used:].eq(0).all()
     assert convs[0].weight.is_contiguous(memory_format=torch.channels_last)
     seen = []
     convs[0].register_forward_hook(lambda module, inputs, output: seen.append(output))

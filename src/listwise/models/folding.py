@@ -29,6 +29,9 @@ from listwise.models.survey import CONVOLUTIONS, Fold, survey
 # result, and the fast kernels need rows of 16 bytes.
 COLORS = 3
 CHANNELS = 8
+# They are slow for its stride of 2, too: it becomes a convolution of blocks of 2 × 2 pixels.
+STRIDE = 2
+BLOCK_CHANNELS = 16
 # Two forward passes in float32 differ by less than this, even if convolutions round to TF32.
 _SAME = 0.02
 
@@ -150,11 +153,19 @@ class FoldedCopy:
             self._cast.append(parameter)
 
     def _widen(self, layer: nn.Module) -> None:
-        """Extend a convolution of RGB images to more channels, which are zero."""
+        """Extend a convolution of RGB images to more channels, which are blocks or zero."""
         if type(layer) not in CONVOLUTIONS:
             return
         assert isinstance(layer, nn.Conv2d)
-        if layer.in_channels == COLORS and layer.groups == 1:
+        if layer.in_channels != COLORS or layer.groups != 1:
+            return
+        if _is_strided(layer):
+            layer.register_forward_pre_hook(_BlockInput(layer))
+            layer.stride, layer.padding = (1, 1), (0, 0)
+            layer.in_channels = BLOCK_CHANNELS
+            layer.weight.data = _blocks_of(layer.weight.data)
+            layer.kernel_size = layer.weight.shape[2], layer.weight.shape[3]
+        else:
             layer.weight.data = _widened(layer.weight.data, CHANNELS)
             layer.in_channels = CHANNELS
             layer.register_forward_pre_hook(_widen_input)
@@ -171,10 +182,7 @@ class FoldedCopy:
         with torch.enable_grad():
             weights, biases = folded(self._pairs)
             values = zip(self._targets, [*weights, *biases, *self._cast], strict=True)
-            self._values = [
-                value if value.shape == target.shape else _widened(value, target.shape[1])
-                for target, value in values
-            ]
+            self._values = [_shaped_like(target, value) for target, value in values]
         with torch.no_grad():
             for group in self._groups:
                 fresh = [self._values[i] for i in group]
@@ -279,6 +287,57 @@ def _present(*parameters: Tensor | None) -> list[Tensor]:
 def _widened(maps: Tensor, channels: int) -> Tensor:
     """Add zeros along the second axis: [A, C, H, W] -> [A, channels, H, W]."""
     return F.pad(maps, (0, 0, 0, 0, 0, channels - maps.shape[1]))
+
+
+def _is_strided(conv: nn.Conv2d) -> bool:
+    """Whether a convolution has a stride of 2, and zeros as its padding."""
+    return (
+        type(conv) is nn.Conv2d
+        and conv.stride == (STRIDE, STRIDE)
+        and conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+    )
+
+
+def _blocks_of(weight: Tensor) -> Tensor:
+    """Return the weights of blocks of 2 × 2 pixels: [O, 3, h, w] -> [O, 16, ⌈h/2⌉, ⌈w/2⌉]."""
+    height, width = weight.shape[2:]
+    even = F.pad(weight, (0, width % STRIDE, 0, height % STRIDE))
+    return _widened(F.pixel_unshuffle(even, STRIDE), BLOCK_CHANNELS)
+
+
+def _shaped_like(target: Tensor, value: Tensor) -> Tensor:
+    """Return a value for a parameter of the copy; those of widened convolutions are reshaped."""
+    if value.shape == target.shape:
+        return value
+    if target.shape[1] == BLOCK_CHANNELS:
+        return _blocks_of(value)
+    return _widened(value, target.shape[1])
+
+
+class _BlockInput:
+    """A forward pre-hook that turns blocks of 2 × 2 pixels into channels.
+
+    Output o of a convolution with a stride of 2 reads the padded pixels 2 o, 2 o + 1, ... These are
+    the blocks o, o + 1, ..., so a convolution of the blocks has no stride.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        assert not isinstance(conv.padding, str)
+        self.window, self.padding = conv.kernel_size, conv.padding
+
+    def __call__(self, conv: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Pad images [B, 3, H, W] and return their blocks [B, 16, h, w]."""
+        assert isinstance(conv, nn.Conv2d)
+        images = inputs[0].to(conv.weight.dtype)
+        margins: list[int] = []
+        for side, window, padding in zip(images.shape[2:], self.window, self.padding, strict=True):
+            outputs = (side + 2 * padding - window) // STRIDE + 1
+            padded = STRIDE * (outputs + -(-window // STRIDE) - 1)
+            margins = [padding, padded - side - padding, *margins]
+        blocks = F.pixel_unshuffle(F.pad(images, margins), STRIDE)
+        return _widened(blocks, conv.in_channels).contiguous(memory_format=torch.channels_last)
 
 
 def _widen_input(conv: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from listwise.errors import InputError
 from listwise.models.folding import FoldedCopy, make_folded_copy
+from listwise.optional import has_triton
 
-# The compiler's own random numbers would differ between the two stages.
-COMPILER_OPTIONS: dict[str, Any] = {"fallback_random": True}
 # After so many copies in a row that were outdated by changes, the network itself is used.
 _OUTDATED_COPIES = 3
 
@@ -69,7 +68,8 @@ class Forward:
             images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
         images = self.ready(images)
         if self._compiled is None:
-            self._compiled = torch.compile(self.module, dynamic=False, options=COMPILER_OPTIONS)
+            options = compiler_options(self.device)
+            self._compiled = torch.compile(self.module, dynamic=False, options=options)
         with self._best_kernels():
             return self._run(self._compiled, images)[:count]
 
@@ -221,6 +221,21 @@ class Forward:
 
 def _float_dtypes(net: nn.Module) -> set[torch.dtype]:
     return {p.dtype for p in net.parameters() if p.is_floating_point()}
+
+
+def compiler_options(device: torch.device) -> dict[str, Any]:
+    """Return the options of torch.compile for a network on a device."""
+    # The compiler's own random numbers would differ between the two stages.
+    options: dict[str, Any] = {"fallback_random": True}
+    if (
+        device.type == "cuda"
+        and has_triton()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    ):
+        from listwise.models.fusion import ConvolutionFusion  # slow to import
+
+        options["post_grad_custom_pre_pass"] = ConvolutionFusion()
+    return options
 
 
 def upload_ahead(crops: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
