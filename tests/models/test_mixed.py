@@ -9,8 +9,9 @@ from torch import nn
 
 from listwise.machine import shared_cores
 from listwise.models import POOLINGS, RetrievalNet
+from listwise.models.areas import FUSED, OwnAreas, UnsupportedNetwork
 from listwise.models.embed import MIXED, PhotoNet
-from listwise.models.mixed import MixedNet, UnsupportedNetwork, mixes
+from listwise.models.mixed import MixedNet, mixes
 
 # Odd and even sides, photos that fill their canvas along one side, along both, and by little.
 SIZES = [(96, 128), (96, 75), (70, 128), (65, 99), (83, 66), (96, 128)]
@@ -128,6 +129,56 @@ def test_options_of_layers(layers):
     net = double(Padded(*layers), "spoc")
     assert mixes(net)
     assert largest_difference(net, canvases(SIZES, 150, 140), SIZES) < 1e-12
+
+
+class Residual(nn.Module):
+    """Sums and activations in every order, some of which can be part of a convolution."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x):
+        shortcut = self.second(x)
+        y = self.second(self.act(self.first(x)))
+        y += shortcut
+        y = self.act(y)
+        z = self.first(y)
+        both = z.relu() + z  # what is activated is used again
+        both += both
+        last = self.first(both)
+        last += last
+        last += y
+        last += both
+        return torch.cat([last, self.second(last)], dim=1)
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_bias_sum_and_activation_in_one_pass(inplace, monkeypatch):
+    layers = Residual(inplace), nn.Conv2d(16, 8, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)
+    net = double(Padded(*layers, Residual(inplace)), "spoc")
+    expected = alone(net, canvases(SIZES), SIZES)
+    monkeypatch.setitem(FUSED, "cpu", True)
+    finished = []
+    finish = OwnAreas._finish
+
+    def spy(self, unfinished, relu):
+        finished.append((unfinished.other is not None, relu))
+        return finish(self, unfinished, relu)
+
+    monkeypatch.setattr(OwnAreas, "_finish", spy)
+    with torch.no_grad():
+        found = MixedNet(net)(canvases(SIZES), SIZES)
+    assert (found - expected).abs().max() < 1e-12
+    fused = {(True, True), (False, True)} if inplace else {(False, True)}
+    assert fused <= set(finished)
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet.r160_in1k", "resnet26d"])
+def test_a_resnet_in_one_pass(backbone, monkeypatch):
+    monkeypatch.setitem(FUSED, "cpu", True)
+    assert largest_difference(double(backbone), canvases(SIZES), SIZES) < 1e-12
 
 
 class Enlarging(nn.Module):

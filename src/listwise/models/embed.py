@@ -12,8 +12,9 @@ from listwise.data import DecodedPhoto, Decoding, ImageError, Images, PhotoFile,
 from listwise.data.pipeline import PhotoBatch, batch_by_canvas, batch_by_shape
 from listwise.errors import InputError
 from listwise.machine import shared_cores
+from listwise.models.areas import UnsupportedNetwork
 from listwise.models.folding import make_folded_copy
-from listwise.models.mixed import MixedNet, UnsupportedNetwork, mixes
+from listwise.models.mixed import MixedNet, mixes
 from listwise.models.net import RetrievalNet
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
@@ -121,13 +122,12 @@ class PhotoNet:
 
         The photos lie in the upper left corners.
         """
-        canvas = tuple(images.shape[2:])
-        if self._mixed_net is not None and any(size != canvas for size in sizes):
+        if self._mixed_net is not None:
             try:
                 return self._mixed_net(images, sizes)
             except UnsupportedNetwork:  # for photos of these sizes, such as one pixel
                 pass
-        elif all(size == canvas for size in sizes):
+        if all(size == images.shape[2:] for size in sizes):
             alone: Tensor = self._net(images)
             return alone
         photos = zip(images, sizes, strict=True)

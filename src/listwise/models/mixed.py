@@ -6,26 +6,25 @@ mixes positions, such as a 3 × 3 convolution, would read values outside of the 
 photo alone has padding. `MixedNet` sets these values to what the padding is, before every such
 operation, and pools each feature map over the photo's own area.
 
-The operations are observed while the network runs, so its architecture need not be known. `mixes`
+`listwise.models.areas` observes the operations while the network runs, so its architecture need not
+be known. `mixes`
 tries a network on a few shapes: a network with an operation that is not supported gives other
-descriptors, or raises `UnsupportedNetwork`.
+descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 """
 
 import copy
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from listwise.machine import shared_cores
+from listwise.models.areas import OwnAreas
 from listwise.models.folding import perturb, sharing_copy
 from listwise.models.net import RetrievalNet
 
@@ -35,10 +34,6 @@ _TRIAL = ((97, 110), (128, 75), (66, 127))
 _SAME = 1e-7
 
 _mixes: "WeakKeyDictionary[RetrievalNet, bool]" = WeakKeyDictionary()
-
-
-class UnsupportedNetwork(Exception):
-    """The network contains an operation that mixed batches do not support."""
 
 
 class MixedNet:
@@ -62,7 +57,7 @@ class MixedNet:
         Raises:
             UnsupportedNetwork: an operation is not supported, or a photo is too small.
         """
-        areas = _OwnAreas(canvases, sizes)
+        areas = OwnAreas(canvases, sizes)
         with areas:
             features = self._net.features(canvases)
         own = areas.sizes(features)
@@ -119,239 +114,10 @@ def _trial(net: RetrievalNet) -> bool:
 
 
 def _keep_same_padding(conv: nn.Conv2d) -> None:
-    """Pass the padding of TensorFlow on to `_OwnAreas`: it depends on the size of each photo."""
+    """Pass the padding of TensorFlow on to `OwnAreas`: it depends on the size of each photo."""
 
     def forward(x: Tensor) -> Tensor:
         how: Any = conv.stride, "same", conv.dilation, conv.groups
         return F.conv2d(x, conv.weight, conv.bias, *how)
 
     conv.forward = forward  # type: ignore[method-assign,assignment]
-
-
-class _Area:
-    """The parts of canvases that photos cover: `sizes` [B, 2], heights and widths."""
-
-    def __init__(self, canvas: tuple[int, int], sizes: NDArray[np.int64], device: torch.device):
-        if (sizes < 1).any():
-            raise UnsupportedNetwork("a photo is smaller than a kernel")
-        self.canvas = canvas
-        self.sizes = sizes
-        self.full = bool((sizes == canvas).all())
-        self._device = device
-        self._outside: Tensor | None = None
-
-    def fill_outside(self, x: Tensor, value: float = 0.0) -> Tensor:
-        """Set all values outside of the photos, in place: x [B, C, H, W]."""
-        if self.full:
-            return x
-        if self._outside is None:
-            sizes = torch.from_numpy(self.sizes)
-            if self._device.type == "cuda":
-                sizes = sizes.pin_memory()
-            heights, widths = sizes.to(self._device, non_blocking=True).T[:, :, None]
-            rows, columns = (torch.arange(side, device=self._device) for side in self.canvas)
-            self._outside = ((rows >= heights)[:, :, None] | (columns >= widths)[:, None])[:, None]
-        return x.masked_fill_(self._outside, value)
-
-    def pixels(self, like: Tensor) -> Tensor:
-        """Return the numbers of pixels in the photos: [B, 1, 1, 1]."""
-        counts = torch.from_numpy(self.sizes.prod(axis=1))
-        return counts.to(like.device, torch.float64, non_blocking=True).view(-1, 1, 1, 1)
-
-
-Rule = Callable[[Any, int], Any]
-"""Maps the sides of inputs along an axis (0: height, 1: width) to the sides of outputs."""
-
-
-class _OwnAreas(TorchFunctionMode):
-    """Observes the operations of a network, and sets the values outside of the photos.
-
-    All feature maps of one height and width are covered by the photos in the same way; otherwise
-    `UnsupportedNetwork` is raised.
-    """
-
-    def __init__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> None:
-        super().__init__()
-        self._device = canvases.device
-        self._areas: dict[tuple[int, int], _Area] = {}
-        self._add(_shape(canvases), np.array(sizes, dtype=np.int64))
-        self._rules: dict[Any, Callable[..., Any]] = {
-            torch.conv2d: self._conv2d,
-            torch.max_pool2d: self._max_pool2d,
-            F.max_pool2d: self._max_pool2d,
-            F.avg_pool2d: self._avg_pool2d,
-            F.adaptive_avg_pool2d: self._adaptive_avg_pool2d,
-            torch.mean: self._mean,
-            Tensor.mean: self._mean,
-        }
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = self._rules.get(func)
-        if rule is not None and isinstance(args[0], Tensor) and args[0].ndim == 4:
-            return rule(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def sizes(self, features: Tensor) -> NDArray[np.int64]:
-        """Return heights and widths of the photos in feature maps [B, C, h, w]: [B, 2]."""
-        return self._area(features).sizes
-
-    def _area(self, x: Tensor) -> _Area:
-        area = self._areas.get(_shape(x))
-        if area is None or len(area.sizes) != len(x):
-            raise UnsupportedNetwork(f"unknown feature map {list(x.shape)}")
-        return area
-
-    def _add(self, canvas: tuple[int, int], sizes: NDArray[np.int64]) -> None:
-        known = self._areas.get(canvas)
-        if known is None:
-            self._areas[canvas] = _Area(canvas, sizes, self._device)
-        elif not np.array_equal(known.sizes, sizes):
-            raise UnsupportedNetwork(f"feature maps {list(canvas)} of different photos")
-
-    def _made(self, area: _Area, output: Tensor, rule: Rule) -> Tensor:
-        """Note how photos cover the output of an operation."""
-        self._add(_shape(output), np.stack([rule(area.sizes[:, i], i) for i in (0, 1)], axis=1))
-        return output
-
-    def _conv2d(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        if _shape(x) == (1, 1) not in self._areas:  # channels of a whole photo, no positions
-            return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-        area = self._area(x)
-        kernel, stride, dilation = _shape(weight), _pair(stride), _pair(dilation)
-        if kernel != (1, 1):
-            area.fill_outside(x)
-        if padding == "same":
-            x = _same_padded(x, area, kernel, stride, dilation)
-            output = F.conv2d(x, weight, bias, stride, 0, dilation, groups)
-            return self._made(area, output, lambda sides, i: -(-sides // stride[i]))
-        padding = _pair(0 if padding == "valid" else padding)
-        output = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-        return self._made(area, output, _strided(kernel, stride, padding, dilation))
-
-    def _max_pool2d(
-        self,
-        x: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> Tensor:
-        area = self._area(x)
-        if return_indices:
-            raise UnsupportedNetwork("positions of maxima")
-        kernel, stride = _pair(kernel_size), _pair(stride or kernel_size)
-        area.fill_outside(x, -math.inf)
-        output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
-        rule = _strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
-        return self._made(area, output, rule)
-
-    def _avg_pool2d(
-        self,
-        x: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Tensor:
-        area = self._area(x)
-        kernel, stride, padding = _pair(kernel_size), _pair(stride or kernel_size), _pair(padding)
-        padded = padding != (0, 0)
-        if divisor_override is not None or (ceil_mode and padded and count_include_pad):
-            raise UnsupportedNetwork("mean over windows that cross the border")
-        area.fill_outside(x)
-        output = F.avg_pool2d(x, kernel, stride, padding, ceil_mode)
-        if (ceil_mode or padded) and not (padded and count_include_pad):
-            # The mean is over the part of the window that lies in the photo.
-            inside = area.fill_outside(x.new_ones(len(x), 1, *area.canvas))
-            output = output / F.avg_pool2d(inside, kernel, stride, padding, ceil_mode)
-        return self._made(area, output, _strided(kernel, stride, padding, (1, 1), ceil_mode))
-
-    def _adaptive_avg_pool2d(self, x: Tensor, output_size: Any) -> Tensor:
-        if _pair(output_size) != (1, 1):
-            raise UnsupportedNetwork(f"adaptive pooling to {output_size}")
-        return self._mean(x, (2, 3), keepdim=True)
-
-    def _mean(self, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-        axes = {axis % 4 for axis in (dim if isinstance(dim, Sequence) else ())}
-        if axes != {2, 3}:
-            return torch.mean(x, dim, keepdim, dtype=dtype)
-        area = self._area(x)
-        if area.full:
-            return torch.mean(x, dim, keepdim, dtype=dtype)
-        total = area.fill_outside(x).sum((2, 3), keepdim=True, dtype=torch.float64)
-        mean = (total / area.pixels(x)).to(dtype or x.dtype)
-        return mean if keepdim else mean.flatten(1)
-
-
-def _strided(
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    ceil_mode: bool = False,
-) -> Rule:
-    """Return the rule for the output sides of a convolution or pooling."""
-
-    def rule(sides: Any, i: int) -> Any:
-        span = sides + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1
-        if not ceil_mode:
-            return span // stride[i] + 1
-        outputs = -(-span // stride[i]) + 1
-        # A window that would start behind the photo and its left padding is left out.
-        return outputs - ((outputs - 1) * stride[i] >= sides + padding[i])
-
-    return rule
-
-
-def _same_padded(
-    x: Tensor,
-    area: _Area,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Tensor:
-    """Pad photos as TensorFlow does: the padding before a photo depends on the photo's side."""
-    starts, lengths, before, after = [], [], [], []
-    for i in (0, 1):
-        reach = dilation[i] * (kernel[i] - 1) + 1
-        sides = area.sizes[:, i]
-        needed = (-(-sides // stride[i]) - 1) * stride[i] + reach
-        left = np.maximum(needed - sides, 0) // 2
-        lengths.append((-(-area.canvas[i] // stride[i]) - 1) * stride[i] + reach)
-        before.append(int(left.max()))
-        after.append(max(0, lengths[i] - area.canvas[i] - int(left.min())))
-        starts.append(before[i] - left)
-    x = F.pad(x, (before[1], after[1], before[0], after[0]))
-    corners = list(zip(*(start.tolist() for start in starts), strict=True))
-    height, width = lengths
-    if len(set(corners)) == 1:
-        ((top, left),) = set(corners)
-        return x[:, :, top : top + height, left : left + width]
-    return torch.cat(
-        [x[n : n + 1, :, t : t + height, s : s + width] for n, (t, s) in enumerate(corners)]
-    )
-
-
-def _shape(x: Tensor) -> tuple[int, int]:
-    height, width = x.shape[-2:]
-    return height, width
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, str):
-        raise UnsupportedNetwork(f"padding {value!r}")
-    first, second = (value, value) if isinstance(value, int) else tuple(value) * (3 - len(value))
-    return first, second

@@ -1,0 +1,371 @@
+"""Observe the operations of a network, and keep photos in one batch apart from each other.
+
+The photos of a batch lie in the upper left corners of canvases of one shape. An operation that
+mixes positions must see padding where a photo ends, not what the operations before it left there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from listwise.optional import has_triton
+
+# Where the bias, sum and ReLU after a convolution are computed in one pass.
+FUSED = {"cpu": False, "cuda": True}
+_HALF = (torch.bfloat16, torch.float16)
+_RELUS = (F.relu, torch.relu_, Tensor.relu_)
+_ADDS = (Tensor.add_, Tensor.__iadd__)
+
+
+class UnsupportedNetwork(Exception):
+    """The network contains an operation that mixed batches do not support."""
+
+
+class _Unfinished(NamedTuple):
+    """The output of a convolution, and what is still to be added to it."""
+
+    output: Tensor
+    bias: Tensor
+    other: Tensor | None = None
+
+
+class _Area:
+    """The parts of canvases that photos cover: `sizes` [B, 2], heights and widths."""
+
+    def __init__(self, canvas: tuple[int, int], sizes: NDArray[np.int64], device: torch.device):
+        if (sizes < 1).any():
+            raise UnsupportedNetwork("a photo is smaller than a kernel")
+        self.canvas = canvas
+        self.sizes = sizes
+        self.full = bool((sizes == canvas).all())
+        self._device = device
+        self._sizes: Tensor | None = None
+        self._outside: Tensor | None = None
+
+    @property
+    def device_sizes(self) -> Tensor | None:
+        """The sizes on the device, int32; None if all photos fill their canvas."""
+        if self._sizes is None and not self.full:
+            sizes = torch.from_numpy(self.sizes.astype(np.int32))
+            if self._device.type == "cuda":
+                sizes = sizes.pin_memory()  # a copy from other memory waits for the GPU
+            self._sizes = sizes.to(self._device, non_blocking=True)
+        return self._sizes
+
+    def fill_outside(self, x: Tensor, value: float = 0.0) -> Tensor:
+        """Set all values outside of the photos, in place: x [B, C, H, W]."""
+        sizes = self.device_sizes
+        if sizes is None:
+            return x
+        if self._outside is None:
+            heights, widths = sizes.T[:, :, None]
+            rows, columns = (torch.arange(side, device=self._device) for side in self.canvas)
+            self._outside = ((rows >= heights)[:, :, None] | (columns >= widths)[:, None])[:, None]
+        return x.masked_fill_(self._outside, value)
+
+    def pixels(self, like: Tensor) -> Tensor:
+        """Return the numbers of pixels in the photos: [B, 1, 1, 1]."""
+        counts = torch.from_numpy(self.sizes.prod(axis=1))
+        return counts.to(like.device, torch.float64, non_blocking=True).view(-1, 1, 1, 1)
+
+
+Rule = Callable[[Any, int], Any]
+"""Maps the sides of inputs along an axis (0: height, 1: width) to the sides of outputs."""
+
+
+class OwnAreas(TorchFunctionMode):
+    """Observes the operations of a network, and sets the values outside of the photos.
+
+    All feature maps of one height and width are covered by the photos in the same way; otherwise
+    `UnsupportedNetwork` is raised.
+
+    On a GPU, the bias of a convolution waits for the next operation: bias, sum, ReLU and zeros
+    outside of the photos then take one pass over the output instead of one each.
+
+    Args:
+        canvases: [B, 3, H, W].
+        sizes: heights and widths of the B photos.
+    """
+
+    def __init__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self._device = canvases.device
+        self._unfinished: _Unfinished | None = None
+        self._zero_outside: Tensor | None = None
+        self._areas: dict[tuple[int, int], _Area] = {}
+        self._add(_shape(canvases), np.array(sizes, dtype=np.int64))
+        self._rules: dict[Any, Callable[..., Any]] = {
+            torch.conv2d: self._conv2d,
+            torch.max_pool2d: self._max_pool2d,
+            F.max_pool2d: self._max_pool2d,
+            F.avg_pool2d: self._avg_pool2d,
+            F.adaptive_avg_pool2d: self._adaptive_avg_pool2d,
+            torch.mean: self._mean,
+            Tensor.mean: self._mean,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._unfinished is not None:
+            finished = self._continue(self._unfinished, func, args, kwargs or {})
+            if finished is not None:
+                return finished
+        zero_outside, self._zero_outside = self._zero_outside, None
+        rule = self._rules.get(func)
+        if rule is None or not args or not isinstance(args[0], Tensor) or args[0].ndim != 4:
+            return func(*args, **(kwargs or {}))
+        if args[0] is not zero_outside or func not in (torch.conv2d, F.max_pool2d):
+            return rule(*args, **(kwargs or {}))
+        return rule(*args, **(kwargs or {}), filled=True)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._unfinished is not None and error[0] is None:
+            self._finish(self._unfinished, relu=False)
+
+    def _continue(self, unfinished: _Unfinished, func: Any, args: Any, kwargs: Any) -> Any:
+        """Finish a convolution together with the next operation if that is a sum or a ReLU."""
+        if args and args[0] is unfinished.output:
+            if func in _RELUS and (func is not F.relu or kwargs.get("inplace")):
+                # Zeros are the same as padding for a maximum of values of at least 0.
+                self._zero_outside = self._finish(unfinished, relu=True)
+                return self._zero_outside
+            sums = func in _ADDS and len(args) == 2 and not kwargs and _alike(*args)
+            if sums and unfinished.other is None:
+                self._unfinished = unfinished._replace(other=args[1])
+                return unfinished.output
+        self._finish(unfinished, relu=False)
+        return None
+
+    def _finish(self, unfinished: _Unfinished, relu: bool) -> Tensor:
+        self._unfinished = None
+        output, bias, other = unfinished
+        area = self._area(output)
+        if output.is_cuda:
+            from listwise.models.epilogue import finish_convolution
+
+            return finish_convolution(output, bias, other, relu, area.device_sizes)
+        output += bias.view(-1, 1, 1)
+        if other is not None:
+            output += other
+        return area.fill_outside(output.relu_() if relu else output)
+
+    def sizes(self, features: Tensor) -> NDArray[np.int64]:
+        """Return heights and widths of the photos in feature maps [B, C, h, w]: [B, 2]."""
+        return self._area(features).sizes
+
+    def _area(self, x: Tensor) -> _Area:
+        area = self._areas.get(_shape(x))
+        if area is None or len(area.sizes) != len(x):
+            raise UnsupportedNetwork(f"unknown feature map {list(x.shape)}")
+        return area
+
+    def _add(self, canvas: tuple[int, int], sizes: NDArray[np.int64]) -> None:
+        known = self._areas.get(canvas)
+        if known is None:
+            self._areas[canvas] = _Area(canvas, sizes, self._device)
+        elif not np.array_equal(known.sizes, sizes):
+            raise UnsupportedNetwork(f"feature maps {list(canvas)} of different photos")
+
+    def _made(self, area: _Area, output: Tensor, rule: Rule) -> Tensor:
+        """Note how photos cover the output of an operation."""
+        self._add(_shape(output), np.stack([rule(area.sizes[:, i], i) for i in (0, 1)], axis=1))
+        return output
+
+    def _conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        filled: bool = False,
+    ) -> Tensor:
+        if _shape(x) == (1, 1) not in self._areas:  # channels of a whole photo, no positions
+            return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        area = self._area(x)
+        kernel, stride, dilation = _shape(weight), _pair(stride), _pair(dilation)
+        if kernel != (1, 1) and not filled:
+            area.fill_outside(x)
+        now = None if bias is not None and self._fuses(weight) else bias
+        if padding == "same":
+            x = _same_padded(x, area, kernel, stride, dilation)
+            output = F.conv2d(x, weight, now, stride, 0, dilation, groups)
+            self._made(area, output, lambda sides, i: -(-sides // stride[i]))
+        else:
+            padding = _pair(0 if padding == "valid" else padding)
+            output = _convolve(x, weight, now, stride, padding, dilation, groups)
+            self._made(area, output, _strided(kernel, stride, padding, dilation))
+        if bias is not None and now is None:
+            if output.is_cuda and not output.is_contiguous(memory_format=torch.channels_last):
+                return output.add_(bias.view(-1, 1, 1))
+            self._unfinished = _Unfinished(output, bias)
+        return output
+
+    def _fuses(self, weight: Tensor) -> bool:
+        """Return whether the bias of a convolution waits for the next operation."""
+        kind = self._device.type
+        return FUSED[kind] and (kind == "cpu" or (weight.dtype in _HALF and has_triton()))
+
+    def _max_pool2d(
+        self,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+        filled: bool = False,
+    ) -> Tensor:
+        area = self._area(x)
+        if return_indices:
+            raise UnsupportedNetwork("positions of maxima")
+        kernel, stride = _pair(kernel_size), _pair(stride or kernel_size)
+        if not filled:
+            area.fill_outside(x, -math.inf)
+        output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
+        rule = _strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
+        return self._made(area, output, rule)
+
+    def _avg_pool2d(
+        self,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:
+        area = self._area(x)
+        kernel, stride, padding = _pair(kernel_size), _pair(stride or kernel_size), _pair(padding)
+        padded = padding != (0, 0)
+        if divisor_override is not None or (ceil_mode and padded and count_include_pad):
+            raise UnsupportedNetwork("mean over windows that cross the border")
+        area.fill_outside(x)
+        output = F.avg_pool2d(x, kernel, stride, padding, ceil_mode)
+        if (ceil_mode or padded) and not (padded and count_include_pad):
+            # The mean is over the part of the window that lies in the photo.
+            inside = area.fill_outside(x.new_ones(len(x), 1, *area.canvas))
+            output = output / F.avg_pool2d(inside, kernel, stride, padding, ceil_mode)
+        return self._made(area, output, _strided(kernel, stride, padding, (1, 1), ceil_mode))
+
+    def _adaptive_avg_pool2d(self, x: Tensor, output_size: Any) -> Tensor:
+        if _pair(output_size) != (1, 1):
+            raise UnsupportedNetwork(f"adaptive pooling to {output_size}")
+        return self._mean(x, (2, 3), keepdim=True)
+
+    def _mean(self, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        axes = {axis % 4 for axis in (dim if isinstance(dim, Sequence) else ())}
+        if axes != {2, 3}:
+            return torch.mean(x, dim, keepdim, dtype=dtype)
+        area = self._area(x)
+        if area.full:
+            return torch.mean(x, dim, keepdim, dtype=dtype)
+        total = area.fill_outside(x).sum((2, 3), keepdim=True, dtype=torch.float64)
+        mean = (total / area.pixels(x)).to(dtype or x.dtype)
+        return mean if keepdim else mean.flatten(1)
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> Tensor:
+    """Compute a convolution; on a GPU, one with a kernel of 1 × 1 is a product of matrices.
+
+    The GPU prepares every other convolution anew for each shape.
+    """
+    plain = _shape(weight) == (1, 1) and padding == (0, 0) and groups == 1 and bias is None
+    if not (plain and x.is_cuda and weight.dtype in _HALF):
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    if stride != (1, 1):
+        x = x[:, :, :: stride[0], :: stride[1]]
+    rows = x.permute(0, 2, 3, 1)
+    product = torch.mm(rows.reshape(-1, rows.shape[3]), weight.flatten(1).T)
+    return product.view(*rows.shape[:3], -1).permute(0, 3, 1, 2)
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Return whether two tensors have the same shape, type and order in memory."""
+    return (
+        isinstance(second, Tensor)
+        and first is not second
+        and first.shape == second.shape
+        and first.dtype == second.dtype
+        and first.stride() == second.stride()
+    )
+
+
+def _strided(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    ceil_mode: bool = False,
+) -> Rule:
+    """Return the rule for the output sides of a convolution or pooling."""
+
+    def rule(sides: Any, i: int) -> Any:
+        span = sides + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1
+        if not ceil_mode:
+            return span // stride[i] + 1
+        outputs = -(-span // stride[i]) + 1
+        # A window that would start behind the photo and its left padding is left out.
+        return outputs - ((outputs - 1) * stride[i] >= sides + padding[i])
+
+    return rule
+
+
+def _same_padded(
+    x: Tensor,
+    area: _Area,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    """Pad photos as TensorFlow does: the padding before a photo depends on the photo's side."""
+    starts, lengths, before, after = [], [], [], []
+    for i in (0, 1):
+        reach = dilation[i] * (kernel[i] - 1) + 1
+        sides = area.sizes[:, i]
+        needed = (-(-sides // stride[i]) - 1) * stride[i] + reach
+        left = np.maximum(needed - sides, 0) // 2
+        lengths.append((-(-area.canvas[i] // stride[i]) - 1) * stride[i] + reach)
+        before.append(int(left.max()))
+        after.append(max(0, lengths[i] - area.canvas[i] - int(left.min())))
+        starts.append(before[i] - left)
+    x = F.pad(x, (before[1], after[1], before[0], after[0]))
+    corners = list(zip(*(start.tolist() for start in starts), strict=True))
+    height, width = lengths
+    if len(set(corners)) == 1:
+        ((top, left),) = set(corners)
+        return x[:, :, top : top + height, left : left + width]
+    return torch.cat(
+        [x[n : n + 1, :, t : t + height, s : s + width] for n, (t, s) in enumerate(corners)]
+    )
+
+
+def _shape(x: Tensor) -> tuple[int, int]:
+    height, width = x.shape[-2:]
+    return height, width
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, str):
+        raise UnsupportedNetwork(f"padding {value!r}")
+    first, second = (value, value) if isinstance(value, int) else tuple(value) * (3 - len(value))
+    return first, second
