@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from listwise.data.headers import SAMPLINGS, read_jpeg_header
 from listwise.data.images import ORIENTATION_TAG, ImageError, clip_box, exif_orientation, opened
 from listwise.data.photos import (
     THUMBNAIL_SIDE,
@@ -26,13 +27,11 @@ from listwise.errors import InputError
 from listwise.optional import has_triton
 
 GROUP = 8  # files that a thread reads at a time
-GROUPS_AHEAD = 16
+GROUPS_AHEAD = 32
 # Photos decoded at a time: enough to use all decoders of a GPU, few enough for its memory.
 CHUNK = 128
 CHUNK_PIXELS = 2**26
 
-# Chroma subsamplings that every JPEG decoder supports.
-_SAMPLINGS = {((h, v), (1, 1), (1, 1)) for h, v in ((1, 1), (2, 1), (1, 2), (2, 2))}
 _UPRIGHT: dict[int, Callable[[Tensor], Tensor]] = {
     1: lambda photo: photo,
     2: lambda photo: photo.flip(2),
@@ -127,6 +126,10 @@ def _read_file(file: PhotoFile) -> _ReadFile:
     try:
         file = file.read()
         content = file.content or b""
+        if (header := read_jpeg_header(content)) is not None:  # takes a tenth of the time
+            pixels = header.width * header.height
+            usual = pixels <= CHUNK_PIXELS
+            return _ReadFile(file, pixels, header[:2], header.orientation, usual)
         with opened(io.BytesIO(content)) as image:
             width, height = image.size
             found = _ReadFile(file, width * height, (width, height))
@@ -148,7 +151,7 @@ def _is_usual(image: Image.Image) -> bool:
     if image.mode == "L":
         return samplings == ((1, 1),)
     as_rgb = image.info.get("adobe_transform") == 0 or bytes(numbers) == b"RGB"
-    return samplings in _SAMPLINGS and not as_rgb
+    return samplings in SAMPLINGS and not as_rgb
 
 
 def _decode_on_cpu(file: PhotoFile, how: Decoding) -> Result:
