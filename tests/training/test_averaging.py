@@ -5,7 +5,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
+from listwise.models.embed import embed_photos
 from listwise.training import Trainer, prepare
 from listwise.training.averaging import WeightAverage
 from listwise.training.run.record import read_metrics
@@ -91,6 +93,9 @@ def test_a_run_keeps_the_better_of_the_weights_and_their_average(photos, tmp_pat
     result, values = validations(trainer)
     assert len(values) == 1 + 2 * 2  # once before training, then twice each
     assert result.best_map == max(values)
+    found = embed_photos(RetrievalNet.load(result.model), plan.validation, max_side=48)
+    value = mean_average_precision(found.descriptors.numpy(), plan.validation.labels)
+    assert value == pytest.approx(result.best_map, abs=1e-4)
     lines = read_metrics(tmp_path / "run")
     found = [line["validation_map"] for line in lines if "validation_map" in line]
     assert found == [values[0], max(values[1:3]), max(values[3:5])]

@@ -32,8 +32,10 @@ class WeightAverage:
         for weight in self._net.parameters():
             state = self._optimizer.state.get(weight)
             if state:  # else it has no gradient and does not change
+                if _KEY not in state:
+                    state[_KEY] = weight.detach().clone()
                 weights.append(weight.detach())
-                averages.append(state.setdefault(_KEY, weight.detach().clone()))
+                averages.append(state[_KEY])
         share = 1 - min(self._decay, (1 + update) / (10 + update))
         if averages:
             torch._foreach_lerp_(averages, weights, share)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -433,8 +434,7 @@ class Trainer:
             return None
         side = self.net.config.image_size
         module = self.step.forward().evaluation_module(torch.zeros(1, 3, side, side))
-        assert isinstance(module, RetrievalNet)
-        return module
+        return cast(RetrievalNet, module)
 
     def _broadcast(self, value: float) -> float:
         """Return the value of the first process in all processes."""
@@ -445,14 +445,18 @@ class Trainer:
         return float(shared)
 
     def _save_model(self, value: float) -> None:
-        self.net.config.provenance["training"] = {
+        training = {
             "data": str(self.plan.data.resolve()),
             "settings": self.plan.config.model_dump(),
             "update": self.progress.update,
             "validation_map": value,
             "listwise": __version__,
         }
+        config = self.net.config
+        provenance = {**config.provenance, "training": training}
+        self.net.config = config.model_copy(update={"provenance": provenance})
         self.net.save(self.run / MODEL_FOLDER)
+        self.net.config = config  # the step would copy a changed network again
 
     def _calibrate(
         self, descriptors: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]
