@@ -33,6 +33,7 @@ ORDER = [
 COMMON = [
     "errors",
     "optional",
+    "imports",
     "machine",
     "files",
     "checksums",
@@ -151,3 +152,28 @@ def test_importing_a_package_loads_only_what_it_needs(module: str, forbidden: se
             "listwise.losses",
             "listwise.optional",
         }
+
+
+def test_the_compiler_of_pytorch_is_loaded_when_it_is_used() -> None:
+    # Its import takes seconds. torchvision and timm need it only in compiled code.
+    script = """
+import sys
+import listwise.models
+assert "timm" in sys.modules
+assert "torch._dynamo" not in sys.modules
+assert "sympy" not in sys.modules
+
+import torch
+import torchvision
+from timm.models.naflexvit import NaFlexRopeIterator
+assert "call" not in NaFlexRopeIterator.__next__.__name__
+images = torch.rand(1, 3, 8, 8)
+boxes = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]])
+assert torchvision.ops.roi_align(images, boxes, 2).shape == (1, 3, 2, 2)
+compiled = torch.compile(lambda x: x + 1, backend="eager")
+assert torch.equal(compiled(images), images + 1)
+assert torch._dynamo.utils.is_compile_supported("cpu") in (True, False)
+assert torch.compiler.disable(lambda: 3)() == 3
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

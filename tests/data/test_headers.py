@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from listwise.data.headers import JpegHeader, read_jpeg_header
+from listwise.data.headers import plain_jpeg_size
 from listwise.data.images import exif_orientation
 
 PHOTO = Image.effect_noise((37, 23), 60)
@@ -29,8 +29,8 @@ def exif(orientation):
 
 @pytest.mark.parametrize(("mode", "subsampling"), [("L", 0), ("RGB", 0), ("RGB", 1), ("RGB", 2)])
 def test_plain_files(mode, subsampling):
-    assert read_jpeg_header(jpeg(mode, subsampling=subsampling)) == JpegHeader(37, 23)
-    assert read_jpeg_header(jpeg(mode, comment=b"\xff\xd8\xff\xc0")) == JpegHeader(37, 23)
+    assert plain_jpeg_size(jpeg(mode, subsampling=subsampling)) == (37, 23)
+    assert plain_jpeg_size(jpeg(mode, comment=b"\xff\xd8\xff\xc0")) == (37, 23)
 
 
 @pytest.mark.parametrize("orientation", [None, *range(1, 9)])
@@ -39,7 +39,7 @@ def test_orientations(orientation):
     with Image.open(io.BytesIO(content)) as image:
         expected = exif_orientation(image)
     assert expected == (orientation or 1)
-    assert read_jpeg_header(content) == JpegHeader(37, 23, expected)
+    assert plain_jpeg_size(content) == ((37, 23) if expected == 1 else None)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,22 @@ def test_orientations(orientation):
     ],
 )
 def test_other_files_are_left_to_pillow(content):
-    assert read_jpeg_header(content) is None
+    assert plain_jpeg_size(content) is None
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 700), st.binary(min_size=1, max_size=3))
-def test_a_damaged_header_is_read_as_pillow_reads_it_or_not_at_all(place, damage):
-    content = jpeg(exif=exif(6))
+@given(st.sampled_from([1, 6]), st.integers(0, 700), st.binary(min_size=1, max_size=3))
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_header_is_read_as_pillow_reads_it_or_not_at_all(orientation, place, damage):
+    content = jpeg(exif=exif(orientation))
     content = content[:place] + damage + content[place + len(damage) :]
-    found = read_jpeg_header(content)
+    found = plain_jpeg_size(content)
     if found is not None:
         try:
             image = Image.open(io.BytesIO(content))
         except Exception:
             return  # decoding reports the error
         with image:
-            assert (image.format, image.size) == ("JPEG", (found.width, found.height))
+            assert (image.format, image.size) == ("JPEG", found)
             assert image.mode in ("L", "RGB")
-            assert exif_orientation(image) == found.orientation
+            assert exif_orientation(image) == 1

@@ -1,6 +1,7 @@
 """Decode photos on a GPU: usual JPEG files on the GPU, all other files on the CPU."""
 
 import io
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from listwise.data.headers import SAMPLINGS, read_jpeg_header
+from listwise.data.headers import SAMPLINGS, plain_jpeg_size
 from listwise.data.images import ORIENTATION_TAG, ImageError, clip_box, exif_orientation, opened
 from listwise.data.photos import (
     THUMBNAIL_SIDE,
@@ -126,10 +127,8 @@ def _read_file(file: PhotoFile) -> _ReadFile:
     try:
         file = file.read()
         content = file.content or b""
-        if (header := read_jpeg_header(content)) is not None:  # takes a tenth of the time
-            pixels = header.width * header.height
-            usual = pixels <= CHUNK_PIXELS
-            return _ReadFile(file, pixels, header[:2], header.orientation, usual)
+        if (size := plain_jpeg_size(content)) is not None and math.prod(size) <= CHUNK_PIXELS:
+            return _ReadFile(file, math.prod(size), size, usual=True)
         with opened(io.BytesIO(content)) as image:
             width, height = image.size
             found = _ReadFile(file, width * height, (width, height))
