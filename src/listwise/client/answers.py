@@ -16,6 +16,7 @@ class Answer(TypedDict):
 
     milliseconds: float
     expanded: bool
+    refined: bool
     reranked: bool
     verified: int
     more: bool
@@ -130,6 +131,7 @@ class Result(TypedDict):
     box: list[float] | None
     attributes: dict[str, str]
     score: float
+    refined: float | None
     probability: float | None
     inliers: int | None
     photo: int | None

@@ -98,7 +98,7 @@ class Client:
             keys: keys of entries that are examples too.
             boxes: for each photo the part to search with, (x0, y0, x1, y1) in pixels, or None.
             **options: further fields of the form: `k`, `start`, `min_score`, `min_probability`,
-                `where`, `expand`, `rerank`.
+                `where`, `expand`, `refine`, `rerank`.
         """
         fields = dict(options)
         if keys:
