@@ -121,3 +121,20 @@ def photos(tmp_path_factory) -> Path:
             size = (72, 56) if i % 2 else (64, 64)
             draw_photo(kind, generator, size).save(folder / f"{i}.jpg", quality=92)
     return root
+
+
+@pytest.fixture
+def mixed_batches(monkeypatch):
+    """Photos of different shapes in one batch, as on a GPU; the sizes of the photos by batch."""
+    from listwise.models import embed, mixed
+
+    batches = []
+
+    class Watched(mixed.MixedNet):
+        def __call__(self, canvases, sizes):
+            batches.append(list(sizes))
+            return super().__call__(canvases, sizes)
+
+    monkeypatch.setitem(embed.MIXED, "cpu", True)
+    monkeypatch.setattr(embed, "MixedNet", Watched)
+    return batches

@@ -12,9 +12,7 @@ from PIL import Image
 from listwise.data import Images, load_image, read_images, whole_image
 from listwise.descriptors import DescriptorFile, Model, Whitening, extract
 from listwise.errors import InputError
-from listwise.models import RetrievalNet, embed
-from listwise.models.embed import MIXED
-from listwise.models.mixed import MixedNet
+from listwise.models import RetrievalNet
 
 module = sys.modules["listwise.descriptors.extract"]
 
@@ -86,28 +84,12 @@ def test_settings_and_whitening_reach_the_descriptors(model, images, tmp_path):
     assert again.kept == list(range(16))
 
 
-@pytest.fixture
-def mixed_batches(monkeypatch):
-    """Mixed batches on the CPU; returns the shapes and sizes of each batch."""
-    monkeypatch.setitem(MIXED, "cpu", True)
-    batches = []
-
-    class Spy(MixedNet):
-        def __call__(self, canvases, sizes):
-            batches.append((tuple(canvases.shape), list(sizes)))
-            return super().__call__(canvases, sizes)
-
-    monkeypatch.setattr(embed, "MixedNet", Spy)
-    return batches
-
-
 def test_photos_of_different_shapes_are_in_one_batch(model, images, tmp_path, mixed_batches):
     fresh = Model(model.net)
     notes = []
     file = extract(fresh, images, tmp_path / "a.parquet", workers=0, on_note=notes.append)
     np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
-    assert len({size for _, sizes in mixed_batches for size in sizes}) > 1
-    assert max(len(set(sizes)) for _, sizes in mixed_batches) > 1
+    assert max(len(set(sizes)) for sizes in mixed_batches) > 1
     assert notes == []
 
 
@@ -231,9 +213,7 @@ import torch
 from pathlib import Path
 from listwise.data import read_images
 from listwise.descriptors import Model, extract
-from listwise.models import RetrievalNet, embed
-from listwise.models.embed import MIXED
-from listwise.models.mixed import MixedNet
+from listwise.models import RetrievalNet
 
 folder, photos = Path(sys.argv[1]), sys.argv[2]
 sys.modules["listwise.descriptors.extract"].PART["cpu"] = 5

@@ -55,6 +55,32 @@ def test_mixed_shapes_keep_their_order(net, images, workers, max_side, monkeypat
     )
 
 
+def test_photos_of_different_shapes_are_in_one_batch(net, images, mixed_batches):
+    # Validation and mining embed photos in this way.
+    found = embed_photos(net, images)
+    assert mixed_batches == [[(120, 200)], [(40, 90)], [(48, 64)] * 4, [(64, 48)] * 2]
+    mixed_batches.clear()
+    assert found.sizes == SIZES
+    reduced = embed_photos(net, images, max_side=60)
+    assert max(len(set(sizes)) for sizes in mixed_batches) > 1
+    for result, side in ((found, None), (reduced, 60)):
+        expected = one_by_one(net, images, side)
+        torch.testing.assert_close(result.descriptors, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mixed_batches_are_computed_in_evaluation_mode(images, training, mixed_batches):
+    torch.manual_seed(0)
+    net = RetrievalNet("mobilenetv3_small_050", weights="random").train(training)
+    net.backbone.conv_stem.register_forward_hook(
+        lambda conv, inputs, output: torch.nn.functional.dropout(output, 0.5, conv.training)
+    )
+    found = embed_photos(net, images).descriptors
+    assert net.training is training
+    torch.testing.assert_close(found, one_by_one(net, images), rtol=0, atol=1e-5)
+    assert mixed_batches
+
+
 def test_boxes_are_cut_out(net, images):
     boxes = ((10.0, 5.0, 50.0, 45.0), None, *[(0.0, 0.0, 40.0, 40.0)] * 6)
     boxed = Images(images.paths, images.ids, boxes)

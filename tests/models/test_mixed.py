@@ -10,7 +10,8 @@ from torch import nn
 from listwise.machine import shared_cores
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.areas import FUSED, OwnAreas, UnsupportedNetwork
-from listwise.models.embed import MIXED, PhotoNet
+from listwise.models.embed import MIXED, PhotoNet, inference_network
+from listwise.models.folding import make_folded_copy
 from listwise.models.mixed import MixedNet, mixes
 
 # Odd and even sides, photos that fill their canvas along one side, along both, and by little.
@@ -243,26 +244,39 @@ def test_photos_smaller_than_a_kernel_are_computed_alone(monkeypatch):
     sizes = [(13, 40), (30, 40)]  # 1 row and 9 rows remain
     photos = canvases(sizes)
     assert (PhotoNet(net, None)(photos, sizes) - alone(net, photos, sizes)).abs().max() < 1e-12
+    warned = pytest.warns(UserWarning, match="40 × 30 pixels are computed one at a time")
     with pytest.raises(UnsupportedNetwork, match="smaller than a kernel"):
         MixedNet(net)(photos, [(12, 40), (30, 40)])
-    with pytest.raises(RuntimeError, match=r"[Kk]ernel size"):
+    with warned, pytest.raises(RuntimeError, match=r"[Kk]ernel size"):
         PhotoNet(net, None)(photos, [(12, 40), (30, 40)])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("backbone", ["test_resnet.r160_in1k", "resnet18", "efficientnet_lite0"])
 @torch.no_grad()
-def test_half_precision_is_as_close_as_alone(monkeypatch):
-    monkeypatch.setitem(MIXED, "cpu", True)
+def test_half_precision_is_as_close_as_alone(backbone, fused, monkeypatch, mixed_batches):
+    # The network for half precision has other layers: folded, and a first one of blocks of pixels.
+    monkeypatch.setitem(FUSED, "cpu", fused)
+    monkeypatch.setattr(PhotoNet, "_alone", None)  # no batch may be computed photo by photo
     torch.manual_seed(0)
-    net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    net = RetrievalNet(backbone, weights="random").eval()
     photos = canvases(SIZES)
     half = PhotoNet(net, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         found = half(photos, SIZES)
-        expected = torch.cat(
-            [half(p[None, :, :h, :w], [(h, w)]) for p, (h, w) in zip(photos, SIZES, strict=True)]
-        )
+        expected = alone(inference_network(net, torch.bfloat16), photos, SIZES)
+    assert len(mixed_batches) == 1
     assert (found * expected).sum(1).min() > 0.9999
     assert (found * alone(net, photos, SIZES)).sum(1).min() > 0.999
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet.r160_in1k", "mobilenetv2_050"])
+@torch.no_grad()
+def test_the_folded_network_is_exact_in_float64(backbone):
+    net = double(backbone)
+    folded = make_folded_copy(net, torch.rand(1, 3, 64, 64), torch.bfloat16).module.eval()
+    folded.double()
+    assert largest_difference(folded, canvases(SIZES), SIZES) < 1e-12
 
 
 def test_weights_are_shared():

@@ -48,6 +48,15 @@ def described(toy, model):
     return describe_benchmark(model, find_dataset(toy).benchmark(), workers=0)
 
 
+def test_photos_of_different_shapes_are_described_in_one_batch(
+    toy, model, described, mixed_batches
+):
+    found = describe_benchmark(Model(model.net), find_dataset(toy).benchmark(), workers=0)
+    assert max(len(set(sizes)) for sizes in mixed_batches) > 1
+    np.testing.assert_allclose(found.queries, described.queries, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.database, described.database, rtol=0, atol=1e-5)
+
+
 def test_queries_are_cropped_to_their_boxes(toy, model, described):
     benchmark = find_dataset(toy).benchmark()
     photo = Image.open(benchmark.queries.paths[0]).crop(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from listwise.data import load_image, read_images
+from listwise.data import load_image, read_images, whole_image
 from listwise.data.photos import THUMBNAIL_BYTES, thumbnail
 from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
@@ -50,6 +50,19 @@ def own(photos, tmp_path):
 def add(index, model, source):
     found = add_photos(index, model, read_images(source), workers=0)
     return {name: len(ids) for name, ids in vars(found).items() if ids}
+
+
+def test_photos_of_different_shapes_are_described_in_one_batch(
+    index, model_folder, photos, mixed_batches
+):
+    model = load_model(model_folder, "cpu")
+    assert add(index, model, photos) == {"added": 48}
+    assert max(len(set(sizes)) for sizes in mixed_batches) > 1
+    entries = list(index)[::5]
+    with torch.no_grad():
+        alone = [model.net(whole_image(load_image(entry.path))[None])[0] for entry in entries]
+    found = index.vectors([entry.key for entry in entries])
+    np.testing.assert_allclose(found, torch.stack(alone).numpy(), rtol=0, atol=1e-5)
 
 
 def test_photos_are_found_with_all_that_is_known_of_them(index, model, photos, tmp_path):

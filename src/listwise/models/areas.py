@@ -12,9 +12,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
+from torch.overrides import (
+    TorchFunctionMode,
+    handle_torch_function,
+    has_torch_function_unary,
+)
 
+from listwise.models.folding import BlockInput
 from listwise.optional import has_triton
 
 # Where the bias, sum and ReLU after a convolution are computed in one pass.
@@ -26,6 +31,18 @@ _ADDS = (Tensor.add_, Tensor.__iadd__)
 
 class UnsupportedNetwork(Exception):
     """The network contains an operation that mixed batches do not support."""
+
+
+def convolve_blocks(images: Tensor, conv: nn.Conv2d, blocks: BlockInput) -> Tensor:
+    """Compute a convolution of images that `FoldedCopy` has changed to one of blocks of pixels.
+
+    `OwnAreas` observes it as one operation.
+    """
+    if has_torch_function_unary(images):
+        how = (images,), images, conv, blocks
+        output: Tensor = handle_torch_function(convolve_blocks, *how)
+        return output
+    return F.conv2d(blocks(conv, (images,)), conv.weight, conv.bias)
 
 
 class _Unfinished(NamedTuple):
@@ -103,6 +120,7 @@ class OwnAreas(TorchFunctionMode):
         self._add(_shape(canvases), np.array(sizes, dtype=np.int64))
         self._rules: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
+            convolve_blocks: self._convolve_blocks,
             torch.max_pool2d: self._max_pool2d,
             F.max_pool2d: self._max_pool2d,
             F.avg_pool2d: self._avg_pool2d,
@@ -204,10 +222,24 @@ class OwnAreas(TorchFunctionMode):
             padding = _pair(0 if padding == "valid" else padding)
             output = _convolve(x, weight, now, stride, padding, dilation, groups)
             self._made(area, output, _strided(kernel, stride, padding, dilation))
-        if bias is not None and now is None:
-            if output.is_cuda and not output.is_contiguous(memory_format=torch.channels_last):
-                return output.add_(bias.view(-1, 1, 1))
-            self._unfinished = _Unfinished(output, bias)
+        return output if now is bias else self._add_later(output, bias)
+
+    def _convolve_blocks(self, images: Tensor, conv: nn.Conv2d, blocks: BlockInput) -> Tensor:
+        area = self._area(images)
+        x = blocks(conv, (area.fill_outside(images),))
+        now = None if self._fuses(conv.weight) else conv.bias
+        output = F.conv2d(x, conv.weight, now)
+        self._made(
+            area, output, _strided(_pair(blocks.window), (2, 2), _pair(blocks.padding), (1, 1))
+        )
+        return output if now is conv.bias else self._add_later(output, conv.bias)
+
+    def _add_later(self, output: Tensor, bias: Tensor | None) -> Tensor:
+        """Add a bias together with the next operation."""
+        assert bias is not None
+        if output.is_cuda and not output.is_contiguous(memory_format=torch.channels_last):
+            return output.add_(bias.view(-1, 1, 1))
+        self._unfinished = _Unfinished(output, bias)
         return output
 
     def _fuses(self, weight: Tensor) -> bool:

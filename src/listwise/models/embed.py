@@ -1,5 +1,6 @@
 """Compute the descriptors of photos with a network, in batches."""
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
@@ -125,13 +126,24 @@ class PhotoNet:
         if self._mixed_net is not None:
             try:
                 return self._mixed_net(images, sizes)
-            except UnsupportedNetwork:  # for photos of these sizes, such as one pixel
-                pass
+            except UnsupportedNetwork as reason:
+                self._warn(reason, images)
+        return self._alone(images, sizes)
+
+    def _alone(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         if all(size == images.shape[2:] for size in sizes):
-            alone: Tensor = self._net(images)
-            return alone
+            together: Tensor = self._net(images)
+            return together
         photos = zip(images, sizes, strict=True)
         return torch.cat([self._net(photo[None, :, :h, :w]) for photo, (h, w) in photos])
+
+    def _warn(self, reason: UnsupportedNetwork, images: Tensor) -> None:
+        height, width = images.shape[2:]
+        warnings.warn(
+            f"photos of up to {width} × {height} pixels are computed one at a time, which takes "
+            f"longer: {reason}",
+            stacklevel=2,
+        )
 
 
 def inference_network(

@@ -160,7 +160,7 @@ class FoldedCopy:
         if layer.in_channels != COLORS or layer.groups != 1:
             return
         if _is_strided(layer):
-            layer.register_forward_pre_hook(_BlockInput(layer))
+            layer.register_forward_pre_hook(BlockInput(layer))
             layer.stride, layer.padding = (1, 1), (0, 0)
             layer.in_channels = BLOCK_CHANNELS
             layer.weight.data = _blocks_of(layer.weight.data)
@@ -316,7 +316,7 @@ def _shaped_like(target: Tensor, value: Tensor) -> Tensor:
     return _widened(value, target.shape[1])
 
 
-class _BlockInput:
+class BlockInput:
     """A forward pre-hook that turns blocks of 2 × 2 pixels into channels.
 
     Output o of a convolution with a stride of 2 reads the padded pixels 2 o, 2 o + 1, ... These are

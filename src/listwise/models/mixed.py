@@ -14,6 +14,7 @@ descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,8 +25,8 @@ from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
 from listwise.machine import shared_cores
-from listwise.models.areas import OwnAreas
-from listwise.models.folding import perturb, sharing_copy
+from listwise.models.areas import OwnAreas, convolve_blocks
+from listwise.models.folding import BlockInput, perturb, sharing_copy
 from listwise.models.net import RetrievalNet
 
 # Heights and widths of the trial photos: odd and even, some fill their canvas along one side.
@@ -50,6 +51,8 @@ class MixedNet:
         for module in twin.modules():
             if isinstance(module, Conv2dSame):
                 _keep_same_padding(module)
+            elif isinstance(module, nn.Conv2d):
+                _keep_blocks(module)
 
     def __call__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of some heights and widths in canvases [B, 3, H, W]: [B, dim].
@@ -121,3 +124,12 @@ def _keep_same_padding(conv: nn.Conv2d) -> None:
         return F.conv2d(x, conv.weight, conv.bias, *how)
 
     conv.forward = forward  # type: ignore[method-assign,assignment]
+
+
+def _keep_blocks(conv: nn.Conv2d) -> None:
+    """Show the convolution of images in a `FoldedCopy` to `OwnAreas` as one operation."""
+    for key, hook in conv._forward_pre_hooks.items():
+        if isinstance(hook, BlockInput):
+            del conv._forward_pre_hooks[key]
+            conv.forward = partial(convolve_blocks, conv=conv, blocks=hook)  # type: ignore[method-assign]
+            return
