@@ -169,6 +169,12 @@ class TrainConfig(BaseModel):
         ge=1,
         description="Number of updates, over which the learning rate decreases to zero",
     )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Maximum duration of the run in minutes: if it would take longer, it has fewer "
+        "validations and updates, smaller crops or smaller batches",
+    )
     learning_rate: float = Field(1e-4, gt=0, description="Initial learning rate of Adam")
     warmup: int = Field(
         0, ge=0, description="Number of updates at the start during which the learning rate rises"

@@ -19,6 +19,8 @@ def play(view):
     view.progress("validating", 30, 30)
     view.validation(ValidationReport(0, 0.25, best=True))
     for update in range(1, 11):
+        view.advance(update - 0.5, 100 - 10 * update + 5)
+        view.advance(update, 100 - 10 * update + 40)
         view.update(UpdateReport(update, 20, 0.5 - update / 100, 1e-4, 321.4))
     view.message("a photo of [brackets] " + "and a long path " * 10)
     view.validation(ValidationReport(10, 0.5, best=True))
@@ -34,14 +36,15 @@ def record(terminal):
 
 def test_without_a_terminal_there_is_one_line_per_validation():
     lines = record(terminal=False).splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert lines[0] == "update   0  validation mAP 25.0  best so far"
-    assert "[brackets]" in lines[1]
-    assert lines[1].endswith("and a long path ")
-    assert lines[2].startswith("update  10  loss 0.4000  validation mAP 50.0  321 images/s")
-    assert lines[2].endswith("best so far")
-    assert "12.5" in lines[3]
-    assert "best" not in lines[3]
+    assert lines[1] == "update 1  about 2 min left"
+    assert "[brackets]" in lines[2]
+    assert lines[2].endswith("and a long path ")
+    assert lines[3].startswith("update  10  loss 0.4000  validation mAP 50.0  321 images/s")
+    assert lines[3].endswith("40 s left  best so far")
+    assert "12.5" in lines[4]
+    assert "best" not in lines[4]
 
 
 def test_a_terminal_shows_the_progress_of_updates():
@@ -64,16 +67,20 @@ def test_a_terminal_shows_the_progress_of_validation():
     view.close()
 
 
-def test_the_time_left_of_a_resumed_run_counts_its_own_updates(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr("listwise.training.run.view.time.perf_counter", lambda: now)
+def test_the_bar_moves_inside_an_update_and_shows_the_remaining_time():
     file = io.StringIO()
-    view = LiveTrainView(Console(file=file, width=200))
-    view.start(100, 200)
-    now += 40
-    view.update(UpdateReport(110, 200, 0.1, 1e-4, 10.0))
-    view.validation(ValidationReport(110, 0.5, best=False))
-    assert "6 min left" in file.getvalue()
+    view = LiveTrainView(Console(file=file, force_terminal=True, width=110))
+    view.start(0, 4)
+    view.advance(0.25, 360.0)
+    (task,) = view._bars.tasks
+    assert task.completed == 0.25
+    view._bars.refresh()
+    assert re.search(r"0/4.*6 min left", file.getvalue(), re.DOTALL)
+    view.update(UpdateReport(1, 4, 0.1, 1e-4, 10.0))
+    view.advance(1.5, 30.0)
+    assert task.completed == 1.5
+    view._bars.refresh()
+    assert re.search(r"1/4.*10 images/s +30 s left", file.getvalue(), re.DOTALL)
     view.close()
 
 

@@ -1,9 +1,14 @@
 """Prepare a training run: read the photos, hold out validation classes, choose the settings."""
 
 import hashlib
+import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
@@ -13,7 +18,9 @@ from listwise.optional import requires
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, make_config
 from listwise.training.choices import choose_settings
+from listwise.training.duration import Speed
 from listwise.training.objective import accepted_arguments, make_loss
+from listwise.training.time_limit import Choice, within_minutes
 
 TRAIN_SPLIT, VAL_SPLIT = "train", "val"
 PARTS = ("loss", "backbone", "pooling")
@@ -32,6 +39,8 @@ class TrainPlan:
         notes: sentences to show to the user, for example about photos that cannot be read.
         parts: the objects given as `loss`, `backbone` or `pooling`; `config` has their names.
         decoded_bytes: the memory that all photos would take if they were decoded.
+        speed: the speed of this machine, if it was measured for the setting `minutes`.
+        spent: the seconds that the preparation took.
     """
 
     data: Path
@@ -42,6 +51,8 @@ class TrainPlan:
     notes: list[str]
     parts: dict[str, Any] = field(default_factory=dict)
     decoded_bytes: int = 0
+    speed: Speed | None = None
+    spent: float = 0.0
 
     def fingerprint(self) -> str:
         """Return a digest of the names, labels, boxes and validation split of the photos."""
@@ -74,6 +85,7 @@ def prepare(
         >>> plan = prepare("photos", {"backbone": "resnet18"})  # doctest: +SKIP
         >>> plan.config.batch_size, plan.reasons["batch_size"]  # doctest: +SKIP
     """
+    started = time.perf_counter()
     with requires("train", "training"):
         import cv2  # noqa: F401
         import tensorboard  # type: ignore[import-untyped]  # noqa: F401
@@ -97,13 +109,37 @@ def prepare(
         )
     if not (validation.class_sizes() > 1).any():
         raise InputError(f"{data}: validation needs at least one class with two or more photos")
-    reasons: dict[str, str] = {}
-    if preset == "auto":
-        # From the checked settings: the user may have written a number as text.
-        checked = config.model_dump(exclude_unset=True)
-        config, reasons = choose_settings(checked, train, report.sizes, machine)
-    config, changed = limit_to_data(config, train)
+    # The checked settings: the user may have written a number as text.
+    checked = config.model_dump(exclude_unset=True)
+    choose = partial(_choose_all, parts, preset, train, report.sizes, machine)
+    config, reasons, changed = choose(checked)
+    speed = None
+    if config.minutes is not None:
+        spent = time.perf_counter() - started
+        shorter = within_minutes(config, checked, choose, parts, train, validation, spent)
+        if shorter is not None:
+            config, reasons, changed, speed = shorter
     notes += changed
+    decoded = 3 * int(report.sizes.prod(axis=1).sum())
+    spent = time.perf_counter() - started
+    return TrainPlan(
+        Path(data), train, validation, config, reasons, notes, parts, decoded, speed, spent
+    )
+
+
+def _choose_all(
+    parts: dict[str, Any],
+    preset: str,
+    train: LabelledImages,
+    sizes: npt.NDArray[np.int64],
+    machine: Machine,
+    given: dict[str, Any],
+) -> Choice:
+    """Choose every setting that was not given."""
+    config, reasons = make_config(given), dict[str, str]()
+    if preset == "auto":
+        config, reasons = choose_settings(given, train, sizes, machine)
+    config, notes = limit_to_data(config, train)
     if config.class_weights and "weights" not in accepted_arguments(
         parts.get("loss") or make_loss(config)
     ):
@@ -111,8 +147,7 @@ def prepare(
         notes.append("this loss does not take weights: `class_weights` is off")
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
-    decoded = 3 * int(report.sizes.prod(axis=1).sum())
-    return TrainPlan(Path(data), train, validation, config, reasons, notes, parts, decoded)
+    return Choice(config, reasons, notes)
 
 
 def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,7 @@ from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.losses import class_balanced_weights
-from listwise.machine import shared_cores
+from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
 from listwise.models.embed import PhotoNet, embed_decoded
@@ -29,6 +30,14 @@ from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.averaging import WeightAverage
 from listwise.training.distributed import failing_together, world
+from listwise.training.duration import (
+    Speed,
+    TimeLeft,
+    Trial,
+    effort_of,
+    run_seconds,
+    workload_of,
+)
 from listwise.training.keeping import DecodedOnce, keep_photos
 from listwise.training.loading import load_batches
 from listwise.training.memory import free_bytes
@@ -53,7 +62,12 @@ from listwise.training.run.record import (
     choose_queries,
     ranked_list_picture,
 )
-from listwise.training.run.view import TrainView, UpdateReport, ValidationReport
+from listwise.training.run.view import (
+    TrainView,
+    UpdateReport,
+    ValidationReport,
+    readable_time,
+)
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
 
@@ -133,14 +147,7 @@ class Trainer:
             config.weights,
         )
         self.net.to(self.device)
-        parameters = list(self.net.parameters())
-        parameters += loss_module(self.loss).to(self.device).parameters()
-        self.optimizer = torch.optim.Adam(
-            parameters,
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            fused=self.device.type == "cuda",  # one kernel for all parameters
-        )
+        self.optimizer = self._make_optimizer()
         self.average = WeightAverage(self.net, self.optimizer, config.ema) if config.ema else None
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
@@ -153,6 +160,7 @@ class Trainer:
         self.step = self._make_step(Counts(**self.progress.counts))
         self.workers = config.workers or 0
         self._shown: set[str] = set()
+        self._time_left = self._estimate_from(plan.speed)
         count = len(plan.train) + len(plan.validation)
         self.kept, self._keeping = keep_photos(count, plan.decoded_bytes, self.device)
         self._validation_photos = DecodedOnce(
@@ -185,6 +193,7 @@ class Trainer:
         try:
             if self._keeping:
                 self.view.message(self._keeping)
+            self._announce_time()
             self.view.start(progress.update, self.plan.config.updates)
             self._train(record)
         finally:
@@ -217,7 +226,11 @@ class Trainer:
                 rate = self._set_learning_rate(progress.update)
                 loss = self._update(batch)
                 progress.update += 1
-                speed = len(batch.images) * self.processes / (time.perf_counter() - mark)
+                seconds = time.perf_counter() - mark
+                self._time_left.note_update(seconds)
+                progress.out_of_time = self._over(time.perf_counter() - started)
+                self.view.advance(progress.update, self._time_left.seconds(progress.update))
+                speed = len(batch.images) * self.processes / seconds
                 report = UpdateReport(progress.update, config.updates, loss, rate, speed)
                 self.view.update(report)
                 figures = self._figures(report)
@@ -234,10 +247,56 @@ class Trainer:
                     break
                 mark = time.perf_counter()
         if progress.update < config.updates:
-            self.view.message(
-                f"stopped after update {progress.update}: no better mAP in the last "
-                f"{progress.validations_since_best} validations"
-            )
+            reason = f"no better mAP in the last {progress.validations_since_best} validations"
+            if progress.out_of_time:
+                reason = f"the {config.minutes:g} minutes are nearly over"
+            self.view.message(f"stopped after update {progress.update}: {reason}")
+
+    def _estimate_from(self, speed: Speed | None) -> TimeLeft:
+        """Return the estimate of the remaining time."""
+        config = self.plan.config
+        work = workload_of(config, len(self.plan.train), len(self.plan.validation))
+        return TimeLeft(effort_of(config), speed, work)
+
+    def _announce_time(self) -> None:
+        """Print how long the run will take; on a CPU a short trial measures its speed."""
+        plan, config = self.plan, self.plan.config
+        if not self.view.wants_estimate or self.progress.update >= config.updates:
+            return
+        speed = plan.speed
+        if speed is None and self.device.type == "cpu" and self.processes == 1:
+            if worth_compiling(config, self.device):  # a trial would compile another size
+                return
+            speed = Trial(self.step.forward(), plan.train, plan.validation).measure(config)
+            self._time_left = self._estimate_from(speed)
+        if speed is None:
+            return
+        effort = effort_of(config)
+        seconds = run_seconds(
+            effort, speed, workload_of(config, len(plan.train), len(plan.validation))
+        )
+        if self.progress.update:
+            seconds = self._time_left.seconds(self.progress.update) or seconds
+        cores = f"{core_count()} cores" if self.device.type == "cpu" else "with its GPU"
+        self.view.message(
+            f"about {readable_time(seconds)} on this machine ({cores}): "
+            f"{effort.updates - self.progress.update} updates of {effort.batch} images, "
+            f"{effort.validations + 1} validations of {len(plan.validation)} photos"
+        )
+
+    def _over(self, seconds: float) -> bool:
+        """Return whether one more update and a validation would exceed the maximum duration."""
+        minutes = self.plan.config.minutes
+        if minutes is None:
+            return False
+        return self.plan.spent + seconds + self._time_left.until_stopped() > 60 * minutes
+
+    def _note_part(self, part: float, started: float) -> None:
+        """Show the progress inside an update."""
+        done = self.progress.update + part
+        self._time_left.note_update(time.perf_counter() - started, part)
+        if part < 1:
+            self.view.advance(done, self._time_left.seconds(done))
 
     def _batches(self) -> Generator[CropBatch, None, None]:
         """Yield the batches of the remaining updates; mine tuples first where a loss needs them."""
@@ -275,6 +334,16 @@ class Trainer:
                 f"a batch may have only {smallest} images, too few for {self.processes} processes: "
                 f"increase {advice}, or start fewer processes"
             )
+
+    def _make_optimizer(self) -> torch.optim.Adam:
+        parameters = list(self.net.parameters())
+        parameters += loss_module(self.loss).to(self.device).parameters()
+        return torch.optim.Adam(
+            parameters,
+            lr=self.plan.config.learning_rate,
+            weight_decay=self.plan.config.weight_decay,
+            fused=self.device.type == "cuda",  # one kernel for all parameters
+        )
 
     def _make_step(self, counts: Counts) -> MultistageStep:
         config = self.plan.config
@@ -335,6 +404,8 @@ class Trainer:
     def _update(self, batch: CropBatch) -> float:
         self.net.train()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cpu":  # a GPU is still computing when a call returns
+            self.step.on_progress = partial(self._note_part, started=time.perf_counter())
         loss = self.step(self._upload(batch.images), batch.labels).item()
         if self.step.fallback:
             self._message_once(self.step.fallback, self.step.fallback)
@@ -377,11 +448,14 @@ class Trainer:
         """Validate the weights, and their average if there is one; return the better mAP."""
         progress = self.progress
         progress.validations_since_best += 1
+        started = time.perf_counter()
         value = self._validate_weights(record)
         if self.average and progress.update:
             with self.average.applied():
                 value = max(value, self._validate_weights(None))
         best = progress.validations_since_best == 0
+        self._time_left.note_validation(time.perf_counter() - started)
+        self.view.advance(progress.update, self._time_left.seconds(progress.update))
         self.view.validation(ValidationReport(progress.update, value, best))
         return value
 
@@ -484,7 +558,8 @@ class Trainer:
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress
         out_of_patience = config.patience and progress.validations_since_best >= config.patience
-        return progress.update >= config.updates or bool(out_of_patience)
+        done = progress.update >= config.updates or progress.out_of_time
+        return done or bool(out_of_patience)
 
     def _report_unreadable(self, errors: Sequence[str], instead: str) -> None:
         """Report each photo that could not be read, once; with `strict`, raise an error."""

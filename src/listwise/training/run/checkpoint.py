@@ -19,7 +19,8 @@ class Progress:
     """The progress of a run: everything besides tensors that the next update depends on.
 
     `tuples` are the last mined ones; they cannot be mined again, because the network has changed.
-    `metrics_sum` is the checksum of `metrics.jsonl` up to this update.
+    `metrics_sum` is the checksum of `metrics.jsonl` up to this update. `out_of_time` is true if the
+    run has stopped because its minutes were over.
     """
 
     update: int = 0
@@ -32,6 +33,7 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)
     tuples: list[list[int]] = field(default_factory=list)
     metrics_sum: int | None = None
+    out_of_time: bool = False
 
 
 def save_checkpoint(

@@ -1,6 +1,5 @@
 """Show the progress of training on the terminal."""
 
-import time
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -28,7 +27,14 @@ class ValidationReport:
 
 
 class TrainView:
-    """Receives the events of a run. This base class shows nothing; override what you need."""
+    """Receives the events of a run. This base class shows nothing; override what you need.
+
+    Attributes:
+        wants_estimate: whether to measure the speed of the machine before training starts, and to
+            announce how long the run will take.
+    """
+
+    wants_estimate = False
 
     def message(self, line: str) -> None:
         """Receive a message for the user."""
@@ -38,6 +44,9 @@ class TrainView:
 
     def progress(self, what: str, done: int, total: int) -> None:
         """A task such as "validating" has processed `done` of its `total` photos."""
+
+    def advance(self, updates: float, seconds_left: float | None) -> None:
+        """Training has done this many updates, also a part of one; the rest takes some seconds."""
 
     def update(self, report: UpdateReport) -> None:
         """An update has finished."""
@@ -52,8 +61,11 @@ class TrainView:
 class LiveTrainView(TrainView):
     """Shows a progress bar with loss, validation mAP, images per second and remaining time.
 
-    If the output is not a terminal, it prints one line per validation.
+    If the output is not a terminal, it prints one line per validation, and the remaining time after
+    the first micro-batches.
     """
+
+    wants_estimate = True
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -70,7 +82,8 @@ class LiveTrainView(TrainView):
         self._work: TaskID | None = None
         self._last: UpdateReport | None = None
         self._map = "–"
-        self._first, self._started = 0, 0.0
+        self._left: float | None = None
+        self._announced = False
 
     def message(self, line: str) -> None:
         """Print a message above the bar."""
@@ -78,7 +91,6 @@ class LiveTrainView(TrainView):
 
     def start(self, update: int, updates: int) -> None:
         """Show the bar."""
-        self._first, self._started = update, time.perf_counter()
         self._training = self._bars.add_task(
             "training", total=updates, completed=update, figures=""
         )
@@ -92,6 +104,21 @@ class LiveTrainView(TrainView):
         if done == total:
             self._bars.remove_task(self._work)
             self._work = None
+
+    def advance(self, updates: float, seconds_left: float | None) -> None:
+        """Move the bar inside an update, and show the remaining time."""
+        if seconds_left is None:
+            return
+        inside = updates % 1 > 0
+        if inside and not self._announced and not self.console.is_terminal:
+            self._announced = True
+            self.message(f"update {int(updates) + 1}  about {readable_time(seconds_left)} left")
+        self._left = seconds_left
+        if self._training is not None:
+            figures = f"{readable_time(seconds_left)} left"
+            if self._last is not None:
+                figures = self._figures(self._last)
+            self._bars.update(self._training, completed=updates, figures=figures)
 
     def update(self, report: UpdateReport) -> None:
         """Advance the bar."""
@@ -120,11 +147,9 @@ class LiveTrainView(TrainView):
             f"loss {report.loss:.4f}  validation mAP {self._map}  "
             f"{report.images_per_second:.0f} images/s"
         )
-        ahead = report.updates - report.update
-        if ahead == 0:
+        if report.update == report.updates or self._left is None:
             return figures
-        seconds = (time.perf_counter() - self._started) / (report.update - self._first) * ahead
-        return f"{figures}  {readable_time(seconds)} left"
+        return f"{figures}  {readable_time(self._left)} left"
 
 
 def readable_time(seconds: float) -> str:
