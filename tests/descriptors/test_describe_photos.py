@@ -33,7 +33,7 @@ def test_as_their_files_are(net, images, options, whitened):
     settings = model.settings(
         **{"max_side": None, "scales": (1.0,), "power": 3.0} | {"precision": "float32", **options}
     )
-    expected = model.describe(images, workers=0, **dict(settings))
+    expected = model.describe(images, workers=0, **settings.arguments())
     loaded = [load_image(path, images.box(i)) for i, path in enumerate(images.paths)]
     assert len({photo.size for photo in loaded}) == 3
     found = model.describe_photos(loaded, settings)

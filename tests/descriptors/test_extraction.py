@@ -79,7 +79,7 @@ def test_settings_and_whitening_reach_the_descriptors(model, images, tmp_path):
     np.testing.assert_allclose(
         file.read(), whitened.whitening.apply(several.read()), rtol=0, atol=1e-5
     )
-    again = whitened.describe(images, **dict(file.settings), workers=0)
+    again = whitened.describe(images, **file.settings.arguments(), workers=0)
     np.testing.assert_allclose(again.descriptors, file.read(), rtol=0, atol=1e-5)
     assert again.kept == list(range(16))
 

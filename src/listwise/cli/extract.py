@@ -24,8 +24,8 @@ def extract(
     source: options.Source,
     out: Annotated[Path, options.argument("OUT", "Descriptor file to write (.parquet).")],
     max_side: options.MaxSide = None,
-    scales: options.Scales = "1",
-    power: options.Power = 3.0,
+    scales: options.Scales = None,
+    power: options.Power = None,
     precision: options.Precision = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
@@ -37,7 +37,7 @@ def extract(
 
     from listwise.data.catalog import photos_of
 
-    factors = options.parse_numbers(scales, "scales")
+    factors = options.parse_numbers(scales, "scales") if scales else None
     images = photos_of(source)
 
     from listwise.descriptors import Shard, load_model

@@ -75,15 +75,15 @@ Split = Annotated[str | None, text("Use only the photos of this split, such as t
 MaxSide = Annotated[
     int | None,
     integer(
-        "Reduce photos whose longer side has more pixels than this.",
-        min=1,
-        show_default="original size",
+        "Reduce photos whose longer side has more pixels than this; 0 keeps the original size.",
+        min=0,
+        show_default="of a tuned model, or original size",
     ),
 ]
 SCALES = "Scales at which each photo is described, separated by commas: 1,0.7071,0.5."
-Scales = Annotated[str, numbers(SCALES)]
+Scales = Annotated[str | None, numbers(SCALES, show_default="of a tuned model, or 1")]
 POWER = "Power of the generalized mean over the descriptors of several scales."
-Power = Annotated[float, decimal(POWER)]
+Power = Annotated[float | None, decimal(POWER, show_default="3")]
 Precision = Annotated[
     str | None,
     typer.Option(

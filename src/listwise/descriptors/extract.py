@@ -26,8 +26,8 @@ def extract(
     out: str | Path,
     *,
     max_side: int | None = None,
-    scales: Sequence[float] = (1.0,),
-    power: float = 3.0,
+    scales: Sequence[float] | None = None,
+    power: float | None = None,
     precision: Precision | None = None,
     strict: bool = False,
     workers: int | None = None,
@@ -44,9 +44,11 @@ def extract(
         model: the model that describes the photos.
         images: the photos; only the box of a photo is used if it has one.
         out: path of the descriptor file.
-        max_side: long side that larger photos are reduced to; their original size by default.
-        scales: sizes at which each photo is described, as factors.
-        power: power of the mean over the scales (see `power_mean`).
+        max_side: long side that larger photos are reduced to; 0 for their original size. By default
+            that of a tuned model, or the original size.
+        scales: sizes at which each photo is described, as factors; by default those of a tuned
+            model, or (1.0,).
+        power: power of the mean over the scales (see `power_mean`); 3 by default.
         precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it.
         strict: stop at the first photo that cannot be read.
         workers: processes that decode photos; chosen from the number of cores by default.

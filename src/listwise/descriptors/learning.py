@@ -1,27 +1,50 @@
 """Learn the whitening of a model from photos or from a descriptor file."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog import labelled_of, photos_of
+from listwise.descriptors.choosing import (
+    TRAIN_SPLIT,
+    VAL_SPLIT,
+    Float32,
+    Positions,
+    WhiteningChoice,
+    choose_whitening,
+    learn_directions,
+    validation_folds,
+)
 from listwise.descriptors.extract import extract
 from listwise.descriptors.loading import find_model_folder, load_network
 from listwise.descriptors.model import Model
 from listwise.descriptors.storage import DescriptorFile, is_descriptor_file
-from listwise.descriptors.whitening import WHITENING_FILE, Whitening, matching_pairs
+from listwise.descriptors.tuned import TunedSettings
+from listwise.descriptors.whitening import WHITENING_FILE, Shrinkage, Whitening
 from listwise.errors import InputError
+
+NOT_VALIDATED = (
+    "the whitening is not validated, because {reason}: it uses the power 0.25 of the paper and the "
+    "shrinkage of Ledoit and Wolf unless you give others"
+)
 
 
 def whitening_source(source: str | Path, supervised: bool = False) -> Images | DescriptorFile:
-    """Open the source of a whitening: a descriptor file, or photos (labelled if supervised)."""
+    """Open the source of a whitening: a descriptor file, or photos, with labels if they have any.
+
+    With `supervised`, photos without labels are an error.
+    """
     if Path(source).is_file() and is_descriptor_file(source):
         return DescriptorFile.open(source)
-    return labelled_of(source) if supervised else photos_of(source)
+    try:
+        return labelled_of(source)
+    except InputError:
+        if supervised:
+            raise
+        return photos_of(source)
 
 
 def learn_whitening(
@@ -30,59 +53,148 @@ def learn_whitening(
     *,
     dim: int | None = None,
     power: float | None = None,
+    shrinkage: Shrinkage | None = None,
     supervised: bool = False,
     max_side: int | None = None,
     device: str = "auto",
     on_progress: Callable[[int], object] = lambda count: None,
     on_note: Callable[[str], object] = lambda note: None,
+    on_choice: Callable[[WhiteningChoice], object] = lambda choice: None,
     on_unreadable: Callable[[Sequence[str]], object] = lambda errors: None,
-) -> Whitening:
+) -> Whitening | None:
     """Learn a whitening for the network of a model folder, and save it in the folder.
+
+    With labels, `dim`, `power` and `shrinkage` are chosen by mAP on validation photos: the split
+    "val" of a table, or classes that the whitening is not learned from. If you give none of the
+    three and no whitening is better than none by more than two standard errors, nothing is saved.
+    Without labels, the defaults below are used.
 
     Args:
         folder: the model folder, or the folder of a run; an existing whitening is replaced.
         source: photos, or a file of descriptors of this network that are not whitened.
-        dim: number of output dimensions; by default all dimensions that vary.
-        power: exponent of the variances that the PCA divides by; 0.25 by default.
+        dim: number of output dimensions; without labels all dimensions by default.
+        power: exponent of the variances that the PCA divides by; without labels 0.25 by default.
+        shrinkage: how far variances are moved towards their mean, from 0 to 1, or "ledoit-wolf",
+            which is the default without labels.
         supervised: learn from pairs of photos with the same label.
-        max_side: long side that larger photos are reduced to; their original size by default.
+        max_side: long side that larger photos are reduced to; by default that of the model's tuned
+            settings, or the original size.
         device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         on_progress: called with the number of photos just described.
-        on_note: called with a sentence when earlier parts are used or discarded.
+        on_note: called with a sentence when earlier parts are used or discarded, and if the
+            whitening is not validated.
+        on_choice: called with the result of the validation.
         on_unreadable: called with the errors of the photos that were left out.
 
     Returns:
-        The whitening: [n, C] -> [n, dim].
+        The whitening: [n, C] -> [n, dim]; None if no whitening helps.
     """
-    if supervised and power is not None:
-        raise InputError("`power` is for PCA: leave it out with `supervised`")
-    exponent = 0.25 if power is None else power
+    if supervised and (power is not None or shrinkage is not None):
+        name = "power" if power is not None else "shrinkage"
+        raise InputError(f"`{name}` is for PCA: leave it out with `supervised`")
     if isinstance(source, str | Path):
         source = whitening_source(source, supervised)
     folder = find_model_folder(folder)
     net = load_network(folder, device)
+    how = _Settings(dim, power, shrinkage, supervised, on_choice, on_note)
     if isinstance(source, DescriptorFile):
         _check_descriptors(source, net.fingerprint(), supervised, max_side)
-        learned = Whitening.learn(source.batches(), dim, exponent)
+        learned: Whitening | None = how.learn_unvalidated(source.batches(), "it has no labels")
     elif supervised and not isinstance(source, LabelledImages):
         raise InputError("`supervised` needs labels: give the photos as LabelledImages")
     else:
+        if isinstance(source, LabelledImages) and not how.complete:
+            source = _used(source)
         # A source may list a photo several times with different boxes, so ids are positions.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
         kept = folder / "whitening.parquet"
+        model = Model(net, tuned=TunedSettings.load(folder, net))
         file = extract(
-            Model(net), numbered, kept, max_side=max_side, on_progress=on_progress, on_note=on_note
+            model, numbered, kept, max_side=max_side, on_progress=on_progress, on_note=on_note
         )
         try:
             on_unreadable(file.header.unreadable)
-            if supervised and isinstance(source, LabelledImages):
-                learned = _learn_supervised(file, source, dim)
-            else:
-                learned = Whitening.learn(file.batches(), dim, exponent)
+            learned = how.learn(file, source)
         finally:
             kept.unlink()
-    learned.save(folder, net.fingerprint())
+    if learned is not None:
+        learned.save(folder, net.fingerprint())
     return learned
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the user fixed of a whitening, and the functions that receive the other choices."""
+
+    dim: int | None
+    power: float | None
+    shrinkage: Shrinkage | None
+    supervised: bool
+    on_choice: Callable[[WhiteningChoice], object]
+    on_note: Callable[[str], object]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to choose."""
+        scaled = self.power is not None and self.shrinkage is not None
+        return self.dim is not None and (scaled or self.supervised)
+
+    def learn(self, file: DescriptorFile, source: Images) -> Whitening | None:
+        """Learn from the descriptors of a source; validate if there are labels and choices."""
+        if not isinstance(source, LabelledImages):
+            return self.learn_unvalidated(file.batches(), "the photos have no labels")
+        images = source.subset(np.array([int(position) for position in file.ids]))
+        if self.complete:
+            return self._learn_from(file.batches(), images)
+        try:
+            folds, everything = validation_folds(images)
+        except InputError as error:
+            if self.supervised:
+                return self._learn_from(file.batches(), images)
+            return self.learn_unvalidated(file.batches(), str(error))
+        rows = file.read()
+
+        def batches(positions: Positions) -> Iterable[Float32]:
+            return (rows[positions[i : i + 4096]] for i in range(0, len(positions), 4096))
+
+        choice = choose_whitening(
+            folds,
+            batches,
+            images.labels,
+            dim=self.dim,
+            power=self.power,
+            shrinkage=self.shrinkage,
+            supervised=self.supervised,
+        )
+        self.on_choice(choice)
+        fixed = self.dim is not None or self.power is not None or self.shrinkage is not None
+        if not choice.helps and not fixed:
+            return None
+        labels = images.labels[everything] if self.supervised else None
+        directions = learn_directions(batches(everything), labels)
+        best = choice.best
+        return directions.whitening(best.dim, best.power or 0.0, best.shrinkage or 0.0)
+
+    def learn_unvalidated(self, batches: Iterable[Float32], reason: str) -> Whitening:
+        """Learn with what the user gave and the defaults."""
+        if not self.complete:
+            self.on_note(NOT_VALIDATED.format(reason=reason))
+        power = 0.25 if self.power is None else self.power
+        shrinkage = "ledoit-wolf" if self.shrinkage is None else self.shrinkage
+        return Whitening.learn(batches, self.dim, power, shrinkage)
+
+    def _learn_from(self, batches: Iterable[Float32], images: LabelledImages) -> Whitening:
+        if not self.supervised:
+            return Whitening.learn(batches, self.dim, self.power or 0.0, self.shrinkage or 0.0)
+        return learn_directions(batches, images.labels).whitening(self.dim)
+
+
+def _used(images: LabelledImages) -> LabelledImages:
+    """Return the photos to learn from and to validate on, without the test split of a table."""
+    if images.splits is None or not {TRAIN_SPLIT, VAL_SPLIT} & set(images.splits):
+        return images
+    wanted = {TRAIN_SPLIT, VAL_SPLIT} if TRAIN_SPLIT in images.splits else set(images.splits)
+    return images.subset([i for i, split in enumerate(images.splits) if split in wanted - {"test"}])
 
 
 def remove_whitening(folder: str | Path) -> None:
@@ -107,10 +219,3 @@ def _check_descriptors(
             "descriptors without whitening: give the photos instead"
         )
     file.require(network)
-
-
-def _learn_supervised(file: DescriptorFile, images: LabelledImages, dim: int | None) -> Whitening:
-    labels = images.labels[np.array([int(position) for position in file.ids])]
-    # The differences of pairs must span all dimensions, with several pairs per dimension.
-    enough = math.ceil(8 * file.dim / len(images.class_names))
-    return Whitening.learn_supervised(file.read(), matching_pairs(labels, enough, seed=0), dim)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from listwise.descriptors.model import Model
+from listwise.descriptors.tuned import TunedSettings
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening, WhiteningInfo
 from listwise.errors import InputError
 from listwise.machine import Machine
@@ -26,7 +27,7 @@ def load_model(
     backbone: nn.Module | None = None,
     pooling: nn.Module | None = None,
 ) -> Model:
-    """Load a model: its network in evaluation mode, and its whitening if it has one.
+    """Load a model: its network in evaluation mode, its whitening and its tuned settings.
 
     A model folder contains a fingerprint, and is refused if its files have changed since they were
     saved.
@@ -58,7 +59,8 @@ def load_model(
     has_whitening = (folder / WHITENING_FILE).exists()
     whitening = Whitening.load(folder, net.fingerprint()) if has_whitening else None
     model = Model(net, whitening, folder.absolute())
-    return replace(model, calibration=Calibration.load(folder, model.fingerprint))
+    calibration = Calibration.load(folder, model.fingerprint)
+    return replace(model, calibration=calibration, tuned=TunedSettings.load(folder, net))
 
 
 def find_model_folder(folder: str | Path) -> Path:

@@ -27,6 +27,7 @@ from listwise.data.images import ImageError
 from listwise.data.workers import explain_lost_workers
 from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
+from listwise.descriptors.tuned import SETTINGS_FILE, TunedSettings
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
@@ -68,6 +69,8 @@ class Model:
         name: the timm backbone, if the model was loaded by its name.
         calibration: turns scores into the probability that two photos show the same thing; None
             for a model that is not calibrated.
+        tuned: the settings that `listwise.tune` chose, which apply where you give none; None for a
+            model that is not tuned.
 
     Examples:
         >>> model = load_model("resnet50")                  # doctest: +SKIP
@@ -80,6 +83,7 @@ class Model:
     folder: Path | None = None
     name: str = ""
     calibration: Calibration | None = None
+    tuned: TunedSettings | None = None
 
     def __repr__(self) -> str:
         source = self.name if self.folder is None else str(self.folder)
@@ -90,8 +94,8 @@ class Model:
         photos: Photos,
         *,
         max_side: int | None = None,
-        scales: Sequence[float] = (1.0,),
-        power: float = 3.0,
+        scales: Sequence[float] | None = None,
+        power: float | None = None,
         precision: Precision | None = None,
         workers: int | None = None,
         progress: bool | None = None,
@@ -101,9 +105,11 @@ class Model:
         Args:
             photos: one photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
                 a list of them, or a folder, table, text list or data set of photos.
-            max_side: long side that larger photos are reduced to; their original size by default.
-            scales: sizes at which each photo is described, as factors.
-            power: power of the mean over the scales (see `power_mean`).
+            max_side: long side that larger photos are reduced to; 0 for their original size. By
+                default that of a tuned model, or the original size.
+            scales: sizes at which each photo is described, as factors; by default those of a tuned
+                model, or (1.0,).
+            power: power of the mean over the scales (see `power_mean`); 3 by default.
             precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it. The
                 cosine between the two descriptors of a photo is 0.999 or more (ResNet-50, photos).
             workers: processes that decode photos, or threads that read files if the GPU decodes
@@ -143,7 +149,7 @@ class Model:
             return np.empty((0, self.dim), np.float32)
         # Starting processes takes longer than decoding a few photos.
         workers = 0 if workers is None and len(images) <= FEW else workers
-        found = self.describe(images, **dict(settings), workers=workers, on_progress=advance)
+        found = self._describe(images, settings, workers, advance)
         missing = sorted(set(range(len(images))) - set(found.kept))
         if missing:
             path = images.paths[missing[0]]
@@ -156,7 +162,7 @@ class Model:
         return found.descriptors
 
     def save(self, folder: str | Path) -> None:
-        """Write the network and its whitening into a folder that `load_model` can load."""
+        """Write the network, whitening and settings into a folder that `load_model` can load."""
         self.net.save(folder)
         if self.whitening is not None:
             self.whitening.save(folder, self.net.fingerprint())
@@ -166,6 +172,10 @@ class Model:
             self.calibration.save(folder)
         else:
             (Path(folder) / CALIBRATION_FILE).unlink(missing_ok=True)
+        if self.tuned is not None:
+            self.tuned.save(folder)
+        else:
+            (Path(folder) / SETTINGS_FILE).unlink(missing_ok=True)
         object.__setattr__(self, "folder", Path(folder).absolute())
 
     def calibrate(
@@ -183,7 +193,7 @@ class Model:
 
         Args:
             photos: a folder of class folders, or a table or list with labels.
-            max_side: the long side that larger photos are reduced to.
+            max_side: the long side that larger photos are reduced to, as in `encode`.
             workers: the number of processes that decode; chosen from the cores by default.
             progress: show a progress bar; by default on a terminal.
 
@@ -223,15 +233,23 @@ class Model:
 
     def settings(
         self,
-        max_side: int | None,
-        scales: Sequence[float],
-        power: float,
-        precision: Precision | None,
+        max_side: int | None = None,
+        scales: Sequence[float] | None = None,
+        power: float | None = None,
+        precision: Precision | None = None,
     ) -> ExtractSettings:
-        """Check the settings, and choose the precision if it is None."""
-        half = self._machine.bfloat16
-        chosen = precision or ("bfloat16" if half else "float32")
-        return make_settings(max_side, tuple(scales), power, chosen)
+        """Check the settings, and choose those that are None.
+
+        The defaults are the tuned settings of the model, or else the original size, one scale and
+        the power 3. A `max_side` of 0 stands for the original size.
+        """
+        default = self.tuned or TunedSettings(network="")
+        return make_settings(
+            default.max_side if max_side is None else max_side,
+            default.scales if scales is None else tuple(scales),
+            default.power if power is None else power,
+            precision or ("bfloat16" if self._machine.bfloat16 else "float32"),
+        )
 
     @property
     def _machine(self) -> Machine:
@@ -242,8 +260,8 @@ class Model:
         images: Images,
         *,
         max_side: int | None = None,
-        scales: Sequence[float] = (1.0,),
-        power: float = 3.0,
+        scales: Sequence[float] | None = None,
+        power: float | None = None,
         precision: Precision | None = None,
         workers: int | None = None,
         on_progress: Callable[[int], object] = lambda count: None,
@@ -255,6 +273,15 @@ class Model:
         number of photos just finished, unreadable ones included.
         """
         settings = self.settings(max_side, scales, power, precision)
+        return self._describe(images, settings, workers, on_progress)
+
+    def _describe(
+        self,
+        images: Images,
+        settings: ExtractSettings,
+        workers: int | None,
+        on_progress: Callable[[int], object],
+    ) -> Described:
         (found,) = self.describe_parts(
             images.files(), [len(images)], settings, workers=workers, on_progress=on_progress
         )

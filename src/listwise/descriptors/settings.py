@@ -1,7 +1,7 @@
 """The settings of an extraction, which a descriptor file records."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -10,11 +10,18 @@ from listwise.errors import InputError
 Precision = Literal["float32", "bfloat16"]
 
 
+def check_scales(scales: tuple[float, ...]) -> tuple[float, ...]:
+    """Raise a `ValueError` unless the scales can be used."""
+    if not scales or not all(0 < scale <= 4 and math.isfinite(scale) for scale in scales):
+        raise ValueError("give one or more numbers above 0 and up to 4")
+    return scales
+
+
 class ExtractSettings(BaseModel):
     """Everything that the descriptor of a photo depends on besides the model.
 
-    The defaults are those of the paper. `model.describe(images, **dict(settings))` repeats an
-    extraction. The fields are the arguments of `Model.encode`.
+    The defaults are those of the paper. `model.describe(images, **settings.arguments())` repeats an
+    extraction.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -24,20 +31,24 @@ class ExtractSettings(BaseModel):
     power: float = Field(3.0, gt=0)
     precision: Precision = "float32"
 
-    @field_validator("scales")
-    @classmethod
-    def _usable(cls, scales: tuple[float, ...]) -> tuple[float, ...]:
-        if not scales or not all(0 < scale <= 4 and math.isfinite(scale) for scale in scales):
-            raise ValueError("give one or more numbers above 0 and up to 4")
-        return scales
+    _usable = field_validator("scales")(check_scales)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `Model.encode` and `Model.describe` for these settings."""
+        return {**dict(self), "max_side": self.max_side or 0}
 
 
 def make_settings(
     max_side: int | None, scales: tuple[float, ...], power: float, precision: Precision
 ) -> ExtractSettings:
-    """Check the settings; raise an `InputError` of one line if one is wrong."""
+    """Check the settings; raise an `InputError` of one line if one is wrong.
+
+    A `max_side` of 0 or None stands for the original size.
+    """
     try:
-        return ExtractSettings(max_side=max_side, scales=scales, power=power, precision=precision)
+        return ExtractSettings(
+            max_side=max_side or None, scales=scales, power=power, precision=precision
+        )
     except ValidationError as error:
         first = error.errors()[0]
         name, given, reason = first["loc"][0], first["input"], first["msg"]

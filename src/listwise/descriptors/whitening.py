@@ -26,10 +26,19 @@ BLOCK: Final = 4096
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+Shrinkage = float | Literal["ledoit-wolf"]
 
 
 class WhiteningInfo(BaseModel):
-    """How a whitening was learned: `method`, the PCA's `power`, and the number of descriptors."""
+    """How a whitening was learned.
+
+    Attributes:
+        format_version: the version of the file format.
+        method: "pca", "supervised", or "imported" from a released checkpoint.
+        power: the power of the variances that the PCA divides by.
+        learned_from: the number of descriptors.
+        shrinkage: how far the variances were moved towards their mean, from 0 to 1; None for 0.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,6 +46,7 @@ class WhiteningInfo(BaseModel):
     method: Literal["pca", "supervised", "imported"]
     power: float | None = None
     learned_from: int | None = None
+    shrinkage: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +109,13 @@ class Whitening:
 
     def _checksum(self, network: str) -> str:
         """Return the SHA-256 of everything in the file of a whitening."""
-        content = f"{self.info.model_dump_json()} {network} {self.fingerprint()}"
+        content = f"{self._info_text()} {network} {self.fingerprint()}"
         return hashlib.sha256(content.encode()).hexdigest()
+
+    def _info_text(self) -> str:
+        # Files of earlier versions have no shrinkage, and their checksums must stay valid.
+        without = {"shrinkage"} if self.info.shrinkage is None else None
+        return self.info.model_dump_json(exclude=without)
 
     @classmethod
     def learn(
@@ -108,6 +123,7 @@ class Whitening:
         batches: Iterable[npt.NDArray[np.floating]],
         dim: int | None = None,
         power: float = 0.25,
+        shrinkage: Shrinkage = 0.0,
     ) -> "Whitening":
         """Learn a PCA that divides by λ^`power`, where λ is the variance of a direction.
 
@@ -116,19 +132,14 @@ class Whitening:
         Args:
             batches: descriptors, each batch [n, C].
             dim: number of directions to keep, those with the most variance first; by default all
-                that vary.
+                that vary. With shrinkage, all C directions vary.
             power: 0.25 is the paper's square-rooted PCA (section 4.2), 0.5 is full whitening, and
                 0 is a rotation.
+            shrinkage: a number s from 0 to 1 replaces λ by (1 − s)·λ + s·(mean of all λ), which
+                keeps directions with little variance from being amplified too much.
+                "ledoit-wolf" estimates s from the descriptors (Ledoit and Wolf 2004).
         """
-        if not 0 <= power <= 1:
-            raise InputError(f"`power` must be between 0 and 1, not {power}")
-        moments = _moments(batches)
-        if moments.count < 2:
-            raise InputError("learning a whitening needs at least two descriptors")
-        variances, directions = _principal(moments.covariance())
-        variances, directions = _keep(variances, directions, dim, moments.count)
-        info = WhiteningInfo(method="pca", power=power, learned_from=moments.count)
-        return cls._scaled(moments.mean, directions.T / variances[:, None] ** power, info)
+        return PrincipalDirections.of(batches).whitening(dim, power, shrinkage)
 
     @classmethod
     def learn_supervised(
@@ -149,38 +160,16 @@ class Whitening:
             dim: number of directions to keep, those with the most variance first; by default all
                 that vary.
         """
-        count = len(descriptors)
-        pairs = np.asarray(pairs)
-        if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-            raise InputError(
-                f"`pairs` must be positions [P, 2] with P >= 1, not {list(pairs.shape)}"
-            )
-        if pairs.min() < 0 or pairs.max() >= count:
-            raise InputError(f"`pairs` contains positions outside the {count} descriptors")
-        anchors, partners = pairs.T
-        mean = _moments(descriptors[rows] for rows in _sliced(anchors)).mean
-        within = _moments(
-            descriptors[first].astype(np.float64) - descriptors[second]
-            for first, second in zip(_sliced(anchors), _sliced(partners), strict=True)
-        )
-        inverse = np.linalg.inv(_cholesky(within.second_moment(0.0)))
-        spread = _moments(_sliced(descriptors)).second_moment(mean)
-        variances, directions = _principal(inverse @ spread @ inverse.T)
-        variances, directions = _keep(variances, directions, dim, count)
-        info = WhiteningInfo(method="supervised", learned_from=count)
-        return cls._scaled(mean, directions.T @ inverse, info)
-
-    @classmethod
-    def _scaled(cls, mean: Float64, projection: Float64, info: WhiteningInfo) -> "Whitening":
-        # A common factor has no effect after L2, and keeps the values near 1.
-        scaled = projection / np.abs(projection).max()
-        return cls(mean.astype(np.float32), scaled.astype(np.float32), info)
+        return PrincipalDirections.of_pairs(descriptors, pairs).whitening(dim)
 
     def save(self, folder: str | Path, network: str) -> None:
         """Write `whitening.safetensors` into a model folder; `network` is its fingerprint."""
         path = Path(folder) / WHITENING_FILE
-        info = self.info.model_dump_json()
-        metadata = {"whitening": info, "network": network, "checksum": self._checksum(network)}
+        metadata = {
+            "whitening": self._info_text(),
+            "network": network,
+            "checksum": self._checksum(network),
+        }
         write_tensors(path, {"mean": self.mean, "projection": self.projection}, metadata)
 
     @classmethod
@@ -215,6 +204,129 @@ class Whitening:
         return whitening
 
 
+@dataclass(frozen=True, eq=False)
+class PrincipalDirections:
+    """The principal directions of descriptors, and whitenings of any dimension and power by them.
+
+    One eigendecomposition is enough for all of them: a shrinkage of the covariance towards a
+    multiple of the identity changes the variances and not the directions.
+
+    Attributes:
+        mean: subtracted from descriptors, float64 [C].
+        rows: the projection on the directions, those with the most variance first, [C, C].
+        variances: the variances along the directions, [C].
+        count: the number of descriptors.
+        ledoit_wolf: the shrinkage that Ledoit and Wolf (2004) estimate; None if learned from pairs.
+        method: how `rows` were learned.
+    """
+
+    mean: Float64
+    rows: Float64
+    variances: Float64
+    count: int
+    ledoit_wolf: float | None
+    method: Literal["pca", "supervised"]
+
+    @classmethod
+    def of(cls, batches: Iterable[npt.NDArray[np.floating]]) -> "PrincipalDirections":
+        """Compute the principal directions of descriptors, in batches [n, C]."""
+        moments = _moments(batches)
+        if moments.count < 2:
+            raise InputError("learning a whitening needs at least two descriptors")
+        variances, directions = _principal(moments.covariance())
+        shrinkage = moments.ledoit_wolf()
+        return cls(moments.mean, directions.T, variances, moments.count, shrinkage, "pca")
+
+    @classmethod
+    def of_pairs(
+        cls, descriptors: npt.NDArray[np.floating], pairs: npt.NDArray[np.integer]
+    ) -> "PrincipalDirections":
+        """Compute the directions of `Whitening.learn_supervised`: [N, C] and positions [P, 2]."""
+        count = len(descriptors)
+        pairs = np.asarray(pairs)
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
+            raise InputError(
+                f"`pairs` must be positions [P, 2] with P >= 1, not {list(pairs.shape)}"
+            )
+        if pairs.min() < 0 or pairs.max() >= count:
+            raise InputError(f"`pairs` contains positions outside the {count} descriptors")
+        anchors, partners = pairs.T
+        mean = _moments(descriptors[rows] for rows in _sliced(anchors)).mean
+        within = _moments(
+            descriptors[first].astype(np.float64) - descriptors[second]
+            for first, second in zip(_sliced(anchors), _sliced(partners), strict=True)
+        )
+        inverse = np.linalg.inv(_cholesky(within.second_moment(0.0)))
+        spread = _moments(_sliced(descriptors)).second_moment(mean)
+        variances, directions = _principal(inverse @ spread @ inverse.T)
+        return cls(mean, directions.T @ inverse, variances, count, None, "supervised")
+
+    def whitening(
+        self, dim: int | None = None, power: float = 0.25, shrinkage: Shrinkage = 0.0
+    ) -> Whitening:
+        """Return a whitening; the arguments are those of `Whitening.learn`.
+
+        `power` and `shrinkage` have no effect on directions that were learned from pairs.
+        """
+        factors = self.factors(dim, power, shrinkage)
+        projection = self.rows[: len(factors)] * factors[:, None]
+        # A common factor has no effect after L2, and keeps the values near 1.
+        projection = projection / np.abs(projection).max()
+        info = WhiteningInfo(method=self.method, learned_from=self.count)
+        if self.method == "pca":
+            amount = self._amount(shrinkage) or None
+            info = info.model_copy(update={"power": power, "shrinkage": amount})
+        return Whitening(self.mean.astype(np.float32), projection.astype(np.float32), info)
+
+    def factors(
+        self, dim: int | None = None, power: float = 0.25, shrinkage: Shrinkage = 0.0
+    ) -> Float64:
+        """Return what a whitening multiplies each kept direction by, [dim]: λ^−power."""
+        if not 0 <= power <= 1:
+            raise InputError(f"`power` must be between 0 and 1, not {power}")
+        varying = self.varying(shrinkage)
+        if dim is not None and dim < 1:
+            raise InputError(f"`dim` must be 1 or more, not {dim}")
+        if not varying:
+            raise InputError(
+                f"the {self.count} descriptors are all equal: learn from photos that differ"
+            )
+        if dim is not None and dim > varying:
+            raise InputError(
+                f"`dim` is {dim}, but the {self.count} descriptors vary in {varying} dimensions "
+                f"only: choose at most {varying}, or learn from more photos"
+            )
+        kept = self._shrunk(shrinkage)[: dim or varying]
+        return kept**-power if self.method == "pca" else np.ones_like(kept)
+
+    def varying(self, shrinkage: Shrinkage = 0.0) -> int:
+        """Return the number of directions whose variance is not zero after the shrinkage."""
+        variances = self._shrunk(shrinkage)
+        return int((variances > max(variances[0], 0.0) * NEGLIGIBLE).sum())
+
+    def project(self, descriptors: npt.NDArray[np.floating]) -> Float32:
+        """Return the coordinates of descriptors along the directions: [n, C] -> [n, C]."""
+        rows = self.rows.astype(np.float32)
+        return np.asarray((descriptors - self.mean).astype(np.float32) @ rows.T, np.float32)
+
+    def _shrunk(self, shrinkage: Shrinkage) -> Float64:
+        amount = self._amount(shrinkage)
+        return (1 - amount) * self.variances + amount * self.variances.mean()
+
+    def _amount(self, shrinkage: Shrinkage) -> float:
+        if self.ledoit_wolf is None:
+            return 0.0
+        if isinstance(shrinkage, str):
+            if shrinkage != "ledoit-wolf":
+                raise InputError(
+                    f'`shrinkage` must be a number or "ledoit-wolf", not {shrinkage!r}'
+                )
+            return self.ledoit_wolf
+        if not 0 <= shrinkage <= 1:
+            raise InputError(f"`shrinkage` must be between 0 and 1, not {shrinkage}")
+        return float(shrinkage)
+
+
 def matching_pairs(
     labels: npt.NDArray[np.integer], per_class: int, seed: int
 ) -> npt.NDArray[np.int64]:
@@ -244,12 +356,14 @@ def matching_pairs(
 
 @dataclass
 class _Moments:
-    """Sums over rows x of (x − shift) and of its outer products, in float64."""
+    """Sums over rows x of (x − shift), of its outer products and higher moments, in float64."""
 
     count: int
     shift: Float64
     total: Float64
     products: Float64
+    fourth: float  # sum of ‖x − shift‖⁴
+    third: Float64  # sum of ‖x − shift‖² (x − shift)
 
     @property
     def mean(self) -> Float64:
@@ -264,6 +378,29 @@ class _Moments:
         off = self.total / self.count
         return np.asarray(self.products / self.count - np.outer(off, off))
 
+    def ledoit_wolf(self) -> float:
+        """Shrinkage of the covariance S towards its mean variance times the identity.
+
+        After Ledoit and Wolf (2004): the mean of ‖(x − mean)(x − mean)ᵀ − S‖² over the rows,
+        divided by their number and by ‖S − mean variance · I‖², at most 1.
+        """
+        offset = self.total / self.count
+        squared = float(offset @ offset)
+        # The sum of ‖y − offset‖⁴ over rows y = x − shift, without reading the rows again.
+        fourth = (
+            self.fourth
+            + 4 * float(offset @ self.products @ offset)
+            + self.count * squared**2
+            - 4 * float(self.third @ offset)
+            + 2 * squared * float(np.trace(self.products))
+            - 4 * squared * float(self.total @ offset)
+        )
+        covariance = self.covariance()
+        size = float((covariance**2).sum())
+        spread = size - float(np.trace(covariance)) ** 2 / len(covariance)
+        error = (fourth / self.count - size) / self.count
+        return min(1.0, max(0.0, error / spread)) if spread > NEGLIGIBLE * size else 1.0
+
 
 def _moments(batches: Iterable[npt.NDArray[np.floating]]) -> _Moments:
     moments: _Moments | None = None
@@ -277,11 +414,15 @@ def _moments(batches: Iterable[npt.NDArray[np.floating]]) -> _Moments:
                 # A shift near the mean keeps digits that a mean far from zero would cost.
                 shift = rows.mean(axis=0)
                 dim = len(shift)
-                moments = _Moments(0, shift, np.zeros(dim), np.zeros((dim, dim)))
+                empty = np.zeros(dim)
+                moments = _Moments(0, shift, empty, np.zeros((dim, dim)), 0.0, empty.copy())
             rows -= moments.shift
             moments.count += len(rows)
             moments.total += rows.sum(axis=0)
             moments.products += rows.T @ rows
+            lengths = np.einsum("nc,nc->n", rows, rows)
+            moments.fourth += float(lengths @ lengths)
+            moments.third += lengths @ rows
             if not np.isfinite(moments.total).all():
                 raise InputError(
                     f"batch {number} of the descriptors contains values that are not finite"
@@ -302,22 +443,6 @@ def _principal(matrix: Float64) -> tuple[Float64, Float64]:
     # The sign of an eigenvector is arbitrary; fixing it makes results repeatable.
     largest = directions[np.abs(directions).argmax(axis=0), np.arange(len(values))]
     return values[::-1], (directions * np.where(largest < 0, -1.0, 1.0))[:, ::-1]
-
-
-def _keep(
-    variances: Float64, directions: Float64, dim: int | None, count: int
-) -> tuple[Float64, Float64]:
-    varying = int((variances > max(variances[0], 0.0) * NEGLIGIBLE).sum())
-    if dim is not None and dim < 1:
-        raise InputError(f"`dim` must be 1 or more, not {dim}")
-    if not varying:
-        raise InputError(f"the {count} descriptors are all equal: learn from photos that differ")
-    if dim is not None and dim > varying:
-        raise InputError(
-            f"`dim` is {dim}, but the {count} descriptors vary in {varying} dimensions only: "
-            f"choose at most {varying}, or learn from more photos"
-        )
-    return variances[: dim or varying], directions[:, : dim or varying]
 
 
 def _cholesky(matrix: Float64) -> Float64:

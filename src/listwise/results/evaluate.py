@@ -120,8 +120,8 @@ def evaluate(
     data: str | Path | None = None,
     split: str | None = None,
     max_side: int | None = None,
-    scales: Sequence[float] = (1.0,),
-    power: float = 3.0,
+    scales: Sequence[float] | None = None,
+    power: float | None = None,
     precision: Precision | None = None,
     workers: int | None = None,
     device: str = "auto",
@@ -140,9 +140,11 @@ def evaluate(
         distractors: descriptors of further photos by the same model, all negatives.
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
-        max_side: long side that larger photos are reduced to; original size by default.
-        scales: sizes at which each photo is described, as factors.
-        power: exponent of the generalized mean over the scales.
+        max_side: long side that larger photos are reduced to; 0 for the original size. By default
+            that of a tuned model, or the original size.
+        scales: sizes at which each photo is described, as factors; by default those of a tuned
+            model, or (1.0,).
+        power: exponent of the generalized mean over the scales; 3 by default.
         precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it.
         workers: number of processes that decode photos; by default it depends on the cores.
         device: where models given as folders run: cpu, cuda, cuda:1 ...; auto uses a GPU if

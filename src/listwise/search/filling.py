@@ -329,7 +329,9 @@ def settings_here(store: Store, model: Model, max_side: int | None = None) -> Ex
     `max_side` applies to an index without a maximum.
     """
     settings = store.header.settings
-    return model.settings(settings.max_side or max_side, settings.scales, settings.power, None)
+    # Those of the index, whatever the model was tuned to since.
+    longest = settings.max_side or max_side or 0
+    return model.settings(longest, settings.scales, settings.power)
 
 
 def thumbnail_from_photo(entry: Entry) -> bytes:

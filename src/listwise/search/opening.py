@@ -34,8 +34,10 @@ def open_index(
         model: the model that computes descriptors: a `Model`, its folder, or the name of a timm
             backbone. An existing index knows its model. A new index without `model` uses a
             pretrained backbone that suits this machine.
-        max_side: for a new index, the long side that larger photos are reduced to.
-        scales: for a new index, the sizes at which photos are described; (1.0,) by default.
+        max_side: for a new index, the long side that larger photos are reduced to; by default that
+            of a tuned model, or the original size, which 0 stands for.
+        scales: for a new index, the sizes at which photos are described; by default those of a
+            tuned model, or (1.0,).
         power: for a new index, the power of the mean over the scales; 3 by default.
         device: `cpu`, `cuda`, `cuda:1`; `auto` uses a GPU if present.
         create: create the index if it does not exist.
@@ -81,7 +83,8 @@ def open_index_for(
                 f"{file.path} holds descriptors of the model {file.model[:12]}, not of {model}: "
                 "give the model that made them as `model`"
             )
-    made = files[0].settings.model_dump(include={"max_side", "scales", "power"})
+    made = files[0].settings.arguments()
+    made.pop("precision")
     return open_index(uri, opened, **{**settings, **made})
 
 
@@ -127,8 +130,8 @@ def header_of(
     model: Model,
     *,
     max_side: int | None = None,
-    scales: Sequence[float] = (1.0,),
-    power: float = 3.0,
+    scales: Sequence[float] | None = None,
+    power: float | None = None,
 ) -> IndexHeader:
     """Make the header of a new index of the descriptors of a model.
 
@@ -144,6 +147,7 @@ def header_of(
         dim=model.dim,
         settings=model.settings(max_side, scales, power, "float32"),
         calibration=model.calibration,
+        expansion=None if model.tuned is None else model.tuned.expansion,
     )
 
 
@@ -193,7 +197,7 @@ def _check_settings(store: Store, given: dict[str, Any]) -> None:
     """Refuse settings other than those of the index."""
     for name, value in given.items():
         has = getattr(store.header.settings, name)
-        if (tuple(value) if name == "scales" else value) != has:
+        if (tuple(value) if name == "scales" else value or None) != has:
             raise InputError(
                 f"{store.uri} was created with {name} {has}: leave `{name}` out, or build another "
                 "index"

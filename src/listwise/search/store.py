@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from listwise.blocks import as_queries
 from listwise.columns import FileHeader
 from listwise.descriptors.settings import ExtractSettings
+from listwise.descriptors.tuned import Expansion
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
 from listwise.search.checksums import EntryCheck
@@ -30,6 +31,7 @@ class IndexHeader(FileHeader):
         dim: the dimensions C of a descriptor.
         settings: how descriptors are computed.
         calibration: the calibration of the model when the index was created, if it had one.
+        expansion: the α query expansion that the model was tuned to, if it was.
         local: whether local features of added photos are stored.
     """
 
@@ -40,6 +42,7 @@ class IndexHeader(FileHeader):
     dim: int = Field(ge=1)
     settings: ExtractSettings = ExtractSettings()
     calibration: Calibration | None = None
+    expansion: Expansion | None = None
     local: bool = False
 
     def check(self, model: str, where: str) -> None:

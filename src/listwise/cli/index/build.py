@@ -32,9 +32,6 @@ Sources = Annotated[
         "files.",
     ),
 ]
-# None where an index exists, which remembers its own.
-Scales = Annotated[str | None, options.numbers(options.SCALES, show_default="1")]
-Power = Annotated[float | None, options.decimal(options.POWER, show_default="3")]
 Root = Annotated[Path | None, options.path("Folder that contains the photos of a descriptor file.")]
 Thumbnails = Annotated[
     bool, options.flag("--thumbnails/--no-thumbnails", "Store a thumbnail of each photo.")
@@ -52,8 +49,8 @@ def build(
         ),
     ] = None,
     max_side: options.MaxSide = None,
-    scales: Scales = None,
-    power: Power = None,
+    scales: options.Scales = None,
+    power: options.Power = None,
     memory: shared.Memory = None,
     milliseconds: shared.Milliseconds = None,
     recall: shared.Recall = None,

@@ -1,0 +1,266 @@
+"""Choose the dimension, power and shrinkage of a whitening by validation on labelled photos."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from listwise.data import LabelledImages, hold_out_classes
+from listwise.descriptors.whitening import (
+    PrincipalDirections,
+    Shrinkage,
+    Whitening,
+    matching_pairs,
+)
+from listwise.errors import InputError
+from listwise.evaluation import Gain, JudgedQueries, compare_ap, evaluate_descriptors
+
+TRAIN_SPLIT, VAL_SPLIT = "train", "val"
+POWERS = (0.0, 0.125, 0.25, 0.375, 0.5)
+# Dimensions to try, as divisors of those of the network.
+PARTS = (1, 2, 4, 8)
+FOLDS = 5
+# More photos are not searched for each candidate: the time grows with their square.
+MOST_VALIDATED = 2000
+
+Float32 = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int64]
+Batches = Callable[[Positions], Iterable[Float32]]
+
+
+class Fold(NamedTuple):
+    """Positions of photos: a whitening is learned from some and validated on others.
+
+    Attributes:
+        learn: the photos that the whitening is learned from.
+        queries: the photos that are searched for; none of them is in `learn`.
+        gallery: the photos that are searched in; the queries are among them.
+    """
+
+    learn: Positions
+    queries: Positions
+    gallery: Positions
+
+
+@dataclass(frozen=True)
+class WhiteningCandidate:
+    """The settings of a whitening, and its mAP on the validation photos.
+
+    `power` and `shrinkage` are None for a supervised whitening.
+    """
+
+    dim: int
+    power: float | None
+    shrinkage: Shrinkage | None
+    validation_map: float
+
+
+@dataclass(frozen=True, eq=False)
+class WhiteningChoice:
+    """The result of `choose_whitening`.
+
+    Attributes:
+        start_map: validation mAP before: without a whitening, or with the one to compare with.
+        best: the candidate with the highest validation mAP.
+        candidates: the best candidate of each dimension, the smallest dimension first.
+        gain: the mAP of `best` minus `start_map`, with its standard error.
+        queries: the number of validation photos.
+        classes: the number of their classes.
+        start_ap: average precision of each query before, [queries].
+        best_ap: average precision of each query with `best`, [queries].
+    """
+
+    start_map: float
+    best: WhiteningCandidate
+    candidates: tuple[WhiteningCandidate, ...]
+    gain: Gain
+    queries: int
+    classes: int
+    start_ap: npt.NDArray[np.float64]
+    best_ap: npt.NDArray[np.float64]
+
+    @property
+    def helps(self) -> bool:
+        """Whether the best candidate is better by more than two standard errors."""
+        return self.gain.clear
+
+
+def validation_folds(images: LabelledImages) -> tuple[list[Fold], Positions]:
+    """Divide photos for the validation of a whitening.
+
+    A table with the split "val" is validated on this split, and the whitening is learned from the
+    other photos. Otherwise each class is validated with a whitening learned from other classes: in
+    five folds, or on held-out classes if there are many photos.
+
+    Returns:
+        The folds, and the photos that the final whitening is learned from.
+
+    Raises:
+        InputError: fewer than four classes have two photos or more.
+    """
+    everything = np.arange(len(images))
+    if images.splits is not None and VAL_SPLIT in images.splits:
+        val = np.array(images.splits) == VAL_SPLIT
+        learn = everything[~val]
+        if not len(learn):
+            raise InputError(
+                'every photo has the split "val": whitening needs photos to learn from'
+            )
+        chosen = _at_most(images.labels, everything[val])
+        return [Fold(learn, _searchable(images.labels, chosen), chosen)], learn
+    several = np.flatnonzero(images.class_sizes() >= 2)
+    if len(several) < 4:
+        raise InputError(
+            "validation needs at least 4 classes of two or more photos, but only "
+            f"{len(several)} have that many"
+        )
+    if len(images) > 2 * MOST_VALIDATED:
+        _, held_out = hold_out_classes(images, 0.2, seed=0)
+        val = np.isin(np.array(images.class_names)[images.labels], held_out.class_names)
+        chosen = _at_most(images.labels, everything[val])
+        return [Fold(everything[~val], chosen, chosen)], everything
+    shuffled = np.random.default_rng(0).permutation(several)
+    folds = []
+    for classes in np.array_split(shuffled, min(FOLDS, len(several))):
+        queries = np.isin(images.labels, classes)
+        folds.append(Fold(everything[~queries], everything[queries], everything))
+    return folds, everything
+
+
+def _searchable(labels: npt.NDArray[np.int64], chosen: Positions) -> Positions:
+    """Return the photos that have another photo of their class among `chosen`."""
+    sizes = np.bincount(labels[chosen])
+    queries = chosen[sizes[labels[chosen]] > 1]
+    if not len(queries):
+        raise InputError('validation needs a class with two photos of the split "val"')
+    return queries
+
+
+def _at_most(labels: npt.NDArray[np.int64], positions: Positions) -> Positions:
+    """Keep whole classes, drawn at random, until there are about `MOST_VALIDATED` photos."""
+    if len(positions) <= MOST_VALIDATED:
+        return positions
+    classes, sizes = np.unique(labels[positions], return_counts=True)
+    order = np.random.default_rng(0).permutation(len(classes))
+    count = max(2, int(np.searchsorted(np.cumsum(sizes[order]), MOST_VALIDATED, side="right")))
+    return positions[np.isin(labels[positions], classes[order[:count]])]
+
+
+def learn_directions(
+    batches: Iterable[Float32], labels: npt.NDArray[np.int64] | None
+) -> PrincipalDirections:
+    """Learn directions from descriptors, or from pairs of equal labels if labels are given."""
+    if labels is None:
+        return PrincipalDirections.of(batches)
+    descriptors = np.concatenate(list(batches))
+    # The differences of pairs must span all dimensions, with several pairs per dimension.
+    enough = math.ceil(8 * descriptors.shape[1] / len(np.unique(labels)))
+    pairs = matching_pairs(labels, enough, seed=0)
+    return PrincipalDirections.of_pairs(descriptors, pairs)
+
+
+def choose_whitening(
+    folds: Sequence[Fold],
+    batches: Batches,
+    labels: npt.NDArray[np.int64],
+    *,
+    dim: int | None = None,
+    power: float | None = None,
+    shrinkage: Shrinkage | None = None,
+    supervised: bool = False,
+    current: Whitening | None = None,
+) -> WhiteningChoice:
+    """Find the whitening with the highest mAP on validation photos.
+
+    All candidates of a fold come from one eigendecomposition. What is given is not chosen.
+
+    Args:
+        folds: from `validation_folds`.
+        batches: returns the descriptors at some positions, in batches [n, C].
+        labels: the class of each photo, [N].
+        dim: the number of dimensions.
+        power: the power of the variances.
+        shrinkage: the shrinkage of the variances.
+        supervised: learn from pairs of photos with the same label.
+        current: the whitening to compare with; none by default.
+    """
+    start_ap: list[npt.NDArray[np.float64]] = []
+    found: dict[tuple[int, float | None, Shrinkage | None], list[npt.NDArray[np.float64]]] = {}
+    whole = JudgedQueries.labelled(labels)
+    for fold in folds:
+        judged = whole.subset(fold.queries, fold.gallery)
+        places = np.searchsorted(fold.gallery, fold.queries)
+
+        def measure(
+            rows: Float32, judged: JudgedQueries = judged, places: Positions = places
+        ) -> npt.NDArray[np.float64]:
+            return evaluate_descriptors(rows[places], rows, judged)["Labels"].per_query_ap
+
+        gallery = np.concatenate(list(batches(fold.gallery)))
+        start_ap.append(measure(gallery if current is None else current.apply(gallery)))
+        chosen_labels = labels[fold.learn] if supervised else None
+        directions = learn_directions(batches(fold.learn), chosen_labels)
+        for settings, rows in _candidates(directions, gallery, dim, power, shrinkage):
+            found.setdefault(settings, []).append(measure(rows))
+    complete = {key: np.concatenate(ap) for key, ap in found.items() if len(ap) == len(folds)}
+    queries = np.concatenate([fold.queries for fold in folds])
+    return _best(complete, np.concatenate(start_ap), labels[queries])
+
+
+def _candidates(
+    directions: PrincipalDirections,
+    descriptors: Float32,
+    dim: int | None,
+    power: float | None,
+    shrinkage: Shrinkage | None,
+) -> Iterator[tuple[tuple[int, float | None, Shrinkage | None], Float32]]:
+    """Yield the settings of each whitening that can be learned, and the whitened descriptors."""
+    projected = directions.project(descriptors)
+    width = projected.shape[1]
+    dims = sorted({max(1, width // part) for part in PARTS}) if dim is None else [dim]
+    powers: Sequence[float] = POWERS if power is None else (power,)
+    shrinkages: Sequence[Shrinkage] = (0.0, "ledoit-wolf") if shrinkage is None else (shrinkage,)
+    pca = directions.method == "pca"
+    for size in dims:
+        for amount in shrinkages if pca else (0.0,):
+            if size > directions.varying(amount):
+                continue
+            for exponent in powers if pca else (0.0,):
+                factors = directions.factors(size, exponent, amount).astype(np.float32)
+                rows = projected[:, :size] * (factors / factors.max())
+                rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+                yield (size, exponent, amount) if pca else (size, None, None), rows
+
+
+def _best(
+    found: dict[tuple[int, float | None, Shrinkage | None], npt.NDArray[np.float64]],
+    start_ap: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.int64],
+) -> WhiteningChoice:
+    if not found:
+        raise InputError(
+            "no whitening of this `dim` can be learned: choose a smaller one, or learn from more "
+            "photos"
+        )
+    candidates: dict[int, WhiteningCandidate] = {}
+    aps: dict[int, npt.NDArray[np.float64]] = {}
+    for (dim, power, shrinkage), ap in found.items():
+        value = float(np.nanmean(ap))
+        # The first of equal candidates is the simplest.
+        if dim not in candidates or value > candidates[dim].validation_map:
+            candidates[dim] = WhiteningCandidate(dim, power, shrinkage, value)
+            aps[dim] = ap
+    best = max(candidates.values(), key=lambda each: (each.validation_map, -each.dim))
+    return WhiteningChoice(
+        start_map=float(np.nanmean(start_ap)),
+        best=best,
+        candidates=tuple(candidates[dim] for dim in sorted(candidates)),
+        gain=compare_ap(aps[best.dim], start_ap, labels),
+        queries=int((~np.isnan(start_ap)).sum()),
+        classes=len(np.unique(labels)),
+        start_ap=start_ap,
+        best_ap=aps[best.dim],
+    )
