@@ -14,13 +14,13 @@ Nothing heavy is imported until a name is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from listwise.api import Evaluation, Labels, Run, evaluate, label, load, train
+    from listwise.api import Evaluation, Labels, Run, Tuning, evaluate, label, load, train, tune
     from listwise.descriptors import Model
     from listwise.search import Added, Entry, Hit, Index, open_index
 
 __version__ = "0.1.0"
-__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Labels", "Model", "Run"]
-__all__ += ["__version__", "evaluate", "label", "load", "open_index", "train"]
+__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Labels", "Model", "Run", "Tuning"]
+__all__ += ["__version__", "evaluate", "label", "load", "open_index", "train", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from listwise.descriptors import Model
 from listwise.descriptors import load_model as load
 from listwise.labeling import Labels, label
-from listwise.results import Evaluation, evaluate
+from listwise.results import Evaluation, Tuning, evaluate, tune
 from listwise.search import Added, Entry, Hit, Index, open_index
 
 if TYPE_CHECKING:
     from listwise.training import TrainPlan, TrainResult
     from listwise.training.run.view import TrainView
 
-__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Labels", "Model", "Run"]
-__all__ += ["evaluate", "label", "load", "open_index", "train"]
+__all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Labels", "Model", "Run", "Tuning"]
+__all__ += ["evaluate", "label", "load", "open_index", "train", "tune"]
 
 
 @dataclass(frozen=True, eq=False)

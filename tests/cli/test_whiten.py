@@ -24,7 +24,8 @@ def described(photos):
 
 def test_from_photos_it_becomes_part_of_the_model(listwise, photos, tmp_path):
     plain = described(photos)
-    code, out, err = listwise("whiten", "model", "photos", "--dim", 10)
+    fixed = ("--dim", 10, "--power", 0.25, "--shrinkage", 0)
+    code, out, err = listwise("whiten", "model", "photos", *fixed)
     assert (code, err) == (0, "")
     assert "96 -> 10 dimensions, learned from 48" in out
     expected = Whitening.learn([plain], dim=10).apply(plain)
@@ -36,11 +37,13 @@ def test_from_photos_it_becomes_part_of_the_model(listwise, photos, tmp_path):
 def test_from_a_descriptor_file_and_again_and_removed(listwise, photos):
     model = load_model("model", "cpu")
     file = extract(model, read_images(photos), "plain.parquet", workers=0)
-    code, out, _ = listwise("whiten", "model", "plain.parquet", "--power", 0.5, "--json")
+    code, out, err = listwise("whiten", "model", "plain.parquet", "--power", 0.5, "--json")
     assert code == 0
+    assert "the whitening is not validated, because it has no labels" in err
     answer = json.loads(out)
     assert (answer["method"], answer["power"], answer["learned_from"]) == ("pca", 0.5, 48)
-    expected = Whitening.learn(file.batches(), power=0.5)
+    expected = Whitening.learn(file.batches(), power=0.5, shrinkage="ledoit-wolf")
+    assert answer["shrinkage"] == expected.info.shrinkage
     assert load_model("model").whitening.fingerprint() == expected.fingerprint()
     assert answer["dim"] == expected.dim
     code, *_ = listwise("whiten", "model", "plain.parquet", "--dim", 5)
@@ -79,7 +82,8 @@ def test_supervised_uses_the_labels(listwise, photos, tmp_path):
         (("model", "--remove"), "has no whitening"),
         (("model", "photos", "--remove"), "--remove takes only MODEL and --json"),
         (("model", "photos", "--supervised", "--power", "0.5"), "leave it out with --supervised"),
-        (("model", "photos", "--dim", "96"), "vary in"),
+        (("model", "photos", "--dim", "48", "--power", "0", "--shrinkage", "0"), "vary in 47"),
+        (("model", "photos", "--dim", "97"), "no whitening of this --dim can be learned"),
         (("nothing", "photos"), "no model folder"),
         (("model", "nowhere"), "no such file or folder"),
         (("model", "other.parquet"), "made by another model"),

@@ -1,3 +1,4 @@
+import hashlib
 import tracemalloc
 
 import numpy as np
@@ -5,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from sklearn.covariance import LedoitWolf
 
 from listwise.descriptors import Whitening, matching_pairs
 from listwise.descriptors import whitening as module
-from listwise.descriptors.whitening import WHITENING_FILE, WhiteningInfo
+from listwise.descriptors.whitening import WHITENING_FILE, PrincipalDirections, WhiteningInfo
 from listwise.errors import InputError
 
 
@@ -59,6 +62,61 @@ def test_pca_is_that_of_a_plain_svd(power, dim):
     same_up_to_signs(learned.apply(new), expected, 1e-6)
     assert learned.dim == expected.shape[1]
     assert learned.info == WhiteningInfo(method="pca", power=power, learned_from=900)
+
+
+@pytest.mark.parametrize(("count", "dim", "offset"), [(900, 24, 0.3), (12, 40, 5.0), (5, 3, 0.0)])
+def test_the_shrinkage_is_that_of_ledoit_and_wolf(count, dim, offset):
+    rows = correlated(count, dim, offset=offset)
+    directions = PrincipalDirections.of(np.array_split(rows, 3))
+    expected = LedoitWolf().fit(rows)
+    assert directions.ledoit_wolf == pytest.approx(expected.shrinkage_, rel=1e-9)
+    shrunk = np.sort(np.linalg.eigvalsh(expected.covariance_))[::-1]
+    factors = directions.factors(dim, 1.0, "ledoit-wolf")
+    np.testing.assert_allclose(1 / factors, shrunk, rtol=1e-7)
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5])
+@pytest.mark.parametrize("dim", [None, 5])
+def test_shrinkage_moves_variances_towards_their_mean(power, dim):
+    """Against the covariance itself: (1 - s) S + s m I, all in float64."""
+    rows, new = correlated(9, 12, offset=0.2), correlated(20, 12, seed=1)
+    learned = Whitening.learn([rows], dim, power, 0.3)
+    mean = rows.mean(axis=0)
+    covariance = (rows - mean).T @ (rows - mean) / len(rows)
+    shrunk = 0.7 * covariance + 0.3 * np.trace(covariance) / 12 * np.eye(12)
+    variances, directions = np.linalg.eigh(shrunk)
+    expected = ((new - mean) @ directions / variances**power)[:, ::-1][:, :dim]
+    # Directions without variance are equal after shrinkage, and any basis of them may be used.
+    known = min(dim or 8, 8)
+    found = learned.apply(new)
+    assert found.shape == (20, dim or 12)
+    scores = unit(expected) @ unit(expected).T
+    np.testing.assert_allclose(found @ found.T, scores, rtol=0, atol=1e-5)
+    same_up_to_signs(found[:, :known], unit(expected)[:, :known], 1e-5)
+    assert learned.info.shrinkage == 0.3
+
+
+def test_shrinkage_is_checked():
+    rows = correlated(9, 4)
+    for wrong in (-0.1, 1.5, "full"):
+        with pytest.raises(InputError, match="`shrinkage` must be"):
+            Whitening.learn([rows], shrinkage=wrong)
+
+
+def test_a_file_without_shrinkage_is_that_of_earlier_versions(tmp_path):
+    """Its text has no such field, so that checksums of earlier files stay valid."""
+    learned = Whitening.learn([correlated(30, 4)])
+    learned.save(tmp_path, "network")
+    with safe_open(tmp_path / WHITENING_FILE, framework="numpy") as file:
+        metadata = file.metadata()
+    earlier = '{"format_version":1,"method":"pca","power":0.25,"learned_from":30}'
+    assert metadata["whitening"] == earlier
+    text = f"{earlier} network {learned.fingerprint()}"
+    assert metadata["checksum"] == hashlib.sha256(text.encode()).hexdigest()
+    assert Whitening.load(tmp_path, "network").info == learned.info
+    shrunk = Whitening.learn([correlated(30, 4)], shrinkage=0.5)
+    shrunk.save(tmp_path, "network")
+    assert Whitening.load(tmp_path, "network").info.shrinkage == 0.5
 
 
 def test_a_mean_far_from_zero_costs_no_digits():

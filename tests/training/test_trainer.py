@@ -84,6 +84,25 @@ def same_state(a, b):
     return True
 
 
+def test_training_is_never_worse_than_the_start(photos, tmp_path):
+    """Updates that destroy the network: the model is the network before training."""
+    view = Witness()
+    result = train(photos, tmp_path / "run", view, learning_rate=0.3)
+    assert max(view.maps[update] for update in (2, 4, 6)) < view.maps[0] - 0.05
+    assert (result.best_update, result.best_map) == (0, result.first_map)
+    assert (
+        sum("better validation mAP than the network before training" in x for x in view.lines) == 1
+    )
+    torch.manual_seed(prepare(photos, SETTINGS).config.seed)
+    start = RetrievalNet("test_resnet.r160_in1k", weights="random")
+    kept = RetrievalNet.load(tmp_path / "run" / "model")
+    assert kept.fingerprint() == start.fingerprint()
+    validation = prepare(photos, SETTINGS).validation
+    found = embed_photos(kept, validation, max_side=48)
+    value = mean_average_precision(found.descriptors.numpy(), validation.labels)
+    assert value == pytest.approx(result.first_map)
+
+
 def test_a_run_leaves_what_it_should(photos, tmp_path):
     view = Witness()
     result = train(photos, tmp_path / "run", view)

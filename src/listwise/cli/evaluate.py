@@ -21,6 +21,7 @@ EXAMPLES = """Examples:
   listwise evaluate runs/a/model roxford5k --refine superglobal --refine diffusion
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
 """
+EXPAND = "Also evaluate with α query expansion (αQE); by default if the model is tuned to it."
 
 
 def evaluate(
@@ -34,9 +35,7 @@ def evaluate(
         ),
     ],
     against: Annotated[Path | None, options.path("Second model to compare with.")] = None,
-    expand: Annotated[
-        bool, options.flag("--qe", "Also evaluate with α query expansion (αQE).")
-    ] = False,
+    expand: Annotated[bool | None, options.flag("--qe/--no-qe", EXPAND)] = None,
     refine: Annotated[
         list[str] | None,
         options.refine("Also evaluate with the first results re-ranked; repeat for several."),

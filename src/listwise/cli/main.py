@@ -24,6 +24,7 @@ from listwise.cli import (
     serve,
     study,
     train,
+    tune,
     whiten,
 )
 from listwise.cli.output import with_flags
@@ -38,6 +39,7 @@ app.command(epilog=label.EXAMPLES)(label.label)
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=extract.EXAMPLES)(extract.extract)
 app.command(epilog=whiten.EXAMPLES)(whiten.whiten)
+app.command(epilog=tune.EXAMPLES)(tune.tune)
 app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.add_typer(index.app, name="index")
 app.command(epilog=search.EXAMPLES)(search.search)

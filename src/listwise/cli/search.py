@@ -24,6 +24,7 @@ EXAMPLES = """Examples:
   listwise search shop chair.jpg --where "price < 100 and color = 'red'"
   listwise search shop chair.jpg --sheet found.png
 """
+EXPAND = "Expand the query with its nearest photos (αQE); by default if the model is tuned to it."
 SHOWN = ("id", "score", "refined", "probability", "inliers", "attributes")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -50,9 +51,7 @@ def search(
         options.box("Search by this part of the photo, in pixels; one box per photo."),
     ] = None,
     k: Annotated[int, options.integer("Maximum number of results.", "-k", min=1)] = 10,
-    expand: Annotated[
-        bool, options.flag("--expand", "Expand the query with its nearest photos (αQE).")
-    ] = False,
+    expand: Annotated[bool | None, options.flag("--expand/--no-expand", EXPAND)] = None,
     refine: Annotated[
         str | None, options.refine("Re-rank the first results by their global descriptors.")
     ] = None,

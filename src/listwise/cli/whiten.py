@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 
 from listwise.cli import options
@@ -13,15 +14,19 @@ from listwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from listwise.descriptors import Whitening
+    from listwise.descriptors.choosing import WhiteningChoice
 
 EXAMPLES = """Examples:
-  listwise whiten runs/a/model photos            # square-rooted PCA
-  listwise whiten runs/a/model photos --dim 1024 --power 0.5
+  listwise whiten runs/a/model labels.csv        # chosen by mAP on validation photos
+  listwise whiten runs/a/model labels.csv --dim 512
+  listwise whiten runs/a/model photos --dim 1024 --power 0.25 --shrinkage 0   # as in the paper
   listwise whiten runs/a/model photos.parquet    # a file of listwise extract
   listwise whiten runs/a/model labels.csv --supervised
   listwise whiten runs/a/model --remove
 
-Learn from photos that resemble the database, but not from photos that you evaluate with.
+Learn from photos that resemble the database, but not from photos that you evaluate with. With
+labels, dimension, power and shrinkage are chosen by mAP on the split val of a table, or on classes
+that are held out. If no whitening helps, none is stored, unless you give one of the three.
 """
 
 Power = Annotated[
@@ -31,7 +36,24 @@ Power = Annotated[
         "square-rooted PCA, 0.5 is full whitening.",
         min=0,
         max=1,
-        show_default="0.25",
+        show_default="chosen by validation, without labels 0.25",
+    ),
+]
+Shrinkage = Annotated[
+    float | None,
+    options.decimal(
+        "Move the variances towards their mean: 0 leaves them, 1 makes them equal.",
+        min=0,
+        max=1,
+        show_default="chosen by validation, without labels that of Ledoit and Wolf",
+    ),
+]
+Dim = Annotated[
+    int | None,
+    options.integer(
+        "Number of dimensions to keep.",
+        min=1,
+        show_default="chosen by validation, without labels all",
     ),
 ]
 
@@ -46,8 +68,9 @@ def whiten(
             "model.",
         ),
     ] = None,
-    dim: options.Dim = None,
+    dim: Dim = None,
     power: Power = None,
+    shrinkage: Shrinkage = None,
     supervised: Annotated[
         bool, options.flag("--supervised", "Learn from pairs of photos with the same label.")
     ] = False,
@@ -61,7 +84,7 @@ def whiten(
     """Learn a whitening from photos and store it in the model."""
     console = open_console(json)
     if remove:
-        if source or dim or power is not None or supervised or max_side:
+        if source or supervised or {dim, power, shrinkage, max_side} != {None}:
             raise InputError("--remove takes only MODEL and --json: leave out the other arguments")
         from listwise.descriptors import remove_whitening
 
@@ -75,25 +98,48 @@ def whiten(
     from listwise.descriptors.learning import learn_whitening, whitening_source
 
     opened = whitening_source(source, supervised)
+    choices: list[WhiteningChoice] = []
     with stoppable(), progress_bar(console, "computing descriptors", len(opened)) as advance:
         learned = learn_whitening(
             model,
             opened,
             dim=dim,
             power=power,
+            shrinkage=shrinkage,
             supervised=supervised,
             max_side=max_side,
             device=device,
             on_progress=advance,
             on_note=partial(note, console),
+            on_choice=choices.append,
             on_unreadable=partial(warn_of_unreadable, console),
         )
-    _show(model, learned, console, json)
+    for choice in choices:
+        if not json:
+            typer.echo(f"{choice.table()}\n{choice}")
+    _show(model, learned, choices, console, json)
 
 
-def _show(model: Path, learned: "Whitening", console: Console, json: bool) -> None:
+def _show(
+    model: Path,
+    learned: "Whitening | None",
+    choices: "list[WhiteningChoice]",
+    console: Console,
+    json: bool,
+) -> None:
+    maps = {}
+    for choice in choices:
+        maps = {"plain_map": choice.start_map, "validation_map": choice.best.validation_map}
+    if learned is None:
+        facts = {"model": model, "method": None, **maps}
+        done = f"no whitening is better than none beyond noise: {model} is unchanged"
+        print_result(console, json, facts, done)
+        return
+    if choices and choices[0].gain.value < 0:
+        note(console, "the validation mAP is lower than without whitening")
     info = learned.info
-    facts = {"model": model, **info.model_dump(exclude={"format_version"}), "dim": learned.dim}
+    kept = info.model_dump(exclude={"format_version"})
+    facts = {"model": model, **kept, "dim": learned.dim, **maps}
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"
     done = (
         f"{model} now whitens its descriptors: {dims}, learned from {info.learned_from} descriptors"

@@ -16,7 +16,7 @@ from listwise.descriptors.whitening import (
     matching_pairs,
 )
 from listwise.errors import InputError
-from listwise.evaluation import Gain, JudgedQueries, compare_ap, evaluate_descriptors
+from listwise.evaluation import Gain, compare_ap, evaluate_labelled
 
 TRAIN_SPLIT, VAL_SPLIT = "train", "val"
 POWERS = (0.0, 0.125, 0.25, 0.375, 0.5)
@@ -28,6 +28,7 @@ MOST_VALIDATED = 2000
 
 Float32 = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
+AP = npt.NDArray[np.float64]
 Batches = Callable[[Positions], Iterable[Float32]]
 
 
@@ -36,13 +37,13 @@ class Fold(NamedTuple):
 
     Attributes:
         learn: the photos that the whitening is learned from.
-        queries: the photos that are searched for; none of them is in `learn`.
-        gallery: the photos that are searched in; the queries are among them.
+        validate: the photos that are searched for and searched in, each among the others. None of
+            them is in `learn`: a whitening treats the photos it was learned from differently, so
+            that photos of other classes would be easy to tell apart.
     """
 
     learn: Positions
-    queries: Positions
-    gallery: Positions
+    validate: Positions
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ class WhiteningCandidate:
     shrinkage: Shrinkage | None
     validation_map: float
 
+    def whitening(self, directions: PrincipalDirections) -> Whitening:
+        """Return the whitening with these settings."""
+        return directions.whitening(self.dim, self.power or 0.0, self.shrinkage or 0.0)
+
+    def __str__(self) -> str:
+        power = "" if self.power is None else f", power {self.power:g}"
+        shrunk = f", shrinkage {self.shrinkage}" if self.shrinkage else ""
+        return f"{self.dim} dimensions{power}{shrunk}"
+
 
 @dataclass(frozen=True, eq=False)
 class WhiteningChoice:
@@ -69,8 +79,9 @@ class WhiteningChoice:
         gain: the mAP of `best` minus `start_map`, with its standard error.
         queries: the number of validation photos.
         classes: the number of their classes.
-        start_ap: average precision of each query before, [queries].
-        best_ap: average precision of each query with `best`, [queries].
+        start_ap: average precision of each photo before, fold by fold; NaN without a positive.
+        best_ap: the same with `best`.
+        directions: what was learned in each fold.
     """
 
     start_map: float
@@ -79,13 +90,38 @@ class WhiteningChoice:
     gain: Gain
     queries: int
     classes: int
-    start_ap: npt.NDArray[np.float64]
-    best_ap: npt.NDArray[np.float64]
+    start_ap: AP
+    best_ap: AP
+    directions: tuple[PrincipalDirections, ...]
 
     @property
     def helps(self) -> bool:
         """Whether the best candidate is better by more than two standard errors."""
         return self.gain.clear
+
+    def table(self) -> str:
+        """Format the best candidate of each dimension as a plain text table, mAP in percent."""
+        rows = [("none", self.start_map)]
+        rows += [(str(each), each.validation_map) for each in self.candidates]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {100 * value:.1f}" for name, value in rows]
+        return "\n".join([f"{'whitening':<{width}}  mAP", *lines])
+
+    def __str__(self) -> str:
+        value, error = 100 * self.gain.value, 100 * self.gain.error
+        return (
+            f"validation mAP {100 * self.start_map:.1f} without whitening, "
+            f"{100 * self.best.validation_map:.1f} with the best ({value:+.1f} ± {error:.1f}, "
+            f"{self.queries} photos of {self.classes} classes)"
+        )
+
+
+def without_test_split(images: LabelledImages) -> LabelledImages:
+    """Return the photos to learn from and to validate on: not the test split of a table."""
+    if images.splits is None or not {TRAIN_SPLIT, VAL_SPLIT} & set(images.splits):
+        return images
+    wanted = {TRAIN_SPLIT, VAL_SPLIT} if TRAIN_SPLIT in images.splits else set(images.splits)
+    return images.subset([i for i, split in enumerate(images.splits) if split in wanted - {"test"}])
 
 
 def validation_folds(images: LabelledImages) -> tuple[list[Fold], Positions]:
@@ -93,7 +129,7 @@ def validation_folds(images: LabelledImages) -> tuple[list[Fold], Positions]:
 
     A table with the split "val" is validated on this split, and the whitening is learned from the
     other photos. Otherwise each class is validated with a whitening learned from other classes: in
-    five folds, or on held-out classes if there are many photos.
+    two to five folds, or on held-out classes if there are many photos.
 
     Returns:
         The folds, and the photos that the final whitening is learned from.
@@ -110,7 +146,9 @@ def validation_folds(images: LabelledImages) -> tuple[list[Fold], Positions]:
                 'every photo has the split "val": whitening needs photos to learn from'
             )
         chosen = _at_most(images.labels, everything[val])
-        return [Fold(learn, _searchable(images.labels, chosen), chosen)], learn
+        if np.bincount(images.labels[chosen]).max() < 2:
+            raise InputError('validation needs a class with two photos of the split "val"')
+        return [Fold(learn, chosen)], learn
     several = np.flatnonzero(images.class_sizes() >= 2)
     if len(several) < 4:
         raise InputError(
@@ -121,22 +159,15 @@ def validation_folds(images: LabelledImages) -> tuple[list[Fold], Positions]:
         _, held_out = hold_out_classes(images, 0.2, seed=0)
         val = np.isin(np.array(images.class_names)[images.labels], held_out.class_names)
         chosen = _at_most(images.labels, everything[val])
-        return [Fold(everything[~val], chosen, chosen)], everything
+        return [Fold(everything[~val], chosen)], everything
     shuffled = np.random.default_rng(0).permutation(several)
     folds = []
-    for classes in np.array_split(shuffled, min(FOLDS, len(several))):
-        queries = np.isin(images.labels, classes)
-        folds.append(Fold(everything[~queries], everything[queries], everything))
+    # Few classes in a fold make short, easy lists.
+    count = min(max(2, len(several) // 8), FOLDS)
+    for classes in np.array_split(shuffled, count):
+        held = np.isin(images.labels, classes)
+        folds.append(Fold(everything[~held], everything[held]))
     return folds, everything
-
-
-def _searchable(labels: npt.NDArray[np.int64], chosen: Positions) -> Positions:
-    """Return the photos that have another photo of their class among `chosen`."""
-    sizes = np.bincount(labels[chosen])
-    queries = chosen[sizes[labels[chosen]] > 1]
-    if not len(queries):
-        raise InputError('validation needs a class with two photos of the split "val"')
-    return queries
 
 
 def _at_most(labels: npt.NDArray[np.int64], positions: Positions) -> Positions:
@@ -187,27 +218,22 @@ def choose_whitening(
         supervised: learn from pairs of photos with the same label.
         current: the whitening to compare with; none by default.
     """
-    start_ap: list[npt.NDArray[np.float64]] = []
-    found: dict[tuple[int, float | None, Shrinkage | None], list[npt.NDArray[np.float64]]] = {}
-    whole = JudgedQueries.labelled(labels)
+    start_ap: list[AP] = []
+    found: dict[tuple[int, float | None, Shrinkage | None], list[AP]] = {}
+    learned: list[PrincipalDirections] = []
     for fold in folds:
-        judged = whole.subset(fold.queries, fold.gallery)
-        places = np.searchsorted(fold.gallery, fold.queries)
-
-        def measure(
-            rows: Float32, judged: JudgedQueries = judged, places: Positions = places
-        ) -> npt.NDArray[np.float64]:
-            return evaluate_descriptors(rows[places], rows, judged)["Labels"].per_query_ap
-
-        gallery = np.concatenate(list(batches(fold.gallery)))
-        start_ap.append(measure(gallery if current is None else current.apply(gallery)))
+        own = labels[fold.validate]
+        plain = np.concatenate(list(batches(fold.validate)))
+        start = plain if current is None else current.apply(plain)
+        start_ap.append(evaluate_labelled(start, own).per_query_ap)
         chosen_labels = labels[fold.learn] if supervised else None
         directions = learn_directions(batches(fold.learn), chosen_labels)
-        for settings, rows in _candidates(directions, gallery, dim, power, shrinkage):
-            found.setdefault(settings, []).append(measure(rows))
+        learned.append(directions)
+        for settings, rows in _candidates(directions, plain, dim, power, shrinkage):
+            found.setdefault(settings, []).append(evaluate_labelled(rows, own).per_query_ap)
     complete = {key: np.concatenate(ap) for key, ap in found.items() if len(ap) == len(folds)}
-    queries = np.concatenate([fold.queries for fold in folds])
-    return _best(complete, np.concatenate(start_ap), labels[queries])
+    classes = labels[np.concatenate([fold.validate for fold in folds])]
+    return _best(complete, np.concatenate(start_ap), classes, tuple(learned))
 
 
 def _candidates(
@@ -236,9 +262,10 @@ def _candidates(
 
 
 def _best(
-    found: dict[tuple[int, float | None, Shrinkage | None], npt.NDArray[np.float64]],
-    start_ap: npt.NDArray[np.float64],
+    found: dict[tuple[int, float | None, Shrinkage | None], AP],
+    start_ap: AP,
     labels: npt.NDArray[np.int64],
+    directions: tuple[PrincipalDirections, ...],
 ) -> WhiteningChoice:
     if not found:
         raise InputError(
@@ -246,7 +273,7 @@ def _best(
             "photos"
         )
     candidates: dict[int, WhiteningCandidate] = {}
-    aps: dict[int, npt.NDArray[np.float64]] = {}
+    aps: dict[int, AP] = {}
     for (dim, power, shrinkage), ap in found.items():
         value = float(np.nanmean(ap))
         # The first of equal candidates is the simplest.
@@ -263,4 +290,5 @@ def _best(
         classes=len(np.unique(labels)),
         start_ap=start_ap,
         best_ap=aps[best.dim],
+        directions=directions,
     )

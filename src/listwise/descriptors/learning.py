@@ -9,14 +9,13 @@ import numpy as np
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog import labelled_of, photos_of
 from listwise.descriptors.choosing import (
-    TRAIN_SPLIT,
-    VAL_SPLIT,
     Float32,
     Positions,
     WhiteningChoice,
     choose_whitening,
     learn_directions,
     validation_folds,
+    without_test_split,
 )
 from listwise.descriptors.extract import extract
 from listwise.descriptors.loading import find_model_folder, load_network
@@ -104,7 +103,7 @@ def learn_whitening(
         raise InputError("`supervised` needs labels: give the photos as LabelledImages")
     else:
         if isinstance(source, LabelledImages) and not how.complete:
-            source = _used(source)
+            source = without_test_split(source)
         # A source may list a photo several times with different boxes, so ids are positions.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
         kept = folder / "whitening.parquet"
@@ -171,9 +170,7 @@ class _Settings:
         if not choice.helps and not fixed:
             return None
         labels = images.labels[everything] if self.supervised else None
-        directions = learn_directions(batches(everything), labels)
-        best = choice.best
-        return directions.whitening(best.dim, best.power or 0.0, best.shrinkage or 0.0)
+        return choice.best.whitening(learn_directions(batches(everything), labels))
 
     def learn_unvalidated(self, batches: Iterable[Float32], reason: str) -> Whitening:
         """Learn with what the user gave and the defaults."""
@@ -187,14 +184,6 @@ class _Settings:
         if not self.supervised:
             return Whitening.learn(batches, self.dim, self.power or 0.0, self.shrinkage or 0.0)
         return learn_directions(batches, images.labels).whitening(self.dim)
-
-
-def _used(images: LabelledImages) -> LabelledImages:
-    """Return the photos to learn from and to validate on, without the test split of a table."""
-    if images.splits is None or not {TRAIN_SPLIT, VAL_SPLIT} & set(images.splits):
-        return images
-    wanted = {TRAIN_SPLIT, VAL_SPLIT} if TRAIN_SPLIT in images.splits else set(images.splits)
-    return images.subset([i for i, split in enumerate(images.splits) if split in wanted - {"test"}])
 
 
 def remove_whitening(folder: str | Path) -> None:

@@ -46,7 +46,7 @@ def describe_scales(
     if len(scales) == 1 and scales[0] == 1:
         return net(photos, sizes)
     return power_mean(
-        torch.stack([net(*_resized(photos, sizes, scale)) for scale in scales]), power
+        torch.stack([net(*resize_photos(photos, sizes, scale)) for scale in scales]), power
     )
 
 
@@ -54,7 +54,7 @@ def _signed_power(x: Tensor, power: float) -> Tensor:
     return x.sign() * x.abs().pow(power)
 
 
-def _resized(
+def resize_photos(
     photos: Tensor, sizes: Sequence[tuple[int, int]], scale: float
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """Resize each photo by itself; return images in [0, 1] and their heights and widths."""

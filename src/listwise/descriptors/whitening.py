@@ -297,7 +297,7 @@ class PrincipalDirections:
                 f"only: choose at most {varying}, or learn from more photos"
             )
         kept = self._shrunk(shrinkage)[: dim or varying]
-        return kept**-power if self.method == "pca" else np.ones_like(kept)
+        return np.asarray(kept**-power) if self.method == "pca" else np.ones_like(kept)
 
     def varying(self, shrinkage: Shrinkage = 0.0) -> int:
         """Return the number of directions whose variance is not zero after the shrinkage."""
@@ -311,7 +311,7 @@ class PrincipalDirections:
 
     def _shrunk(self, shrinkage: Shrinkage) -> Float64:
         amount = self._amount(shrinkage)
-        return (1 - amount) * self.variances + amount * self.variances.mean()
+        return np.asarray((1 - amount) * self.variances + amount * self.variances.mean())
 
     def _amount(self, shrinkage: Shrinkage) -> float:
         if self.ledoit_wolf is None:

@@ -105,14 +105,14 @@ class RetrievalNet(nn.Module):
         return self.finish(self.pooling(self.features(images)))
 
     def finish(self, vectors: Tensor) -> Tensor:
-        """Project and normalize pooled vectors: [B, C] -> [B, dim], unit rows."""
+        """Project and normalize pooled vectors: [..., C] -> [..., dim], unit length."""
         if self.config.normalize_pooled:
-            vectors = F.normalize(vectors, dim=1)
+            vectors = F.normalize(vectors, dim=-1)
         if self.projection is not None:
             with torch.autocast(vectors.device.type, enabled=False):
                 vectors = self.projection(vectors.to(self.mean.dtype))
         # Half precision has too few digits to distinguish neighbors.
-        return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=1)
+        return F.normalize(vectors if vectors.dtype == torch.float64 else vectors.float(), dim=-1)
 
     def features(self, images: Tensor) -> Tensor:
         """Compute the feature map: [B, 3, H, W], uint8 or float in [0, 1] -> [B, C, h, w]."""

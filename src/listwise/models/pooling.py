@@ -4,6 +4,7 @@ All of them compute in float32 or float64, whatever the type of the map, so they
 autocast.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -37,6 +38,17 @@ class GeM(nn.Module):
         exponent = self.p.to(x.dtype)
         mean = (x / scale).pow(exponent).mean(dim=2)
         return scale.squeeze(2) * mean.pow(1 / exponent)
+
+
+class SeveralGeM(nn.Module):
+    """GeM with several powers, to compare them: [B, C, H, W] -> [B, P, C]."""
+
+    def __init__(self, powers: Sequence[float], eps: float = 1e-6) -> None:
+        super().__init__()
+        self.each = nn.ModuleList([GeM(power, eps) for power in powers])
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        return torch.stack([gem(features) for gem in self.each], dim=1)
 
 
 class MAC(nn.Module):

@@ -11,6 +11,7 @@ from listwise.blocks import Database
 from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import DescriptorFile, Model, Whitening
+from listwise.descriptors.tuned import Expansion
 from listwise.errors import InputError
 from listwise.evaluation import (
     Results,
@@ -54,25 +55,26 @@ class BenchmarkDescriptors:
     def evaluate(
         self,
         *,
-        expand: bool = False,
+        expand: bool | Expansion = False,
         refine: RefineMethod | None = None,
         distractors: DescriptorFile | None = None,
     ) -> Results:
         """Compute the metrics of each protocol of the benchmark.
 
         Args:
-            expand: use α query expansion.
+            expand: use α query expansion, with α = 2 and k = 10 unless others are given.
             refine: re-rank the first images by their global descriptors: "superglobal" or
                 "diffusion".
             distractors: descriptors added to the database, all negatives; read in blocks.
         """
-        refuse_labels(self.benchmark, expand, refine, distractors)
+        refuse_labels(self.benchmark, bool(expand), refine, distractors)
         database: Database = self.database
         if distractors is not None:
             database = _WithDistractors(self.database, distractors)
         queries: NDArray[np.floating] = self.queries
         if expand:
-            queries = alpha_query_expansion(queries, database)
+            how = expand if isinstance(expand, Expansion) else Expansion()
+            queries = alpha_query_expansion(queries, database, how.alpha, how.k)
         judged = self.benchmark.judged
         if refine is None:
             return evaluate_descriptors(queries, database, judged)

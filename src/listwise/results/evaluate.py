@@ -114,7 +114,7 @@ def evaluate(
     benchmark: Benchmark | LabelledImages | str | Path,
     *,
     against: Model | str | Path | None = None,
-    expand: bool = False,
+    expand: bool | None = None,
     refine: RefineMethod | Sequence[RefineMethod] = (),
     distractors: DescriptorFile | str | Path | None = None,
     data: str | Path | None = None,
@@ -134,7 +134,7 @@ def evaluate(
         benchmark: the name or folder of a data set, labelled photos (class folders, a .csv or
             .parquet table), or the result of `open_benchmark` or `read_labelled`.
         against: another model to compare with.
-        expand: also evaluate with α query expansion.
+        expand: also evaluate with α query expansion; by default if the model was tuned to it.
         refine: also evaluate with the first images re-ranked by their global descriptors:
             "superglobal", "diffusion", or a list of both.
         distractors: descriptors of further photos by the same model, all negatives.
@@ -159,12 +159,9 @@ def evaluate(
         >>> result.report("report.html")                                # doctest: +SKIP
     """
     methods = [refine] if isinstance(refine, str) else list(refine)
-    options: dict[str, dict[str, Any]] = {"": {}}
-    if expand:
-        options[" + αQE"] = {"expand": True}
-    options |= {f" + {find_refinement(each).label}": {"refine": each} for each in methods}
+    options = {f" + {find_refinement(each).label}": {"refine": each} for each in methods}
     opened = open_benchmark(benchmark, data, split)
-    refuse_labels(opened, expand, refine, distractors)
+    refuse_labels(opened, bool(expand), refine, distractors)
     if distractors is not None and against is not None:
         raise InputError("`distractors` belong to one model: leave out `against`")
     if isinstance(distractors, str | Path):
@@ -180,12 +177,19 @@ def evaluate(
             distractors.require(network.fingerprint)
         with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
             described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
-        for suffix, how in options.items():
+        for suffix, how in (_expansion(network, opened, expand) | options).items():
             started = time.perf_counter()
             results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
             seconds = time.perf_counter() - started
             milliseconds[name + suffix] = 1000 * seconds / max(1, len(opened.judged))
     return Evaluation(described, results, len(distractors) if distractors else 0, milliseconds)
+
+
+def _expansion(model: Model, benchmark: Benchmark, expand: bool | None) -> dict[str, Any]:
+    """Return the rows without and, if wanted, with α query expansion: suffixes and options."""
+    tuned = None if model.tuned is None else model.tuned.expansion
+    wanted = tuned is not None and not benchmark.labelled if expand is None else expand
+    return {"": {}} | ({" + αQE": {"expand": tuned or True}} if wanted else {})
 
 
 def open_benchmark(

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from listwise.data.images import Box
+from listwise.descriptors.tuned import Expansion
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
 from listwise.search.entries import Entry, Float32, NoEntryError
@@ -178,7 +179,8 @@ def _search(store: Store, queries: Sequence[Query]) -> list[list[_Found]]:
     rows = np.stack([_mean(query.vectors) for query in queries])
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
-        rows[expanded] = alpha_query_expansion(rows[expanded], store)
+        how = store.header.expansion or Expansion()
+        rows[expanded] = alpha_query_expansion(rows[expanded], store, how.alpha, how.k)
     found: list[list[_Found]] = [[] for _ in queries]
     for where in dict.fromkeys(query.where for query in queries):
         places = [i for i, query in enumerate(queries) if query.where == where]

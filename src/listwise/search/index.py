@@ -88,6 +88,11 @@ class Index:
         """The calibration of the model: as it is now if it is loaded, else as it was stored."""
         return (self._model and self._model.calibration) or self.header.calibration
 
+    def expands(self, wanted: bool | None, refine: str | None = None) -> bool:
+        """Whether a search expands its query: as wanted, by default if the model is tuned to it."""
+        default = self.header.expansion is not None and refine is None
+        return default if wanted is None else wanted
+
     def __len__(self) -> int:
         return len(self.store)
 
@@ -195,7 +200,7 @@ class Index:
         *,
         like: Names = (),
         box: Box | Sequence[Box | None] | None = None,
-        expand: bool = False,
+        expand: bool | None = None,
         refine: RefineMethod | None = None,
         rerank: bool = False,
         exclude: Names = (),
@@ -214,7 +219,8 @@ class Index:
                 not among the hits.
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
-            expand: expand the query with its nearest neighbors (αQE).
+            expand: expand the query with its nearest neighbors (αQE). By default, if the model of
+                the index was tuned to it and `refine` is None.
             refine: re-rank the first hits by their global descriptors: "superglobal" (the first
                 400) or "diffusion" (the first 1000).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
@@ -230,6 +236,7 @@ class Index:
         """
         chosen = as_filter(where)
         method = None if refine is None else find_refinement(refine)
+        expand = self.expands(expand, refine)
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
         # After the model is loaded: its calibration may be newer than the stored one.

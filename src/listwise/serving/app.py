@@ -143,7 +143,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         request: Request,
         key: str,
         k: Annotated[int, many] = min(K, most),
-        expand: bool = False,
+        expand: bool | None = None,
         rerank: bool = False,
         where: Where = "",
         min_score: float | None = None,

@@ -36,14 +36,15 @@ ANSWER_SHARE = 10
 class SearchRequest:
     """A search: photos with their boxes, and keys of entries, as examples of one thing.
 
-    `finished` is set when nobody waits for the result any more; work on it then stops.
+    `expand` is None for the default of the index. `finished` is set when nobody waits for the
+    result any more; work on it then stops.
     """
 
     photos: Sequence[Upload]
     boxes: Sequence[Box | None]
     keys: Sequence[int]
     k: int
-    expand: bool
+    expand: bool | None
     rerank: bool
     where: Filter | None = None
     min_score: float | None = None
@@ -134,7 +135,8 @@ class Engine:
             k = max(k, TOP) if request.rerank else k
             left_out = set(request.keys)
             method = None if request.refine is None else find_refinement(request.refine)
-            query = Query(rows, k, request.expand, left_out, request.where, lowest, method)
+            expand = self.index.expands(request.expand, request.refine)
+            query = Query(rows, k, expand, left_out, request.where, lowest, method)
             queries.append((place, query))
         if queries:
             found = find_hits(store, [query for _, query in queries], self.index.calibration)

@@ -54,8 +54,8 @@ FORM: dict[str, Any] = {
     },
     "expand": {
         "type": "boolean",
-        "default": False,
-        "description": "Expand the query with its first results (αQE).",
+        "description": "Expand the query with its first results (αQE). By default if the model of "
+        "the index was tuned to it.",
     },
     "refine": {
         "type": "string",
@@ -106,7 +106,7 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
         _boxes(fields.get("boxes", ""), len(form.photos)),
         keys,
         _k(fields.get("k", ""), limits),
-        _switch("expand", fields.get("expand", "")),
+        _switch("expand", fields["expand"]) if fields.get("expand") else None,
         _switch("rerank", fields.get("rerank", "")),
         filter_in(fields.get("where", "")),
         _number("min_score", fields.get("min_score", "")),

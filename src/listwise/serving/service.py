@@ -122,7 +122,7 @@ class Service:
         return Answer.of(
             page,
             time.monotonic() - started,
-            expanded=request.expand,
+            expanded=self._engine.index.expands(request.expand, request.refine),
             refined=request.refine is not None,
             verified=verified,
             more=more,

@@ -246,6 +246,11 @@ class Trainer:
                 if self._finished():
                     break
                 mark = time.perf_counter()
+        if progress.best_update == 0:
+            self.view.message(
+                "no update has a better validation mAP than the network before training: the model "
+                "is that network"
+            )
         if progress.update < config.updates:
             reason = f"no better mAP in the last {progress.validations_since_best} validations"
             if progress.out_of_time:

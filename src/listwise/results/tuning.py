@@ -1,0 +1,425 @@
+"""Choose the settings of a model by its mAP on validation photos."""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from listwise.data import LabelledImages
+from listwise.data.catalog import labelled_of
+from listwise.descriptors import Model, Whitening, load_model
+from listwise.descriptors.choosing import (
+    Fold,
+    choose_whitening,
+    learn_directions,
+    validation_folds,
+    without_test_split,
+)
+from listwise.descriptors.loading import find_model_folder
+from listwise.descriptors.tuned import Expansion, TunedSettings
+from listwise.errors import InputError
+from listwise.evaluation import Gain, JudgedQueries, compare_ap, evaluate_descriptors
+from listwise.models.calibration import fit_calibration
+from listwise.models.pooling import GeM
+from listwise.progress import counting
+from listwise.results.scaling import ScaledDescriptors, describe_at_scales
+from listwise.search import database_augmentation
+
+SCALE_SETS = (
+    (1.0,),
+    (1.0, 0.7071),
+    (1.4142,),
+    (1.0, 1.4142),
+    (1.0, 0.7071, 1.4142),
+    (2.0,),
+    (1.0, 1.4142, 2.0),
+    (1.0, 0.7071, 1.4142, 2.0),
+)
+# Test-time powers of GeM, as multiples of the learned power.
+GEM_FACTORS = (0.75, 1.25, 1.5, 2.0)
+EXPANSIONS = tuple(Expansion(k=k, alpha=alpha) for k in (3, 5, 10, 20) for alpha in (1.0, 2.0, 3.0))
+# Photos are not enlarged beyond this side: the time and memory grow with its square.
+LARGEST_SIDE = 2048
+# More photos make a whitening hardly better.
+MOST_LEARNED = 20_000
+
+AP = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TuningStep:
+    """One setting that was tried.
+
+    Attributes:
+        setting: "scales", "GeM power", "whitening" or "αQE".
+        before: the value before.
+        best: the best other value.
+        validation_map: validation mAP with `best`.
+        gain: this mAP minus the mAP before, with its standard error.
+        cost: the time to describe a photo with `best`, relative to one scale.
+        taken: whether `best` was kept.
+    """
+
+    setting: str
+    before: str
+    best: str
+    validation_map: float
+    gain: Gain
+    cost: float
+    taken: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The result of `tune`.
+
+    Attributes:
+        model: the model with the settings that were kept.
+        steps: what was tried, in order.
+        start_map: validation mAP of the model before.
+        validation_map: validation mAP of `model`; never lower than `start_map`.
+        queries: the number of validation photos that were searched for.
+        classes: the number of their classes.
+        start_seconds: the time of the network for a photo before, in seconds.
+        seconds: the time of the network for a photo with `model`, in seconds.
+    """
+
+    model: Model
+    steps: tuple[TuningStep, ...]
+    start_map: float
+    validation_map: float
+    queries: int
+    classes: int
+    start_seconds: float
+    seconds: float
+
+    @property
+    def changed(self) -> bool:
+        """Whether any setting was changed."""
+        return any(step.taken for step in self.steps)
+
+    def table(self) -> str:
+        """Format the steps as a plain text table, mAP in percent."""
+        rows = [("setting", "value", "mAP", "gain", "cost", "")]
+        rows.append(("start", "", f"{100 * self.start_map:.1f}", "", "", ""))
+        for step in self.steps:
+            gain = f"{100 * step.gain.value:+.1f} ± {100 * step.gain.error:.1f}"
+            verdict = "kept" if step.taken else f"not better: stays {step.before}"
+            value = f"{100 * step.validation_map:.1f}"
+            rows.append((step.setting, step.best, value, gain, f"{step.cost:.1f}", verdict))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def tune(
+    model: Model | str | Path,
+    photos: LabelledImages | str | Path,
+    *,
+    max_side: int | None = None,
+    max_cost: float | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    progress: bool | None = None,
+    on_note: Callable[[str], object] = lambda note: None,
+) -> Tuning:
+    """Choose the test-time settings of a model by its mAP on validation photos.
+
+    Scales, GeM power, whitening and α query expansion are tried one after the other. A value is
+    kept only if its mAP is higher by more than two standard errors, so that the model never becomes
+    worse on the validation photos; between equal values the cheaper one stays. Each photo is
+    decoded once, and its feature map of each scale is pooled with all powers.
+
+    The settings become part of the model: `Model.encode`, `extract`, `evaluate`, a new index and
+    its searches use them where you give none. A model given as a folder is saved in the folder if
+    a setting has changed. A new GeM power or whitening changes the fingerprint of the model, so
+    build its indexes again.
+
+    Args:
+        model: a model, or the folder of a model or run.
+        photos: labelled photos: class folders, a table or list, or the name of a data set. A table
+            with the split "val" is validated on this split, and a whitening is learned from its
+            other photos, except the split "test".
+        max_side: long side that larger photos are reduced to, here and later; by default that of
+            the model's settings, or the original size.
+        max_cost: the maximum time to describe a photo, relative to one scale.
+        device: where a model given as a folder runs: cpu, cuda, cuda:1 ...; auto uses a GPU if
+            present.
+        workers: number of processes that decode photos; by default it depends on the cores.
+        progress: show a progress bar; by default on a terminal.
+        on_note: called with a sentence about what was left out.
+
+    Raises:
+        InputError: the photos have no labels, or too few photos per class.
+
+    Examples:
+        >>> tuning = listwise.tune("runs/photos/model", "photos.csv")   # doctest: +SKIP
+        >>> print(tuning.table())                                       # doctest: +SKIP
+    """
+    opened = model if isinstance(model, Model) else load_model(find_model_folder(model), device)
+    if not isinstance(model, Model) and opened.folder is None:
+        raise InputError(
+            f"{model} is the name of a backbone, and tuned settings are kept in a model folder: "
+            "save the model in a folder first"
+        )
+    name = str(Path(photos).resolve()) if isinstance(photos, str | Path) else "photos"
+    labelled = photos if isinstance(photos, LabelledImages) else labelled_of(photos)
+    images = without_test_split(labelled)
+    search = _Search(opened, images, name, max_side, max_cost, workers, progress, on_note)
+    tuning = search.run()
+    if tuning.changed and not isinstance(model, Model) and opened.folder is not None:
+        tuning.model.save(opened.folder)
+    return tuning
+
+
+@dataclass(eq=False)
+class _Search:
+    """A greedy search, one setting after the other."""
+
+    model: Model
+    images: LabelledImages
+    source: str
+    max_side: int | None
+    max_cost: float | None
+    workers: int | None
+    progress: bool | None
+    on_note: Callable[[str], object]
+    steps: list[TuningStep] = field(default_factory=list)
+    unseen: list[Whitening] = field(default_factory=list)
+
+    def run(self) -> Tuning:
+        folds, final = validation_folds(self.images)
+        chosen = np.concatenate([fold.validate for fold in folds])
+        self.settings = self.model.settings(self.max_side)
+        self.found = self._describe(chosen)
+        # Fold by fold, as choose_whitening returns its results.
+        self.chosen = chosen[self.found.kept]
+        self.labels = self.images.labels[self.chosen]
+        folds = [Fold(f.learn, f.validate[np.isin(f.validate, self.chosen)]) for f in folds]
+        ends = np.cumsum([len(fold.validate) for fold in folds])
+        self.lists = np.split(np.arange(len(self.chosen)), ends[:-1])
+        self.whitening = self.model.whitening
+        self.expansion: Expansion | None = None  # is chosen again
+        self.scales = self.settings.scales
+        self.gem = self.found.powers[0]
+        self.ap = start = self._measure(self._rows())
+        seconds = self.found.seconds(self.scales)
+        self._try_scales()
+        self._try_gem()
+        self._try_whitening(folds, final)
+        self._try_expansion()
+        return Tuning(
+            model=self._tuned_model(float(np.nanmean(start))),
+            steps=tuple(self.steps),
+            start_map=float(np.nanmean(start)),
+            validation_map=float(np.nanmean(self.ap)),
+            queries=int((~np.isnan(start)).sum()),
+            classes=len(np.unique(self.labels)),
+            start_seconds=seconds,
+            seconds=self.found.seconds(self.scales),
+        )
+
+    def _describe(self, chosen: npt.NDArray[np.int64]) -> ScaledDescriptors:
+        images = self.images.subset(chosen)
+        sets = self._scale_sets(images)
+        pooling = self.model.net.pooling
+        powers: list[float | None] = [None]
+        if isinstance(pooling, GeM):
+            learned = float(pooling.p.detach())
+            powers = [learned, *(round(learned * factor, 3) for factor in GEM_FACTORS)]
+        scales = sorted({1.0, *(scale for each in sets for scale in each)})
+        with counting("describing", len(images), self.progress) as advance:
+            found = describe_at_scales(
+                self.model, images, self.settings, scales, powers, self.workers, advance
+            )
+        if found.errors:
+            self.on_note(f"{len(found.errors)} photos cannot be read; the first: {found.errors[0]}")
+        self.sets = sets
+        return found
+
+    def _scale_sets(self, images: LabelledImages) -> list[tuple[float, ...]]:
+        """Return the sets of scales to try: the present one, then the others by cost."""
+        longest = 0
+        for file in images.files():
+            with suppress(InputError, OSError):
+                longest = max(longest, *file.size())
+        if self.settings.max_side is not None:
+            longest = min(longest, self.settings.max_side)
+        first = self.settings.scales
+        others = [each for each in SCALE_SETS if sorted(each) != sorted(first)]
+        if self.max_cost is not None:
+            others = [each for each in others if pixels(each) <= self.max_cost]
+        fitting = [e for e in others if max(e) <= 1 or max(e) * longest <= LARGEST_SIDE]
+        if len(fitting) < len(others):
+            self.on_note(
+                f"the largest photo has {longest} pixels, so it is not enlarged beyond "
+                f"{LARGEST_SIDE}: give a smaller `max_side` to try larger scales"
+            )
+        return [first, *sorted(fitting, key=pixels)]
+
+    def _try_scales(self) -> None:
+        """Try the sets from the cheapest to the dearest; each must be clearly better."""
+        before, start, kept, best = self.scales, self.ap, None, None
+        for scales in self.sets[1:]:
+            ap = self._measure(self._rows(scales=scales))
+            gain = compare_ap(ap, self.ap, self.labels)
+            if gain.clear:
+                self.scales, self.ap, kept = scales, ap, (scales, ap)
+            if best is None or np.nanmean(ap) > np.nanmean(best[1]):
+                best = (scales, ap)
+        shown = kept or best
+        if shown is not None:
+            gain = compare_ap(shown[1], start, self.labels)
+            self._note("scales", _listed(before), _listed(shown[0]), shown[1], gain, bool(kept))
+
+    def _try_gem(self) -> None:
+        before = self.gem
+        tried = [(power, self._measure(self._rows(gem=power))) for power in self.found.powers[1:]]
+        if before is None or not tried:
+            return
+        best, ap = max(tried, key=lambda each: float(np.nanmean(each[1])))
+        gain = compare_ap(ap, self.ap, self.labels)
+        if gain.clear:
+            self.gem, self.ap = best, ap
+        self._note("GeM power", f"{before:g}", f"{best:g}", ap, gain, gain.clear)
+
+    def _try_whitening(self, folds: Sequence[Fold], final: npt.NDArray[np.int64]) -> None:
+        plain = self._rows(whiten=False)
+        wanted = np.unique(np.concatenate([final, *(fold.learn for fold in folds)]))
+        others = np.setdiff1d(wanted, self.chosen)
+        if len(others) > MOST_LEARNED:
+            others = np.sort(np.random.default_rng(0).permutation(others)[:MOST_LEARNED])
+        rows = np.zeros((len(self.images), plain.shape[1]), np.float32)
+        known = np.zeros(len(self.images), bool)
+        rows[self.chosen], known[self.chosen] = plain, True
+        if len(others):
+            some = self.images.subset(others)
+            model = replace(self._with_gem(), whitening=None)
+            how = {**self.settings.arguments(), "scales": self.scales}
+            with counting("describing", len(some), self.progress) as advance:
+                found = model.describe(some, **how, workers=self.workers, on_progress=advance)
+            rows[others[found.kept]], known[others[found.kept]] = found.descriptors, True
+        folds = [Fold(*(part[known[part]] for part in fold)) for fold in folds]
+        choice = choose_whitening(
+            folds, lambda at: [rows[at]], self.images.labels, current=self.whitening
+        )
+        before, best = _named(self.whitening), choice.best
+        if choice.helps:
+            self.whitening = best.whitening(learn_directions([rows[final[known[final]]]], None))
+            self.ap = choice.best_ap
+            # Each photo with a whitening that was learned without it.
+            self.unseen = [best.whitening(each) for each in choice.directions]
+        self._note("whitening", before, str(best), choice.best_ap, choice.gain, choice.helps)
+
+    def _try_expansion(self) -> None:
+        rows = self._rows()
+        tried = [
+            (each, self._measure(rows, each))
+            for each in EXPANSIONS
+            if each.k < min(map(len, self.lists))
+        ]
+        if not tried:
+            return
+        best, ap = max(tried, key=lambda each: float(np.nanmean(each[1])))
+        gain = compare_ap(ap, self.ap, self.labels)
+        if gain.clear:
+            self.expansion, self.ap = best, ap
+        self._note("αQE", "off", _shown(best), ap, gain, gain.clear)
+
+    def _rows(
+        self,
+        scales: Sequence[float] | None = None,
+        gem: float | None = None,
+        whiten: bool = True,
+    ) -> npt.NDArray[np.float32]:
+        rows = self.found.combine(scales or self.scales, gem or self.gem, self.settings.power)
+        if not whiten or self.whitening is None:
+            return rows
+        if not self.unseen:
+            return self.whitening.apply(rows)
+        parts = zip(self.unseen, self.lists, strict=True)
+        return np.concatenate([whitening.apply(rows[part]) for whitening, part in parts])
+
+    def _measure(self, rows: npt.NDArray[np.float32], expansion: Expansion | None = None) -> AP:
+        """Search each photo among the others of its fold; return its average precision [n]."""
+        found = []
+        for part in self.lists:
+            own, judged = rows[part], JudgedQueries.labelled(self.labels[part])
+            queries: npt.NDArray[np.floating] = own
+            if expansion is not None:
+                queries = database_augmentation(own, expansion.k, expansion.alpha)
+            found.append(evaluate_descriptors(queries, own, judged)["Labels"].per_query_ap)
+        return np.concatenate(found)
+
+    def _note(self, setting: str, before: str, best: str, ap: AP, gain: Gain, taken: bool) -> None:
+        scales = self.scales
+        if setting == "scales":
+            scales = tuple(map(float, best.split(",")))
+        cost = self.found.seconds(scales) / max(self.found.seconds((1.0,)), 1e-9)
+        value = float(np.nanmean(ap))
+        self.steps.append(TuningStep(setting, before, best, value, gain, cost, taken))
+
+    def _with_gem(self) -> Model:
+        """Return the model with the chosen GeM power."""
+        if self.gem is None or self.gem == self.found.powers[0]:
+            return self.model
+        net = copy.deepcopy(self.model.net)
+        assert isinstance(net.pooling, GeM)
+        with torch.no_grad():
+            net.pooling.p.fill_(self.gem)
+        net.config.provenance.setdefault("learned_gem_power", self.found.powers[0])
+        return Model(net, self.whitening, self.model.folder)
+
+    def _tuned_model(self, start: float) -> Model:
+        if not any(step.taken for step in self.steps):
+            return self.model
+        model = replace(self._with_gem(), whitening=self.whitening)
+        settings = TunedSettings(
+            network=model.net.fingerprint(),
+            max_side=self.settings.max_side,
+            scales=self.scales,
+            power=self.settings.power,
+            expansion=self.expansion,
+            source=self.source,
+            photos=int((~np.isnan(self.ap)).sum()),
+            start_map=start,
+            validation_map=float(np.nanmean(self.ap)),
+        )
+        calibration = None
+        if len(self.unseen) > 1:
+            self.on_note(
+                "the model is not calibrated: its whitening was learned from the validation photos"
+            )
+        else:
+            with suppress(InputError):
+                rows = self._rows()
+                calibration = fit_calibration(rows, self.labels, model.fingerprint, self.source)
+        return replace(model, tuned=settings, calibration=calibration)
+
+
+def pixels(scales: Sequence[float]) -> float:
+    """Return the pixels of a photo at all scales, relative to one scale: the expected cost."""
+    return sum(scale**2 for scale in scales)
+
+
+def _listed(scales: Sequence[float]) -> str:
+    return ",".join(f"{scale:g}" for scale in scales)
+
+
+def _shown(expansion: Expansion) -> str:
+    return f"k {expansion.k}, α {expansion.alpha:g}"
+
+
+def _named(whitening: Whitening | None) -> str:
+    return "none" if whitening is None else f"{whitening.dim} dimensions"

@@ -1,0 +1,271 @@
+"""Settings chosen on validation photos, kept in the model and used where none are given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import listwise
+from listwise.data import read_images, read_labelled
+from listwise.descriptors import Model, Whitening, extract, load_model
+from listwise.descriptors.tuned import SETTINGS_FILE, Expansion, TunedSettings
+from listwise.errors import InputError
+from listwise.evaluation import evaluate_labelled, mean_average_precision
+from listwise.models import RetrievalNet
+from listwise.models.pooling import GeM, SeveralGeM
+from listwise.results import tune
+from listwise.results.scaling import describe_at_scales
+from listwise.search import database_augmentation, open_index
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(1)
+    return RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+
+
+@pytest.fixture
+def table(photos, tmp_path):
+    """Four classes to learn a whitening from, and four to validate on."""
+    lines = [
+        f"{photos}/class{kind}/{i}.jpg,{kind},{'val' if kind % 2 else 'train'}"
+        for kind in range(8)
+        for i in range(6)
+    ]
+    (tmp_path / "photos.csv").write_text("path,label,split\n" + "\n".join(lines) + "\n")
+    return tmp_path / "photos.csv"
+
+
+def validation(table):
+    return read_labelled(table, "val")
+
+
+def tuned_model(net, photos, **changes):
+    """A model with every setting that tuning may choose."""
+    rows = Model(net).describe(read_images(photos), scales=(1, 1.5), workers=0).descriptors
+    settings = TunedSettings(
+        network=net.fingerprint(),
+        max_side=60,
+        scales=(1.0, 1.5),
+        expansion=Expansion(k=3, alpha=1.0),
+    )
+    return Model(net, Whitening.learn([rows], 12), tuned=settings.model_copy(update=changes))
+
+
+def test_gem_with_several_powers_is_each_of_them():
+    features = torch.rand(2, 5, 4, 3, generator=torch.Generator().manual_seed(0)) - 0.2
+    found = SeveralGeM([2.0, 3.0, 4.5])(features)
+    for number, power in enumerate((2.0, 3.0, 4.5)):
+        torch.testing.assert_close(found[:, number], GeM(power)(features), rtol=0, atol=0)
+
+
+def test_one_pass_gives_the_descriptors_of_every_setting(net, photos, monkeypatch):
+    images = read_images(photos)
+    model = Model(net)
+    settings = model.settings(max_side=60)
+    found = describe_at_scales(model, images, settings, [0.5, 1.0, 1.5], [3.0, 4.5], 0)
+    assert found.rows.shape == (48, 3, 2, net.dim)
+    other = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    other.load_state_dict(net.state_dict())
+    other.pooling.p.data.fill_(4.5)
+    for scales in ((1.0,), (0.5,), (1.0, 1.5), (1.5, 0.5, 1.0)):
+        for power, network in ((3.0, net), (4.5, other)):
+            expected = Model(network).describe(images, max_side=60, scales=scales, workers=0)
+            rows = found.combine(scales, power, 3.0)
+            np.testing.assert_allclose(rows, expected.descriptors, rtol=0, atol=1e-5)
+    assert found.seconds((1.0, 1.5)) == found.times[1] + found.times[2] > 0
+
+
+def test_what_is_kept_is_clearly_better_and_measured_as_the_model_is_used(net, table, tmp_path):
+    net.save(tmp_path / "model")
+    found = tune(tmp_path / "model", table, device="cpu", workers=0, progress=False)
+    assert [step.setting for step in found.steps] == ["scales", "GeM power", "whitening", "αQE"]
+    assert [step.taken for step in found.steps] == [step.gain.clear for step in found.steps]
+    assert (found.queries, found.classes) == (24, 4)
+    images = validation(table)
+    before = Model(net).describe(images, workers=0).descriptors
+    assert found.start_map == pytest.approx(mean_average_precision(before, images.labels), abs=1e-6)
+    assert found.validation_map >= found.start_map
+    gains = sum(step.gain.value for step in found.steps if step.taken)
+    assert found.validation_map == pytest.approx(found.start_map + gains, abs=1e-6)
+    # The model of the folder, in the usual way of use, has the mAP that was promised.
+    loaded = load_model(tmp_path / "model", "cpu")
+    rows = loaded.encode([file.path for file in images.files()], progress=False)
+    queries = rows
+    if loaded.tuned is not None and loaded.tuned.expansion is not None:
+        how = loaded.tuned.expansion
+        queries = database_augmentation(rows, how.k, how.alpha)
+        measured = replace_queries(queries, rows, images.labels)
+    else:
+        measured = mean_average_precision(rows, images.labels)
+    assert measured == pytest.approx(found.validation_map, abs=1e-5)
+    assert found.changed == (loaded.tuned is not None)
+    assert (loaded.calibration is not None) == found.changed
+    for step in found.steps:
+        assert step.best in found.table()
+
+
+def replace_queries(queries, rows, labels):
+    """mAP of expanded queries, each searched among the rows of the other photos."""
+    found = []
+    for number, query in enumerate(queries):
+        others = np.arange(len(rows)) != number
+        one = evaluate_labelled(
+            query[None], labels[number : number + 1], rows[others], labels[others]
+        )
+        found.append(one.mAP)
+    return float(np.mean(found))
+
+
+def test_a_model_that_nothing_improves_stays_as_it_is(net, photos, tmp_path):
+    """Photos of a class are copies of one another, so every list is perfect from the start."""
+    for kind in range(8):
+        (tmp_path / "copies" / f"class{kind}").mkdir(parents=True)
+        content = (photos / f"class{kind}" / "0.jpg").read_bytes()
+        for i in range(3):
+            (tmp_path / "copies" / f"class{kind}" / f"{i}.jpg").write_bytes(content)
+    net.save(tmp_path / "model")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    found = tune(tmp_path / "model", tmp_path / "copies", device="cpu", workers=0)
+    assert (found.start_map, found.validation_map, found.changed) == (1.0, 1.0, False)
+    assert all(not step.taken and step.gain.value <= 0 for step in found.steps)
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    assert found.table().count("not better: stays") == len(found.steps)
+
+
+def test_a_gem_power_and_a_whitening_become_part_of_the_model(photos, tmp_path):
+    torch.manual_seed(2)
+    net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    net.pooling.p.data.fill_(1.0)
+    net.save(tmp_path / "model")
+    before = load_model(tmp_path / "model", "cpu")
+    notes = []
+    found = tune(
+        tmp_path / "model", photos, max_cost=1, device="cpu", workers=0, on_note=notes.append
+    )
+    assert {step.setting: step.taken for step in found.steps} == {
+        "GeM power": True,
+        "whitening": True,
+        "αQE": False,
+    }
+    loaded = load_model(tmp_path / "model", "cpu")
+    assert loaded.fingerprint != before.fingerprint
+    assert loaded.net.fingerprint() != before.net.fingerprint()
+    assert loaded.tuned == found.model.tuned
+    assert loaded.net.config.provenance["learned_gem_power"] == 1.0
+    power = float(found.steps[0].best)
+    assert float(loaded.net.pooling.p.detach()) == power > 1
+    # The whitening is learned from all photos, pooled with the new power.
+    net.pooling.p.data.fill_(power)
+    rows = Model(net).describe(read_images(photos), workers=0).descriptors
+    info = loaded.whitening.info
+    expected = Whitening.learn([rows], loaded.dim, info.power, info.shrinkage or 0.0)
+    scores = expected.apply(rows) @ expected.apply(rows).T
+    encoded = loaded.encode(photos, progress=False)
+    np.testing.assert_allclose(encoded @ encoded.T, scores, rtol=0, atol=1e-3)
+    # Probabilities fitted on the photos that the whitening knows would be wrong.
+    assert loaded.calibration is None
+    assert "the model is not calibrated" in notes[-1]
+
+
+def test_the_dearest_scales_are_not_tried_beyond_the_cost(net, photos):
+    notes = []
+    model = Model(net)
+    found = tune(model, photos, max_cost=1.0, workers=0, on_note=notes.append)
+    assert "scales" not in [step.setting for step in found.steps]
+    assert found.model.folder is None
+    with pytest.raises(InputError, match="at least 4 classes"):
+        tune(model, read_labelled(photos).subset(range(12)), workers=0)
+
+
+def test_a_tuned_model_is_the_same_after_saving(net, photos, tmp_path):
+    model = tuned_model(net, photos)
+    model.save(tmp_path / "model")
+    loaded = load_model(tmp_path / "model", "cpu")
+    assert loaded.tuned == model.tuned
+    assert loaded.settings() == model.settings(60, (1.0, 1.5), 3.0)
+    expected = model.describe(read_images(photos), max_side=60, scales=(1.0, 1.5), workers=0)
+    found = loaded.describe(read_images(photos), workers=0)
+    np.testing.assert_allclose(found.descriptors, expected.descriptors, rtol=0, atol=1e-6)
+    # What a user gives comes first; 0 stands for the original size.
+    plain = loaded.settings(0, (1.0,), 2.0)
+    assert (plain.max_side, plain.scales, plain.power) == (None, (1.0,), 2.0)
+    assert plain.arguments()["max_side"] == 0
+    Model(net).save(tmp_path / "model")
+    assert not (tmp_path / "model" / SETTINGS_FILE).exists()
+
+
+def test_settings_of_other_weights_do_not_apply(net, photos, tmp_path):
+    tuned_model(net, photos).save(tmp_path / "model")
+    torch.manual_seed(5)
+    (tmp_path / "model" / "whitening.safetensors").unlink()
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    assert load_model(tmp_path / "model", "cpu").tuned is None
+    (tmp_path / "model" / SETTINGS_FILE).write_text('{"network": 3}')
+    with pytest.raises(InputError, match=r"settings\.json is damaged"):
+        load_model(tmp_path / "model", "cpu")
+
+
+def test_an_index_describes_queries_as_its_entries_whatever_the_model_is_tuned_to(
+    net, photos, tmp_path
+):
+    model = tuned_model(net, photos)
+    model.save(tmp_path / "model")
+    with open_index(tmp_path / "index", tmp_path / "model", device="cpu") as index:
+        index.add(photos, workers=0, thumbnails=False, progress=False)
+        assert index.header.settings.scales == (1.0, 1.5)
+        assert index.header.settings.max_side == 60
+        assert index.header.expansion == Expansion(k=3, alpha=1.0)
+    photo = photos / "class3" / "1.jpg"
+    again = model.tuned.model_copy(update={"scales": (0.5,), "max_side": None, "expansion": None})
+    for settings in (model.tuned, again):
+        settings.save(tmp_path / "model")
+        with open_index(tmp_path / "index", device="cpu") as index:
+            first = index.search(photo, k=1, expand=False)[0]
+            assert first.id == "class3/1.jpg"
+            assert first.score == pytest.approx(1, abs=1e-5)
+            rows = index.store.vectors(np.array([entry.key for entry in index]))
+            query = index.describe([listwise_photo(photo)])
+            best = np.argsort(-(rows @ query[0]))[:3]
+            weights = rows[best] @ query[0]
+            expanded = query[0] + weights @ rows[best]
+            expected = np.sort(rows @ (expanded / np.linalg.norm(expanded)))[::-1][:5]
+            for found in (index.search(photo, k=5), index.search(photo, k=5, expand=True)):
+                assert [hit.score for hit in found] == pytest.approx(expected, abs=1e-5)
+
+
+def listwise_photo(path):
+    from listwise.data.images import load_image
+
+    return load_image(path)
+
+
+def test_a_file_of_a_tuned_model_repeats_its_settings(net, photos, tmp_path):
+    model = tuned_model(net, photos)
+    file = extract(model, read_images(photos), tmp_path / "tuned.parquet", workers=0)
+    assert (file.settings.scales, file.settings.max_side) == ((1.0, 1.5), 60)
+    plain = extract(
+        model, read_images(photos), tmp_path / "plain.parquet", max_side=0, scales=(1,), workers=0
+    )
+    found = model.describe(read_images(photos), **plain.settings.arguments(), workers=0)
+    np.testing.assert_allclose(found.descriptors, plain.read(), rtol=0, atol=1e-6)
+    assert np.abs(file.read() - plain.read()).max() > 0.01
+
+
+def test_evaluation_uses_the_settings_of_the_model(net, table, photos):
+    model = tuned_model(net, photos)
+    images = validation(table)
+    found = listwise.evaluate(model, images, on_progress=lambda count: None)
+    rows = model.describe(images, max_side=60, scales=(1.0, 1.5), workers=0).descriptors
+    expected = mean_average_precision(rows, images.labels)
+    assert found.figures["Labels"]["mAP"] == pytest.approx(expected, abs=1e-6)
+    other = listwise.evaluate(replace(model, tuned=None), images, on_progress=lambda count: None)
+    assert other.figures["Labels"]["mAP"] != pytest.approx(expected, abs=1e-4)
+
+
+def test_a_backbone_by_its_name_has_no_folder_for_settings(photos, monkeypatch):
+    net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    monkeypatch.setattr("listwise.results.tuning.load_model", lambda *_: Model(net, name="some"))
+    with pytest.raises(InputError, match="tuned settings are kept in a model folder"):
+        tune("some", photos)
