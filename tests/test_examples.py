@@ -35,6 +35,16 @@ def test_train_and_search(tmp_path):
     assert float(hits[0][0]) > 0.99
 
 
+def test_clean_labels(tmp_path):
+    out = run("clean_labels.py", folder=tmp_path)
+    kept, photos, classes = re.search(r"kept (\d+) of (\d+) photos in (\d+) classes", out).groups()
+    assert (photos, classes) == ("24", "3")
+    assert 15 <= int(kept) <= 21
+    assert "wrong labels: 3, still there: 0" in out
+    assert "without labels: 3 classes" in out
+    assert (tmp_path / "example-labels" / "labels.html").is_file()
+
+
 def test_pytorch_loop(tmp_path):
     out = run("pytorch_loop.py", folder=tmp_path)
     before, after = numbers(out, r"mAP \w+ training: ([\d.]+)")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
+from index_examples import texture
 from label_examples import read_table, view, write_table
 from PIL import Image
 from sklearn.metrics import adjusted_rand_score
@@ -22,6 +23,7 @@ from listwise.labeling.groups import Groups
 from listwise.labeling.matching import MatchRecord
 from listwise.labeling.store import FeatureStore, _look
 from listwise.labeling.workers import Workers
+from listwise.local import hessian_affine, verify
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +261,33 @@ def test_a_single_weak_match_does_not_join_two_large_groups():
     assert count(((2, 3), 9), ((0, 5), 8)) == (3, [])
     assert count(((2, 6), 8)) == (3, [])  # a single photo is added
     assert count(((6, 7), 8), ((7, 3), 8)) == (2, [])  # and so is a pair
+
+
+def stamped(thing, number, size=(300, 220)):
+    """A view with a watermark across it and a banner below it, as photo agencies add them."""
+    mark = texture(77, (400, 300)).crop((0, 0, 70, 36))
+    photo = Image.new("RGB", (size[0], size[1] + 20))
+    photo.paste(view(thing, number, size), (0, 0))
+    photo.paste(mark, ((size[0] - 70) // 2, size[1] // 2))
+    photo.paste(texture(78, (400, 300)).crop((0, 0, 120, 20)), (0, size[1]))
+    return photo
+
+
+def test_watermarks_do_not_match(tmp_path):
+    for name, photo in {
+        "0": stamped(0, 0),
+        "1": stamped(1, 0),
+        "tall": stamped(2, 0, (300, 290)),
+        "3": stamped(3, 0),
+        "3-same": stamped(3, 1),
+        "3-burst": stamped(3, 0).transform((300, 240), Image.Transform.AFFINE, (1, 0, 2, 0, 1, 1)),
+    }.items():
+        photo.save(tmp_path / f"{name}.png")
+    rows = [(f"{name}.png", "all") for name in ("0", "1", "tall", "3", "3-same", "3-burst")]
+    found = label(write_table(tmp_path / "photos.csv", rows), tmp_path / "labels.csv", workers=0)
+    assert set(short(found.file)) == {"3.png", "3-same.png", "3-burst.png"}
+    one, two = (hessian_affine(stamped(thing, 0), 700) for thing in (0, 1))
+    assert verify(one, two).inliers >= 8  # without the rule they would match
 
 
 def test_looks_find_copies_among_many():

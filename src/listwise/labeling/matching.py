@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.labeling.overlays import verify_photos
 from listwise.labeling.store import FeatureStore
 from listwise.labeling.workers import Workers
 
 if TYPE_CHECKING:
-    from listwise.local.features import Features
     from listwise.local.verification import Verification
 
 Pairs = NDArray[np.int64]
@@ -153,26 +153,27 @@ def _read(path: Path) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=1)
-def _open_features(folder: str, count: int) -> "Callable[[int], Features]":
-    """Return a function that reads features and keeps those of the latest photos in memory."""
-    return lru_cache(maxsize=_DECODED)(FeatureStore(Path(folder), count).read)
+def _open_photos(folder: str, count: int) -> "Callable[[int, int], Verification]":
+    """Return a function that compares two photos, and keeps the features of the latest ones."""
+    store = FeatureStore(Path(folder), count)
+    read = lru_cache(maxsize=_DECODED)(store.read)
+
+    def compare(one: int, two: int) -> "Verification":
+        return verify_photos(read(one), read(two), (store.size(one), store.size(two)))
+
+    return compare
 
 
 def _count_inliers(task: tuple[str, int, Pairs]) -> NDArray[np.int64]:
     """Compare the pairs of a task; runs in a worker process."""
-    from listwise.local.compact import verify_compact
-
     folder, count, pairs = task
-    read = _open_features(folder, count)
-    found = [verify_compact(read(one), read(two)).inliers for one, two in pairs.tolist()]
-    return np.minimum(found, 0xFFFF)
+    compare = _open_photos(folder, count)
+    return np.minimum([compare(one, two).inliers for one, two in pairs.tolist()], 0xFFFF)
 
 
 def matching_points(
     store: FeatureStore, pairs: Sequence[tuple[int, int]]
 ) -> "Iterator[Verification]":
     """Yield the matching points of each pair of photos."""
-    from listwise.local.compact import verify_compact
-
-    read = lru_cache(maxsize=_DECODED)(store.read)
-    return (verify_compact(read(one), read(two)) for one, two in pairs)
+    compare = _open_photos(str(store.folder), store.count)
+    return (compare(one, two) for one, two in pairs)

@@ -1,6 +1,7 @@
 """The labels that `label` found, and what happened to each photo."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,3 +149,11 @@ class Labels:
             "copies": sum(len(numbers) - 1 for numbers in self.copies),
             "pairs_compared": self.compared,
         }
+
+
+def short_names(ids: Sequence[str]) -> list[str]:
+    """Return ids without the folder that all of them share."""
+    lowest, highest = min(ids), max(ids)  # what these two share, all share
+    alike = [i for i in range(len(lowest) + 1) if highest.startswith(lowest[:i])]
+    start = lowest[: alike[-1]].rfind("/") + 1
+    return [name[start:] for name in ids]

@@ -16,6 +16,7 @@ from listwise.labeling.result import (
     LabelledPhoto,
     Labels,
     PhotoGroup,
+    short_names,
 )
 from listwise.labeling.settings import LabelSettings
 
@@ -55,6 +56,7 @@ def _groups(images: Images, matches: PhotoMatches, settings: LabelSettings) -> l
     labelled = isinstance(images, LabelledImages)
     given = images.class_names if isinstance(images, LabelledImages) else ("",)
     unused = _unused_names(set(given))
+    names = short_names(images.ids)
     found = []
     for kind in sorted(by_class):
         ordered = sorted(by_class[kind], key=lambda photos: (-len(photos), min(photos)))
@@ -66,7 +68,7 @@ def _groups(images: Images, matches: PhotoMatches, settings: LabelSettings) -> l
             elif labelled and large and settings.all_groups:
                 name = unused(f"{given[kind]}/{number}")
             elif not labelled and large:
-                name = unused(str(PurePosixPath(images.ids[photos[0]]).with_suffix("")))
+                name = unused(str(PurePosixPath(names[photos[0]]).with_suffix("")))
             found.append(PhotoGroup(given[kind], number, tuple(photos), name))
     return found
 

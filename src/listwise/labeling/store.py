@@ -144,6 +144,12 @@ class FeatureStore:
             for i, error in self._table(part)[1].items()
         }
 
+    def size(self, photo: int) -> tuple[float, float]:
+        """Return width and height of a photo."""
+        part, place = divmod(photo, PART)
+        row = self.rows(part)[place]
+        return float(row["width"]), float(row["height"])
+
     def read(self, photo: int) -> "Features":
         """Return the features of a photo that can be read."""
         from listwise.local.compact import decode_features

@@ -13,7 +13,7 @@ from PIL import Image
 from listwise.errors import InputError
 from listwise.local.features import Features, hessian_affine
 from listwise.local.hessian import Float32
-from listwise.local.verification import Verification, nearest_pairs, verify
+from listwise.local.verification import Pairs, Verification, nearest_pairs, verify
 
 MAX_BYTES: Final = 40_000
 DIM: Final = 128
@@ -109,6 +109,6 @@ def verify_decoded(query: Features, decoded: Features) -> Verification:
     return verify(query, decoded, nearest_pairs(strongest, decoded.descriptors, _MAX_RATIO))
 
 
-def verify_compact(one: Features, two: Features) -> Verification:
-    """Verify the features of two photos that both come from `decode_features`."""
-    return verify(one, two, nearest_pairs(one.descriptors, two.descriptors, _MAX_RATIO))
+def nearest_decoded(one: Features, two: Features) -> Pairs:
+    """Return the features of two photos that may match, both from `decode_features`: [m, 2]."""
+    return nearest_pairs(one.descriptors, two.descriptors, _MAX_RATIO)

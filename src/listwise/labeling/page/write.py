@@ -15,7 +15,7 @@ from listwise.labeling.match import PhotoMatches
 from listwise.labeling.matching import matching_points
 from listwise.labeling.page import content
 from listwise.labeling.page.content import ClassView, PhotoRow
-from listwise.labeling.result import REASONS, Labels
+from listwise.labeling.result import REASONS, Labels, short_names
 from listwise.results.report.classes import breakable
 from listwise.results.report.page import json_for_html, source_digest
 from listwise.results.report.thumbnails import thumbnails
@@ -44,7 +44,7 @@ def write_page(
     place = {number: index for index, number in enumerate(numbers)}
     paths = [labels.images.paths[i] for i in numbers]
     pictures = thumbnails(paths, [], paths, on_progress)
-    names = _short_names(labels.images.ids)
+    names = short_names(labels.images.ids)
     data = {
         "photos": [pictures[path] for path in paths],
         "names": [names[i] for i in numbers],
@@ -65,14 +65,6 @@ def write_page(
         data=json_for_html(data),
     )
     write_text(labels.page, page)
-
-
-def _short_names(ids: Sequence[str]) -> list[str]:
-    """Return ids without the folder that all of them share."""
-    lowest, highest = min(ids), max(ids)  # what these two share, all share
-    alike = [i for i in range(len(lowest) + 1) if highest.startswith(lowest[:i])]
-    start = lowest[: alike[-1]].rfind("/") + 1
-    return [name[start:] for name in ids]
 
 
 def _pairs(
