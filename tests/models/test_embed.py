@@ -58,11 +58,9 @@ def test_mixed_shapes_keep_their_order(net, images, workers, max_side, monkeypat
 def test_photos_of_different_shapes_are_in_one_batch(net, images, mixed_batches):
     # Validation and mining embed photos in this way.
     found = embed_photos(net, images)
-    assert mixed_batches == [[(120, 200)], [(40, 90)], [(48, 64)] * 4, [(64, 48)] * 2]
-    mixed_batches.clear()
     assert found.sizes == SIZES
     reduced = embed_photos(net, images, max_side=60)
-    assert max(len(set(sizes)) for sizes in mixed_batches) > 1
+    assert max(len(set(sizes)) for sizes in mixed_batches) > 1  # (48, 64) and (40, 90)
     for result, side in ((found, None), (reduced, 60)):
         expected = one_by_one(net, images, side)
         torch.testing.assert_close(result.descriptors, expected, rtol=0, atol=1e-5)

@@ -25,6 +25,7 @@ from listwise.models.embed import MIXED
 LOOP_PHOTOS = 96  # maximum number of photos for the loop
 WARM_UP = 8  # photos before the timing of each method
 PER_SHAPE = 20  # photos of each shape, in a random order
+SHAPES_ALONE = 60  # shapes that are also measured in batches of one shape, which take long
 SIDES = 256, 501  # range of the sides of these photos
 
 
@@ -97,38 +98,42 @@ def run_shapes(
 ) -> Iterator[ExtractionMeasurement]:
     """Measure `extract` on photos of many shapes, in batches of one shape and of mixed shapes.
 
-    The second pass does not include the time that a GPU takes to prepare new shapes. The whole
-    command includes the start of Python and loading the model.
+    Batches of one shape are measured on the photos of some of the shapes. The second pass does not
+    include the time that a GPU takes to prepare new shapes. The whole command includes the start of
+    Python and loading the model.
     """
     if shapes < 1:
         raise InputError("`shapes` must be 1 or more")
+    setting = f"{shapes} shapes, {backbone}"
     with tempfile.TemporaryDirectory(prefix="listwise-benchmark-") as scratch:
-        folder = Path(scratch)
-        paths = _photos_of_shapes(folder / "photos", shapes)
-        images = Images(paths, paths, None)
-        few = images.subset(range(min(len(paths), WARM_UP)))
+        folder, out = Path(scratch), Path(scratch) / "all.parquet"
+        images, numbers = _photos_of_shapes(folder / "photos", shapes)
+        some = np.flatnonzero(numbers < SHAPES_ALONE)
+        few = images.subset(range(min(len(images), WARM_UP)))
         RetrievalNet(backbone, weights="random").save(folder / "model")
-        out = folder / "all.parquet"
-        first: tuple[float, NDArray[np.float32]] | None = None
+
+        model = load_model(folder / "model", device)
+        with _mixing(model, False):
+            extract(model, few, folder / "few.parquet", workers=workers)
+            seconds, file = timed(lambda: extract(model, images.subset(some), out, workers=workers))
+        alone, precision, speed = file.read(), file.settings.precision, len(some) / seconds
+        yield ExtractionMeasurement(
+            setting, "batches of one shape", precision, len(some), seconds, speed, 1.0, 1.0
+        )
 
         def row(method: str, seconds: float) -> ExtractionMeasurement:
-            nonlocal first
-            file = DescriptorFile.open(out)
-            rows, speed = file.read(), len(paths) / seconds
-            first = first or (speed, rows)
-            setting = f"{shapes} shapes, {backbone}"
-            numbers = speed, speed / first[0], _least_cosine(rows, first[1])
+            cosine = _least_cosine(DescriptorFile.open(out).read()[some], alone)
+            rate = len(images) / seconds
             return ExtractionMeasurement(
-                setting, method, file.settings.precision, len(paths), seconds, *numbers
+                setting, method, precision, len(images), seconds, rate, rate / speed, cosine
             )
 
-        for mixed, name in ((False, "batches of one shape"), (True, "mixed batches")):
-            model = load_model(folder / "model", device)
-            with _mixing(model, mixed):
-                extract(model, few, folder / "few.parquet", workers=workers)
-                for method in (name, f"{name}, second pass"):
-                    seconds, _ = timed(lambda: extract(model, images, out, workers=workers))  # noqa: B023
-                    yield row(method, seconds)
+        model = load_model(folder / "model", device)
+        with _mixing(model, True):
+            extract(model, few, folder / "few.parquet", workers=workers)
+            for method in ("mixed batches", "mixed batches, second pass"):
+                seconds, _ = timed(lambda: extract(model, images, out, workers=workers))
+                yield row(method, seconds)
         command = "extract", folder / "model", folder / "photos", out, "--device", device
         program = sys.executable, "-m", "listwise", *map(str, command)
         seconds, _ = timed(lambda: subprocess.run(program, check=True, capture_output=True))
@@ -147,8 +152,8 @@ def _mixing(model: Model, mixed: bool) -> Iterator[None]:
         MIXED[kind] = before
 
 
-def _photos_of_shapes(folder: Path, shapes: int) -> tuple[str, ...]:
-    """Write photos of different shapes in a random order."""
+def _photos_of_shapes(folder: Path, shapes: int) -> tuple[Images, NDArray[np.int64]]:
+    """Write photos of different shapes in a random order; return them and the shape of each."""
     generator = np.random.default_rng(0)
     sides: dict[tuple[int, int], None] = {}
     while len(sides) < shapes:
@@ -161,10 +166,10 @@ def _photos_of_shapes(folder: Path, shapes: int) -> tuple[str, ...]:
         Path(made).unlink()
     (folder / "made").rmdir()
     order = generator.permutation(np.repeat(np.arange(shapes), PER_SHAPE))
-    paths = [folder / f"{i:06d}.jpg" for i in range(len(order))]
+    paths = tuple(str(folder / f"{i:06d}.jpg") for i in range(len(order)))
     for path, number in zip(paths, order, strict=True):
-        path.write_bytes(contents[number])
-    return tuple(str(path) for path in paths)
+        Path(path).write_bytes(contents[number])
+    return Images(paths, paths, None), order
 
 
 def _least_cosine(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:

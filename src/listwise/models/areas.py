@@ -319,10 +319,10 @@ def _convolve(
 ) -> Tensor:
     """Compute a convolution; on a GPU, one with a kernel of 1 × 1 is a product of matrices.
 
-    The GPU prepares every other convolution anew for each shape.
+    The GPU prepares other convolutions for each shape, which takes longer than computing them.
     """
     plain = _shape(weight) == (1, 1) and padding == (0, 0) and groups == 1 and bias is None
-    if not (plain and x.is_cuda and weight.dtype in _HALF):
+    if not (plain and FUSED[x.device.type] and weight.dtype in _HALF):
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     if stride != (1, 1):
         x = x[:, :, :: stride[0], :: stride[1]]

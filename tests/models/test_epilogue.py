@@ -1,0 +1,62 @@
+"""Bias, sum, ReLU and zeros in one pass, by Triton's interpreter and on a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton", minversion="3.3")
+
+# The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
+SCRIPT = """
+import itertools, sys
+import torch
+from listwise.models.epilogue import finish_convolution
+
+device, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+torch.manual_seed(0)
+sizes = torch.tensor([[7, 9], [3, 4], [7, 2]], dtype=torch.int32, device=device)
+for channels, add, relu, mask in itertools.product((24, 64, 300), *[(False, True)] * 3):
+    maps = torch.randn(2, 3, channels, 7, 9, device=device).to(dtype)
+    output, other = (each.to(memory_format=torch.channels_last) for each in maps)
+    bias = torch.randn(channels, device=device).to(dtype)
+    expected = output.double() + bias.double()[:, None, None]
+    if add:
+        expected += other
+    if relu:
+        expected = expected.relu()
+    if mask:
+        output[1, :, 3:] = torch.inf  # as a max pooling may leave it
+        for photo, (height, width) in zip(expected, sizes.tolist(), strict=True):
+            photo[:, height:] = 0
+            photo[:, :, width:] = 0
+    found = finish_convolution(output, bias, other if add else None, relu, sizes if mask else None)
+    assert found is output
+    torch.testing.assert_close(found.double(), expected.to(dtype).double())
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+        ),
+    ],
+)
+def test_one_pass_is_the_sum_of_its_parts(device, dtype):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if device == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, device, dtype],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
