@@ -98,9 +98,11 @@ class Parts(Generic[F]):
             raise InputError(
                 f"none of the {len(errors)} photos can be read; the first: {errors[0]}"
             )
-        # In the folder of the parts, so that the next run removes it after a kill.
-        joined = self.folder / f"joined{self._suffix}"
-        join_tables(files, joined)
+        joined = self._parts[0].path
+        if len(files) > 1:
+            # In the folder of the parts, so that the next run removes it after a kill.
+            joined = self.folder / f"joined{self._suffix}"
+            join_tables(files, joined)
         publish(joined, self.out)
         self._remove()
         return self._table.open(self.out)
