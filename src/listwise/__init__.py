@@ -7,6 +7,7 @@
     index.add("photos")
     hits = index.search("chair.jpg", k=10)
     results = listwise.evaluate(model, "roxford5k")
+    tuning = listwise.tune("runs/photos/model", "validation")
 
 Nothing heavy is imported until a name is used.
 """
