@@ -222,7 +222,7 @@ class Index:
             expand: expand the query with its nearest neighbors (αQE). By default, if the model of
                 the index was tuned to it and `refine` is None.
             refine: re-rank the first hits by their global descriptors: "superglobal" (the first
-                400) or "diffusion" (the first 1000).
+                400) or "diffusion" (the first 2000).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
                 local features, their files must be readable.
             exclude: ids or keys of entries that are not returned.

@@ -20,10 +20,11 @@ from listwise.search.expansion import VectorIndex
 RefineMethod = Literal["superglobal", "diffusion"]
 
 _QUERIES = 32  # queries whose short lists are read together
+_TOLERANCE = 1e-12  # residual of the scores of diffusion, relative to the right-hand side
 
 
 def superglobal_scores(
-    query: ArrayLike, short_list: ArrayLike, *, k: int = 9, beta: float = 0.15
+    query: ArrayLike, short_list: ArrayLike, *, k: int = 9, beta: float = 1.0
 ) -> NDArray[np.floating]:
     """Score the short list of a query with refined descriptors, as SuperGlobal does.
 
@@ -40,7 +41,8 @@ def superglobal_scores(
         query: unit descriptor [C].
         short_list: unit descriptors [n, C] of the first results.
         k: the number of neighbors.
-        beta: the factor of the similarities.
+        beta: the factor of the similarities. The paper uses 0.15; 1 has a higher mAP on the
+            validation classes of landmarks.
 
     Returns:
         Scores [n]; higher is better.
@@ -64,17 +66,17 @@ def diffusion_scores(
     query: ArrayLike,
     short_list: ArrayLike,
     *,
-    k: int = 50,
+    k: int = 30,
     query_k: int = 10,
-    alpha: float = 0.99,
+    alpha: float = 0.9,
     gamma: float = 3.0,
 ) -> NDArray[np.floating]:
     """Score the short list of a query by diffusion on its graph of nearest neighbors.
 
     Two descriptors are linked if each is among the k nearest neighbors of the other; the weight of
     a link is similarity^γ. With S, the weights divided by the square roots of the degrees of both
-    ends, the scores f solve (I - αS) f = y exactly. y is similarity^γ for the nearest descriptors
-    of the query, and 0 for the others.
+    ends, the scores f solve (I - αS) f = y; conjugate gradients compute them to a relative residual
+    of 1e-12. y is similarity^γ for the nearest descriptors of the query, and 0 for the others.
 
     References: Iscen et al., "Efficient Diffusion on Region Manifolds", CVPR 2017; Yang et al.,
     "Efficient Image Retrieval via Decoupling Diffusion into Online and Offline Processing",
@@ -83,7 +85,8 @@ def diffusion_scores(
     Args:
         query: unit descriptor [C].
         short_list: unit descriptors [n, C] of the first results.
-        k: the number of neighbors of a descriptor in the graph.
+        k: the number of neighbors of a descriptor in the graph. The papers use k = 50 and
+            α = 0.99; the defaults have a higher mAP on the validation classes of landmarks.
         query_k: the number of neighbors of the query.
         alpha: the share of a score that neighbors pass on, from 0 to less than 1.
         gamma: the power of the similarities.
@@ -99,18 +102,37 @@ def diffusion_scores(
     if not len(rows):
         return np.zeros(0)
     similarities, near = _neighbors(rows, k)
-    links = near & near.T & (similarities > 0)
-    weights = np.zeros(similarities.shape)
-    weights[links] = similarities[links].astype(np.float64) ** gamma
-    degrees = weights.sum(axis=1)
-    # A descriptor without links passes nothing on, whatever its factor is.
-    factors = 1 / np.sqrt(np.where(degrees > 0, degrees, 1))
-    system = -alpha * factors[:, None] * weights * factors
-    np.fill_diagonal(system, 1)
+    one, other = np.nonzero(near)
+    both = near[other, one] & (similarities[one, other] > 0)
+    one, other = one[both], other[both]
+    weights = similarities[one, other].astype(np.float64) ** gamma
+    degrees = np.bincount(one, weights, len(rows))
+    weights *= alpha / np.sqrt(degrees[one] * degrees[other])
     own = (rows @ vector).astype(np.float64)
     start = np.where(own >= _nth_largest(own, query_k), own.clip(0) ** gamma, 0)
-    scores: Vectors = np.linalg.solve(system, start)
-    return scores
+    return _solve(start, lambda f: f - np.bincount(one, weights * f[other], len(rows)))
+
+
+def _solve(
+    target: NDArray[np.float64], product: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Solve a positive definite system, given its product with a vector: conjugate gradients."""
+    found = np.zeros_like(target)
+    residual = target.copy()
+    direction = target.copy()
+    size = float(residual @ residual)
+    limit = size * _TOLERANCE**2
+    # In exact arithmetic, as many steps as unknowns suffice; rounding can require a few more.
+    for _ in range(2 * len(target)):
+        if size <= limit:
+            break
+        image = product(direction)
+        step = size / float(direction @ image)
+        found += step * direction
+        residual -= step * image
+        last, size = size, float(residual @ residual)
+        direction = residual + size / last * direction
+    return found
 
 
 @dataclass(frozen=True)
@@ -130,9 +152,9 @@ class Refinement:
 
 REFINEMENTS = {
     "superglobal": Refinement("SuperGlobal", 400, superglobal_scores),
-    "diffusion": Refinement("diffusion", 1000, diffusion_scores),
+    "diffusion": Refinement("diffusion", 2000, diffusion_scores),
 }
-"""The methods by name, with the values of their papers."""
+"""The methods by name."""
 
 
 def find_refinement(name: str) -> Refinement:
@@ -150,7 +172,7 @@ def refined_search(
     Args:
         queries: unit descriptors [Q, C].
         database: descriptors [N, C], blocks [n, C] that can be read several times, or an index.
-        method: "superglobal" (the first 400 results) or "diffusion" (the first 1000).
+        method: "superglobal" (the first 400 results) or "diffusion" (the first 2000).
 
     Returns:
         Scores of the method and positions in the database, best first, both [Q, n]. A position
