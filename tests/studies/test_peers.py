@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from listwise.studies.peer_recipes import (
 )
 from listwise.studies.peers import PeerOutcome, divide_classes, plan_peers, run_peers
 from listwise.studies.peers_outputs import peers_table, verdict, write_peers
+from listwise.training.run.view import TrainView
 
 pytest.importorskip("pytorch_metric_learning")
 
@@ -149,6 +151,21 @@ def test_training_lowers_the_loss_and_starts_with_the_weights_of_listwise(photos
         assert torch.equal(value, nets[0].state_dict()[name]), name
     before, after = (evaluate_photos(nets[e], images, config, RECIPE) for e in (0, 12))
     assert after["mAP@R"] > before["mAP@R"]
+
+
+def test_a_photo_that_cannot_be_decoded_is_named_once(photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    damaged = folder / "class0" / "0.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:400])
+    images, _ = divide_classes(read_labelled(folder), "photos")
+    lines = []
+    view = TrainView()
+    view.message = lines.append
+    recipe = replace(RECIPE, epochs=2, batch_size=24, per_class=6)
+    train_peer("multi-similarity", 1e-4, images, make_config(GIVEN), recipe, 0, view)
+    assert len(lines) == 1
+    assert str(damaged) in lines[0]
+    assert lines[0].endswith("another photo of its class is used instead")
 
 
 def test_the_losses_are_those_of_pytorch_metric_learning():

@@ -183,11 +183,15 @@ def train_peer(
         device=device,
         kept=keep_photos(len(images), decoded_bytes, device)[0] if decoded_bytes else None,
     )
+    shown: set[str] = set()
     started = time.perf_counter()
     view.start(0, updates)
     try:
         with closing(batches):
             for update, batch in enumerate(batches, 1):
+                for error in set(batch.errors) - shown:
+                    view.message(f"{error}; another photo of its class is used instead")
+                shown.update(batch.errors)
                 optimizer.zero_grad(set_to_none=True)
                 value = step(batch.images, batch.labels)
                 optimizer.step()
