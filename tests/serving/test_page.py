@@ -172,7 +172,11 @@ def test_a_line_divides_likely_results_from_similar_ones(person, asked, landmark
     classes = visitor.page.evaluate(
         "[...document.querySelectorAll('#results li')].map(each => each.className)"
     )
-    assert classes.index("divider") == LIKELY
+    assert classes.index("divider") == LIKELY + 1  # after what fills the rest of the row
+    widths = visitor.page.locator("#results .tile").evaluate_all(
+        "tiles => tiles.map(tile => tile.offsetWidth / tile.parentElement.offsetWidth)"
+    )
+    assert max(widths) < 0.7
     # The next page of results comes when one scrolls, after the same results.
     visitor.page.locator("#results .tile").last.scroll_into_view_if_needed()
     expect(visitor.page.locator("#results .tile")).to_have_count(PHOTOS)

@@ -76,9 +76,15 @@ export class Grid {
     const text = last < 0 ? "Similar, but probably not the same" : "Only similar from here on";
     this.divider ??= make("li", { class: "divider" });
     this.divider.textContent = text;
+    // Takes the rest of the row, so that a single photo does not become as wide as the page.
+    this.rest ??= make("li", { class: "end", "aria-hidden": "true" });
     const tile = this.tiles[last + 1];
-    if (known && tile) tile.before(this.divider);
-    else this.divider.remove();
+    if (known && tile) {
+      tile.before(this.rest, this.divider);
+    } else {
+      this.rest.remove();
+      this.divider.remove();
+    }
   }
 
   /** The user is near the end. */
