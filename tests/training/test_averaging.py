@@ -118,9 +118,9 @@ def test_the_saved_model_has_the_average_if_that_is_better(photos, tmp_path, mon
     kept = {}
     save = trainer._save_model
 
-    def witness(value):
+    def witness(value, *photos):
         kept[value] = {k: v.clone() for k, v in trainer.net.state_dict().items()}
-        save(value)
+        save(value, *photos)
 
     trainer._save_model = witness
     result = trainer.fit()

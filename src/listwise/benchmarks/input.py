@@ -196,5 +196,5 @@ def _gpu(
     for place, on_device in (("GPU", True), ("host", False)):
         kept = KeptPhotos(len(images), torch.device(device), decoded, on_device)
         rate = _crops_per_second(images, settings, cores, device, KEPT_BATCHES, kept)
-        step = f"augment on the GPU, photos kept in {place} memory"
+        step = f"augment photos in {place} memory"
         yield InputMeasurement(step, 0, rate, None)

@@ -46,8 +46,8 @@ def load_batches(
     pin_memory: bool = False,
     device: torch.device = CPU,
     kept: KeptPhotos | None = None,
-) -> Generator[CropBatch, None, None]:
-    """Yield the batches of some updates in order; the next one is loaded while one is in use.
+) -> "Batches":
+    """Load the batches of some updates in order; the next one is loaded while one is in use.
 
     Args:
         dataset: the crops.
@@ -60,6 +60,9 @@ def load_batches(
             enough free memory. The pixels differ slightly from those of the worker processes.
         kept: decoded photos of the data set for a device that decodes: photos that it has are not
             decoded again, and the others are added. By default no photo is kept.
+
+    Returns:
+        An iterator; call its method `close` if you do not use all batches.
     """
     stopped = threading.Event()
     if gpu_decodes(device):
@@ -70,7 +73,7 @@ def load_batches(
             cropper = _KeptCropper(dataset, kept, threads, device, stopped)
             made = (cropper.batch(update, draw(update)) for update in updates)
         batches = _on_own_stream(made, device)
-        return _keep_until_used(_prefetch(batches, stopped) if workers else batches, device)
+        return _Prefetch(batches, stopped, device) if workers else _OnDemand(batches, device)
     loader = DataLoader(
         dataset,
         batch_sampler=_chunks(draw, updates),
@@ -82,7 +85,7 @@ def load_batches(
         generator=torch.Generator(),
     )
     batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
-    return _prefetch(batches, stopped) if workers else batches
+    return _Prefetch(batches, stopped, device) if workers else _OnDemand(batches, device)
 
 
 def _assemble(
@@ -297,29 +300,65 @@ def _on_own_stream(
             yield batch
 
 
-def _keep_until_used(
-    batches: Generator[CropBatch, None, None], device: torch.device
-) -> Generator[CropBatch, None, None]:
-    """Keep the memory of each batch until the stream that uses it is done with it."""
-    with closing(batches):
-        for batch in batches:
-            if batch.images.is_cuda:
-                batch.images.record_stream(torch.cuda.current_stream(device))
-            yield batch
+class Batches(Iterator[CropBatch]):
+    """Batches that are being loaded."""
+
+    def close(self) -> None:
+        """Stop loading."""
 
 
-def _prefetch(
-    batches: Generator[CropBatch, None, None], stopped: threading.Event
-) -> Generator[CropBatch, None, None]:
-    """Load the next batch in a thread while one is in use; only one, because batches are large."""
-    try:
-        with ThreadPoolExecutor(1, "crops") as thread:
-            try:
-                upcoming = thread.submit(next, batches, None)
-                while (batch := upcoming.result()) is not None:
-                    upcoming = thread.submit(next, batches, None)
-                    yield batch
-            finally:
-                stopped.set()
-    finally:
-        batches.close()
+class _Prefetch(Batches):
+    """Loads the next batch in a thread while one is in use; only one, because batches are large.
+
+    The first batch is loaded immediately.
+    """
+
+    def __init__(
+        self,
+        batches: Generator[CropBatch, None, None],
+        stopped: threading.Event,
+        device: torch.device,
+    ) -> None:
+        self._batches, self._stopped, self._device = batches, stopped, device
+        self._thread = ThreadPoolExecutor(1, "crops")
+        self._upcoming = self._thread.submit(next, batches, None)
+
+    def __next__(self) -> CropBatch:
+        batch = None
+        try:
+            if not self._stopped.is_set():
+                batch = self._upcoming.result()
+        finally:
+            if batch is None:
+                self.close()
+        if batch is None:
+            raise StopIteration
+        self._upcoming = self._thread.submit(next, self._batches, None)
+        return _kept_until_used(batch, self._device)
+
+    def close(self) -> None:
+        """Stop loading."""
+        self._stopped.set()
+        self._thread.shutdown()
+        self._batches.close()
+
+
+class _OnDemand(Batches):
+    """Loads a batch when it is needed."""
+
+    def __init__(self, batches: Generator[CropBatch, None, None], device: torch.device) -> None:
+        self._batches, self._device = batches, device
+
+    def __next__(self) -> CropBatch:
+        return _kept_until_used(next(self._batches), self._device)
+
+    def close(self) -> None:
+        """Stop loading."""
+        self._batches.close()
+
+
+def _kept_until_used(batch: CropBatch, device: torch.device) -> CropBatch:
+    """Keep the memory of a batch until the stream that uses it is done with it."""
+    if batch.images.is_cuda:
+        batch.images.record_stream(torch.cuda.current_stream(device))
+    return batch

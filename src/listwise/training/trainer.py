@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from listwise import __version__
-from listwise.data import CropBatch, CropDataset
+from listwise.data import CropBatch, CropDataset, LabelledImages
 from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
@@ -26,6 +26,7 @@ from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
 from listwise.models.embed import PhotoNet, embed_decoded
 from listwise.models.pooling import GeM
+from listwise.models.storage import fingerprint, write_network
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.averaging import WeightAverage
@@ -39,13 +40,19 @@ from listwise.training.duration import (
     workload_of,
 )
 from listwise.training.keeping import DecodedOnce, keep_photos
-from listwise.training.loading import load_batches
+from listwise.training.loading import Batches, load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
 from listwise.training.mining.pool import mine_tuples
 from listwise.training.objective import Loss, check_processes, loss_module, make_loss
 from listwise.training.plan import TrainPlan, prepare
-from listwise.training.run.checkpoint import Progress, load_checkpoint, save_checkpoint
+from listwise.training.run.checkpoint import (
+    Progress,
+    checkpoint_tensors,
+    copied,
+    load_checkpoint,
+    write_checkpoint,
+)
 from listwise.training.run.folder import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -68,6 +75,7 @@ from listwise.training.run.view import (
     ValidationReport,
     readable_time,
 )
+from listwise.training.run.writer import FileWriter
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
 
@@ -161,6 +169,7 @@ class Trainer:
         self.workers = config.workers or 0
         self._shown: set[str] = set()
         self._time_left = self._estimate_from(plan.speed)
+        self._writer = FileWriter()
         count = len(plan.train) + len(plan.validation)
         self.kept, self._keeping = keep_photos(count, plan.decoded_bytes, self.device)
         self._validation_photos = DecodedOnce(
@@ -197,9 +206,12 @@ class Trainer:
             self.view.start(progress.update, self.plan.config.updates)
             self._train(record)
         finally:
-            self.view.close()
-            if record:
-                record.close()
+            try:
+                self._writer.close()
+            finally:
+                self.view.close()
+                if record:
+                    record.close()
         assert progress.best_map is not None
         assert progress.first_map is not None
         return TrainResult(
@@ -215,11 +227,11 @@ class Trainer:
     def _train(self, record: Record | None) -> None:
         config, progress = self.plan.config, self.progress
         started = time.perf_counter() - progress.seconds
-        if progress.update == 0:
-            value = self._validate(record)
-            if record:
-                record.write(0, validation_map=value)
-        with closing(self._batches()) as batches:
+        with closing(self._start_loading()) as first, closing(self._batches(first)) as batches:
+            if progress.update == 0:  # while the first batch is loaded
+                value = self._validate(record)
+                if record:
+                    record.write(0, validation_map=value)
             mark = time.perf_counter()
             for batch in batches:
                 self._report_unreadable(batch.errors, "another photo of its class is used instead")
@@ -303,28 +315,32 @@ class Trainer:
         if part < 1:
             self.view.advance(done, self._time_left.seconds(done))
 
-    def _batches(self) -> Generator[CropBatch, None, None]:
-        """Yield the batches of the remaining updates; mine tuples first where a loss needs them."""
-        config, progress = self.plan.config, self.progress
-        dataset = CropDataset(self.plan.train, config.crops, config.seed)
+    def _batches(self, batches: Batches) -> Generator[CropBatch, None, None]:
+        """Yield the batches of the remaining updates; `batches` are the first of them."""
         while not self._finished():
-            end = config.updates
-            if self.miner is not None:
-                if progress.update % self.miner.period == 0:
-                    self._mine()
-                after = progress.update // self.miner.period + 1
-                end = min(end, after * self.miner.period)
-            batches = load_batches(
-                dataset,
-                self._draw,
-                range(progress.update, end),
-                self.workers,
-                pin_memory=self.device.type == "cuda",
-                device=self.device,
-                kept=self.kept,
-            )
             with closing(batches):
                 yield from batches
+            if not self._finished():
+                batches = self._start_loading()
+
+    def _start_loading(self) -> Batches:
+        """Start to load the next batches; mine tuples first where a loss needs them."""
+        config, progress = self.plan.config, self.progress
+        end = progress.update if self._finished() else config.updates
+        if self.miner is not None and not self._finished():
+            if progress.update % self.miner.period == 0:
+                self._mine()
+            after = progress.update // self.miner.period + 1
+            end = min(end, after * self.miner.period)
+        return load_batches(
+            CropDataset(self.plan.train, config.crops, config.seed),
+            self._draw,
+            range(progress.update, end),
+            self.workers,
+            pin_memory=self.device.type == "cuda",
+            device=self.device,
+            kept=self.kept,
+        )
 
     def _check_processes(self) -> None:
         """Raise an `InputError` if a batch may have fewer images than there are processes."""
@@ -493,9 +509,9 @@ class Trainer:
             value = mean_average_precision(descriptors, seen.labels)
             found_photos = descriptors, seen.labels
             if record:
-                queries = choose_queries(seen.labels, PICTURED_QUERIES)
-                picture = ranked_list_picture(seen, descriptors, queries)
-                record.picture(progress.update, "ranked lists", picture)
+                self._writer.submit(
+                    partial(_write_picture, record, progress.update, seen, descriptors)
+                )
         value = self._broadcast(value)
         if progress.first_map is None:
             progress.first_map = value
@@ -503,8 +519,7 @@ class Trainer:
             progress.best_map, progress.best_update = value, progress.update
             progress.validations_since_best = 0
             if found_photos is not None:
-                self._save_model(value)
-                self._calibrate(*found_photos)
+                self._save_model(value, *found_photos)
         return value
 
     def _evaluation_module(self) -> RetrievalNet | None:
@@ -523,7 +538,10 @@ class Trainer:
         dist.broadcast(shared, 0)
         return float(shared)
 
-    def _save_model(self, value: float) -> None:
+    def _save_model(
+        self, value: float, descriptors: npt.NDArray[np.float32], labels: Indices
+    ) -> None:
+        """Save the network, and a calibration fitted on the validation photos if they allow it."""
         training = {
             "data": str(self.plan.data.resolve()),
             "settings": self.plan.config.model_dump(),
@@ -531,34 +549,31 @@ class Trainer:
             "validation_map": value,
             "listwise": __version__,
         }
-        config = self.net.config
-        provenance = {**config.provenance, "training": training}
-        self.net.config = config.model_copy(update={"provenance": provenance})
-        self.net.save(self.run / MODEL_FOLDER)
-        self.net.config = config  # the step would copy a changed network again
-
-    def _calibrate(
-        self, descriptors: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]
-    ) -> None:
-        """Save a calibration fitted on the validation photos, if they allow it."""
+        # A copy, because the step would copy a changed network again.
+        provenance = {**self.net.config.provenance, "training": training}
+        config = self.net.config.model_copy(update={"provenance": provenance})
+        state, folder = copied(self.net.state_dict()), self.run / MODEL_FOLDER
         source = f"validation photos of {self.plan.data.resolve()}"
-        with suppress(InputError):
-            found = fit_calibration(descriptors, labels, self.net.fingerprint(), source)
-            found.save(self.run / MODEL_FOLDER)
+
+        def write() -> None:
+            weights = {key: tensor.cpu() for key, tensor in state.items()}
+            write_network(folder, config, weights)
+            with suppress(InputError):
+                model = fingerprint(config, weights)
+                fit_calibration(descriptors, labels, model, source).save(folder)
+
+        self._writer.submit(write)
 
     def _save(self, record: Record | None) -> None:
         if record:
-            record.flush()
             self.progress.counts = asdict(self.step.counts)
             self.progress.tuples = self._tuples.tolist()
             self.progress.metrics_sum = record.sum
-            save_checkpoint(
-                self.run / CHECKPOINT_FILE,
-                self.net,
-                self.optimizer,
-                self.progress,
-                loss_module(self.loss),
-            )
+            self._writer.submit(record.flush)
+            tensors = checkpoint_tensors(self.net, self.optimizer, loss_module(self.loss))
+            progress = replace(self.progress)
+            path = self.run / CHECKPOINT_FILE
+            self._writer.submit(lambda: write_checkpoint(path, tensors, progress))
 
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress
@@ -577,6 +592,13 @@ class Trainer:
         if key not in self._shown:
             self._shown.add(key)
             self.view.message(line)
+
+
+def _write_picture(
+    record: Record, update: int, seen: LabelledImages, descriptors: npt.NDArray[np.float32]
+) -> None:
+    queries = choose_queries(seen.labels, PICTURED_QUERIES)
+    record.picture(update, "ranked lists", ranked_list_picture(seen, descriptors, queries))
 
 
 def worth_compiling(config: TrainConfig, device: torch.device) -> bool:

@@ -1,6 +1,7 @@
 """Save and load the state of a run in one safetensors file that is replaced atomically."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ def save_checkpoint(
         progress: the state besides tensors.
         loss: the loss, if it has parameters.
     """
+    write_checkpoint(path, checkpoint_tensors(net, optimizer, loss), progress)
+
+
+def checkpoint_tensors(
+    net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
+) -> dict[str, Tensor]:
+    """Return copies of the tensors that a checkpoint has, on their devices."""
     tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
     if loss is not None:
         tensors.update({f"loss.{k}": v for k, v in loss.state_dict().items()})
@@ -60,6 +68,17 @@ def save_checkpoint(
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
+    return copied(tensors)
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors, which the next update does not change."""
+    return {key: value.detach().clone() for key, value in tensors.items()}
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], progress: Progress) -> None:
+    """Write a checkpoint from the tensors of `checkpoint_tensors`."""
+    tensors = {key: value.cpu() for key, value in tensors.items()}
     state = json.dumps(asdict(progress))
     fingerprint = state_digest({"progress": state}, tensors)
     write_tensors(path, tensors, {"progress": state, FINGERPRINT: fingerprint})
