@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
+import torch
 from index_examples import texture
 from label_examples import read_table, view, write_table
 from PIL import Image
@@ -16,6 +17,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import listwise
 from listwise.data import read_images, read_labelled
+from listwise.descriptors import load_model
 from listwise.errors import InputError
 from listwise.labeling import LabelSettings, label
 from listwise.labeling.candidates import class_rounds, similar_looks
@@ -24,6 +26,7 @@ from listwise.labeling.matching import MatchRecord
 from listwise.labeling.store import FeatureStore, _look
 from listwise.labeling.workers import Workers
 from listwise.local import hessian_affine, verify
+from listwise.models import RetrievalNet
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,12 @@ def labels(mixed, tmp_path_factory):
 def short(table):
     """File name -> label of a table."""
     return {Path(row["path"]).name: row["label"] for row in read_table(table)}
+
+
+def small_model(folder):
+    torch.manual_seed(0)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder / "model")
+    return load_model(folder / "model", "cpu")
 
 
 def again(labels, folder, source, **settings):
@@ -116,14 +125,8 @@ def test_a_split_may_be_cleaned_alone(labels, mixed, tmp_path):
 
 
 def test_a_folder_without_labels_is_grouped(things, labels, tmp_path):
-    torch = pytest.importorskip("torch")
-    from listwise.models import RetrievalNet
-
-    torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
-    found = listwise.label(
-        things, tmp_path / "labels.csv", model=tmp_path / "model", device="cpu", partners=35
-    )
+    model = small_model(tmp_path)
+    found = listwise.label(things, tmp_path / "labels.csv", labels=False, model=model, partners=35)
     names = [Path(path).name for path in found.images.paths]
     now = [photo.label for photo in found.photos]
     assert adjusted_rand_score([name[0] for name in names], now) == 1
@@ -174,6 +177,44 @@ def test_other_photos_discard_the_work_and_other_thresholds_use_it(labels, mixed
     again(labels, tmp_path, fewer, on_note=notes.append)
     assert "discarding" in notes[-1]
     assert len(short(tmp_path / "labels.csv")) == 5
+
+
+def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp_path):
+    notes: list[str] = []
+    found = label(
+        things, tmp_path / "a.csv", model=small_model(tmp_path), workers=0, on_note=notes.append
+    )
+    assert not found.labelled
+    assert "have no labels" in notes[0]
+    rows = [(things / "0-0.jpg", "a"), (things / "0-1.jpg", "")]
+    with pytest.raises(InputError, match="the cell in column label is empty"):
+        label(write_table(tmp_path / "table.csv", rows), tmp_path / "b.csv")
+    for name in ("train", "val"):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+        shutil.copy(things / "0-0.jpg", tmp_path / "folders" / name)
+    with pytest.raises(InputError, match="named like splits"):
+        label(tmp_path / "folders", tmp_path / "b.csv")
+    (tmp_path / "folders" / "val").rename(tmp_path / "folders" / "bridge")
+    label(tmp_path / "folders", tmp_path / "b.csv", workers=0, on_note=notes.append)
+    assert "2 folders" in notes[-1]
+    assert "are used as labels" in notes[-1]
+
+
+def test_a_model_chooses_partners_within_classes(mixed, labels, tmp_path):
+    found = label(mixed, tmp_path / "labels.csv", model=small_model(tmp_path), workers=0)
+    assert short(found.file) == short(labels.file)
+    assert {merge[:2] for merge in found.merges} == {merge[:2] for merge in labels.merges}
+
+
+def test_a_copy_in_another_class_is_no_reason_to_merge(things, tmp_path):
+    rows = [(things / f"{thing}-{i}.jpg", str(thing)) for thing in (0, 1) for i in range(3)]
+    rows.append((things / "0-0.jpg", "1"))
+    table = write_table(tmp_path / "photos.csv", rows)
+    found = label(table, tmp_path / "labels.csv", workers=0, merge=True)
+    assert found.merges == ()
+    assert found.copies == ((0, 6),)
+    assert found.photos[6].reason == "no match"
+    assert "in different classes" in found.page.read_text(encoding="utf-8")
 
 
 def test_copies_are_found(tmp_path):

@@ -156,9 +156,13 @@ def _with_labels(
     try:
         found = labelled_of(source)
     except InputError:
-        if labels:
+        images = photos_of(source)
+        some = any("label" in each for each in images.attributes or ())
+        folders = Path(source).is_dir() and all("/" in name for name in images.ids)
+        if labels or some or folders:  # there are labels, and the error tells what is wrong
             raise
-        return photos_of(source)
+        on_note("the photos have no labels: they are grouped without")
+        return images
     if labels is None and Path(source).is_dir():
         on_note(
             f"the {len(found.class_names)} folders in {source} are used as labels; to group the "

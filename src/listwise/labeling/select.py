@@ -98,8 +98,12 @@ def _merges(
         if group.label:
             place[list(group.photos)] = number
     pairs, inliers = matches.record.links(settings.inliers)
+    copy = np.arange(len(matches.labels))
+    for numbers in matches.copies:  # a photo with two labels does not show that they mean the same
+        copy[list(numbers)] = numbers[0]
     between = (
         (place[pairs[:, 0]] != place[pairs[:, 1]])
+        & (copy[pairs[:, 0]] != copy[pairs[:, 1]])
         & (place[pairs].min(axis=1) >= 0)
         & (matches.labels[pairs[:, 0]] != matches.labels[pairs[:, 1]])
     )

@@ -1,0 +1,125 @@
+"""The page of labels: what it shows, how much of it, and that it works in a browser."""
+
+import json
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+
+import pytest
+from label_examples import view, write_table
+
+from listwise.labeling import Labels, LabelSettings, label
+from listwise.labeling.page import content
+from listwise.labeling.result import LabelledPhoto, PhotoGroup, short_names
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def labels(mixed, tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "labels.csv"
+    return label(mixed, out, workers=0, command="listwise label mixed.csv --out labels.csv")
+
+
+def text_of(html):
+    body = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def test_the_page_tells_what_happened(labels):
+    html = labels.page.read_text(encoding="utf-8")
+    text = text_of(html)
+    assert "Photos kept 16" in text
+    assert "Photos dropped 8" in text
+    assert "matches no other photo of its class 4" in text
+    assert "Group 2: dropped 3 photos" in text
+    assert "No match: dropped 2 photos" in text
+    assert "1 pair of classes" in text
+    assert "not merged" in text
+    assert "broken.jpg" in text
+    assert "at least 8 local features" in text
+    assert "All 5 classes are shown" in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
+    assert all(photo.startswith("data:image/jpeg") for photo in data["photos"])
+    one, two, inliers, points = max(data["pairs"], key=lambda pair: pair[2])
+    assert inliers >= 8
+    assert len(points) % 4 == 0
+    assert all(0 <= part <= 1000 for part in points)
+    assert one != two
+
+
+def test_names_cannot_change_the_page(tmp_path):
+    name = '<b onclick="x">&amp;'
+    for number in range(2):
+        view(0, number).save(tmp_path / f"{number}<i>.jpg")
+    rows = [(f"{number}<i>.jpg", name) for number in range(2)]
+    found = label(write_table(tmp_path / "a.csv", rows), tmp_path / "labels.csv", workers=0)
+    html = found.page.read_text(encoding="utf-8")
+    assert "<b onclick" not in html
+    assert "<i>.jpg" not in html
+    assert name in text_of(html).replace(" ", "").replace("<bonclick", "<b onclick")
+
+
+def test_a_large_collection_is_shown_in_part():
+    photos, groups = [], []
+    for kind in range(700):
+        first = len(photos)
+        numbers = tuple(range(first, first + 30))
+        groups.append(PhotoGroup(f"class{kind}", 1, numbers[:20], f"class{kind}"))
+        groups += [
+            PhotoGroup(f"class{kind}", 2 + i, numbers[20 + 2 * i : 22 + 2 * i], "")
+            for i in range(5)
+        ]
+        photos += [LabelledPhoto(f"class{kind}", f"class{kind}", "", 1, 1, 0, 9)] * 20
+        photos += [LabelledPhoto(f"class{kind}", "", "smaller group", 2, 1, 0, 9)] * 10
+    labels = Labels(None, tuple(photos), tuple(groups), (), (), {}, LabelSettings(), Path("a"), 0)
+    views = content.class_views(labels)
+    assert len(views) == 700
+    assert (views[0].total, views[0].kept, views[0].groups) == (30, 20, 6)
+    assert [len(row.photos) for row in views[0].rows] == [7, 2, 2, 2, 0]
+    assert views[0].rows[-1].title == "2 further groups"
+    assert sum(row.total for row in views[0].rows) == 30
+    shown = views[: content.CLASSES]
+    assert len(content.shown_pairs(labels, shown)) <= 13 * content.CLASSES
+
+
+def test_names_are_shortened():
+    assert short_names(["/a/b/c.jpg", "/a/b/d/e.jpg"]) == ["c.jpg", "d/e.jpg"]
+    assert short_names(["/a/b.jpg", "c.jpg"]) == ["/a/b.jpg", "c.jpg"]
+    assert short_names(["x/photo1.jpg", "x/photo2.jpg"]) == ["photo1.jpg", "photo2.jpg"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_in_a_browser(labels, width, scheme):
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)}")
+    sync = pytest.importorskip("playwright.sync_api")
+    with sync.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        size = {"width": width, "height": 800}
+        page = browser.new_page(viewport=size, color_scheme=scheme)
+        page.set_default_timeout(30_000)
+        complaints, requests = [], []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(labels.page.absolute().as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        card = page.locator('.query[data-name="square"]')
+        card.scroll_into_view_if_needed()
+        card.locator("img").first.wait_for()
+        card.locator("button.points").first.click()
+        assert "kept" in page.locator("dialog p").inner_text()
+        assert page.locator("dialog svg circle").count() >= 16
+        page.keyboard.press("Escape")
+        page.locator("#filter").fill("TOW")
+        assert page.locator("#classes .query:visible").count() == 1
+        assert page.locator("#classes .query:visible h3").inner_text() == "tower"
+        page.locator("#filter").fill("nothing like this")
+        assert page.locator("#nothing").is_visible()
+        browser.close()
+    assert complaints == []
+    assert {url.split(":")[0] for url in requests} <= {"file", "data"}
