@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from listwise.errors import InputError
 from listwise.models.folding import FoldedCopy, make_folded_copy
+from listwise.models.max_pool import replace_max_pools
 from listwise.optional import has_triton
 
 # After so many copies in a row that were outdated by changes, the network itself is used.
@@ -92,6 +93,8 @@ class Forward:
     def _make_copy(self, image: Tensor) -> None:
         """Create the folded copy, or note why it is not possible."""
         self._copy = make_folded_copy(self.net, image, self.autocast)
+        if self._copy is not None and self.device.type == "cuda" and has_triton():
+            replace_max_pools(self._copy.module)
         if self._copy is None:
             self._note("batch norm is not folded: the network cannot be copied")
         elif self._copy.trial_failed:

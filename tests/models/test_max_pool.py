@@ -1,0 +1,125 @@
+"""The fast max pooling against PyTorch's, and its kernels."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from listwise.models.max_pool import FastMaxPool, replace_max_pools
+
+SIZES = [(9, 11), (8, 10), (1, 3), (70, 67)]
+
+
+def maps(height, width, channels=64):
+    """Feature maps after a ReLU, with many equal values."""
+    generator = torch.Generator().manual_seed(height)
+    values = torch.randn(2, channels, height, width, generator=generator).round(decimals=1)
+    return values.relu().contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("channels", [64, 24])
+def test_values_and_gradients_are_those_of_pytorch(sizes, channels):
+    given, expected = maps(*sizes, channels), maps(*sizes, channels)
+    wanted = F.max_pool2d(expected, 3, 2, 1)
+    gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    torch.autograd.backward(wanted, gradient)
+    values = FastMaxPool()(given)
+    torch.autograd.backward(values, gradient)
+    assert torch.equal(values, wanted)
+    torch.testing.assert_close(given.grad, expected.grad)
+
+
+def test_values_without_a_gradient():
+    with torch.no_grad():
+        assert torch.equal(FastMaxPool()(maps(8, 9)), F.max_pool2d(maps(8, 9), 3, 2, 1))
+
+
+def test_in_a_compiled_network():
+    conv = nn.Conv2d(64, 64, 1)
+    net = torch.compile(nn.Sequential(conv, FastMaxPool()), backend="aot_eager")
+    given, expected = maps(8, 9), maps(8, 9)
+    net(given).sum().backward()
+    F.max_pool2d(conv(expected), 3, 2, 1).sum().backward()
+    torch.testing.assert_close(given.grad, expected.grad)
+
+
+def test_only_usual_poolings_are_replaced():
+    watched = nn.MaxPool2d(3, 2, 1)
+    watched.register_forward_hook(lambda *args: None)
+    kept = [
+        nn.MaxPool2d(2, 2),
+        nn.MaxPool2d(3, 2),
+        nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.MaxPool2d(3, 2, 1, return_indices=True),
+        nn.MaxPool2d(3, 2, 1, dilation=2),
+        nn.AvgPool2d(3, 2, 1),
+        watched,
+    ]
+    net = nn.Sequential(
+        nn.Sequential(nn.MaxPool2d(3, 2, 1)), nn.MaxPool2d((3, 3), (2, 2), 1), *kept
+    )
+    replace_max_pools(net)
+    assert isinstance(net[0][0], FastMaxPool)
+    assert isinstance(net[1], FastMaxPool)
+    assert list(net)[2:] == kept
+
+
+# The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
+SCRIPT = """
+import json, sys
+import torch
+import torch.nn.functional as F
+from listwise.models import max_pool, max_pool_kernels as kernels
+
+device, cases = sys.argv[1], json.loads(sys.argv[2])
+found = []
+for height, width, channels, dtype in cases:
+    torch.manual_seed(height)
+    maps = torch.randn(3, channels, height, width).round(decimals=1).relu()
+    maps = maps.contiguous(memory_format=torch.channels_last).to(getattr(torch, dtype))
+    wide = maps.double().requires_grad_()
+    wanted = F.max_pool2d(wide, 3, 2, 1)
+    gradient = torch.randn(wanted.shape).to(maps.dtype)
+    wanted.backward(gradient.double())
+    values, offsets = (each.fill_(77) for each in max_pool._empty_outputs(maps.to(device)))
+    kernels.max_pool(maps.to(device), values, offsets)
+    result = torch.full_like(maps, float("nan")).to(device)
+    there = gradient.to(device).contiguous(memory_format=torch.channels_last)
+    kernels.max_pool_gradient(there, offsets, result)
+    error = (result.cpu().double() - wide.grad).norm() / wide.grad.norm()
+    found.append([torch.equal(values.cpu().double(), wanted.detach()), error.item()])
+print(json.dumps(found))
+"""
+
+
+def check(device, cases):
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", SCRIPT, device, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    for case, (same, error) in zip(cases, json.loads(done.stdout), strict=True):
+        assert same, case
+        assert error < (3e-3 if "bfloat16" in case else 1e-3), case
+
+
+@pytest.mark.slow
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton", minversion="3.3")
+    check("cpu", [(*sizes, 64, "float32") for sizes in SIZES] + [(8, 9, 128, "float16")])
+
+
+def test_kernels_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    cases = [(*sizes, 64, "float32") for sizes in SIZES] + [(130, 131, 128, "bfloat16")]
+    check("cuda", cases)
