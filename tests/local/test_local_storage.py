@@ -250,16 +250,21 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
 
 
 def extract_and_die_at_the_end(photos: Path, out: Path) -> None:
+    module.PART = 1
     FeatureWriter.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     extract_features(read_images(photos), out, HessianAffine(30), workers=0)
 
 
-def test_a_run_killed_while_parts_are_joined_leaves_nothing_in_the_end(tmp_path: Path) -> None:
+def test_a_run_killed_while_parts_are_joined_leaves_nothing_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 1)
     folder, out = tmp_path / "photos", tmp_path / "f.arrow"
     folder.mkdir()
-    textured(200, 150, 0).save(folder / "0.png")
+    for number in (0, 1):
+        textured(200, 150, number).save(folder / f"{number}.png")
     assert Program(extract_and_die_at_the_end, folder, out).wait(60) == -signal.SIGKILL
-    assert len(extract_features(read_images(folder), out, HessianAffine(30), workers=0)) == 1
+    assert len(extract_features(read_images(folder), out, HessianAffine(30), workers=0)) == 2
     assert sorted(os.listdir(tmp_path)) == ["f.arrow", "photos"]
 
 
