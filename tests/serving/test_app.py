@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from PIL import Image
 from serving_examples import TOKEN, wait_for
 
 from listwise.data import Images, load_image, read_images
+from listwise.descriptors.tuned import Expansion, TunedSettings
 from listwise.errors import InputError
 from listwise.search.entries import entry_key
 from listwise.search.filling import add_photos
@@ -1260,3 +1262,28 @@ def test_metrics_count_by_route(index, serve):
     assert counted["listwise_batch_size_sum"] == 1
     assert "wp-login" not in str(counted)
     assert "BREW" not in str(counted)
+
+
+def test_a_tuned_index_expands_queries_by_default(serve, model, photos, tmp_path):
+    settings = TunedSettings(
+        network=model.net.fingerprint(), scales=(1.0, 1.5), expansion=Expansion(k=3, alpha=1.0)
+    )
+    tuned = replace(model, tuned=settings)
+    photo = photos / "class2" / "3.jpg"
+    with Index(create_store(tmp_path / "tuned", header_of(tuned)), tuned) as index:
+        index.add(photos, workers=0, progress=False)
+        client = serve(index)
+        expected = {
+            expand: [hit.score for hit in index.search(photo, 6, expand=expand)]
+            for expand in (True, False)
+        }
+        assert expected[True] != pytest.approx(expected[False], abs=1e-4)
+        for given, expanded in (({}, True), ({"expand": "true"}, True), ({"expand": "0"}, False)):
+            answer = client.post("/api/search", **upload(photo, k="6", **given)).json()
+            assert answer["expanded"] is expanded
+            found = [hit["score"] for hit in answer["results"]]
+            assert found == pytest.approx(expected[expanded], abs=1e-4)
+        key = index.search(photo, 1)[0].entry.key
+        similar = f"/api/entries/{key}/similar"
+        assert client.get(similar).json()["expanded"] is True
+        assert client.get(similar, params={"expand": False}).json()["expanded"] is False

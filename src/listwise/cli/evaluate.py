@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
   listwise evaluate runs/a/model photos.csv --split test
   listwise evaluate runs/a/model photos --against runs/b/model
   listwise evaluate runs/a/model roxford5k --qe --report report.html
-  listwise evaluate runs/a/model roxford5k --refine superglobal --refine diffusion
+  listwise evaluate runs/a/model roxford5k --refine diffusion
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
 """
 EXPAND = "Also evaluate with α query expansion (αQE); by default if the model is tuned to it."

@@ -9,8 +9,8 @@ from listwise.cli import options
 from listwise.cli.output import note, open_console, print_json, say, stoppable
 
 EXAMPLES = """Examples:
-  listwise tune runs/a/model photos.csv             # validates on the split val of the table
-  listwise tune runs/a/model validation             # a folder of class folders
+  listwise tune runs/a/model photos.csv      # validated on the split val
+  listwise tune runs/a/model validation      # a folder of class folders
   listwise tune runs/a/model photos.csv --max-side 1024 --max-cost 3
 
 Use photos of things that the model was not trained on. The settings are stored in the model, and

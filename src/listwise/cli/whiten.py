@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from listwise.descriptors.choosing import WhiteningChoice
 
 EXAMPLES = """Examples:
-  listwise whiten runs/a/model labels.csv        # chosen by mAP on validation photos
+  listwise whiten runs/a/model labels.csv        # chosen on validation photos
   listwise whiten runs/a/model labels.csv --dim 512
-  listwise whiten runs/a/model photos --dim 1024 --power 0.25 --shrinkage 0   # as in the paper
+  listwise whiten runs/a/model photos --dim 1024 --power 0.25 --shrinkage 0
   listwise whiten runs/a/model photos.parquet    # a file of listwise extract
   listwise whiten runs/a/model labels.csv --supervised
   listwise whiten runs/a/model --remove
