@@ -210,8 +210,8 @@ class PhotoBatch(NamedTuple):
     Attributes:
         pixels: uint8 [B, 3, H, W]; each photo lies in the upper left corner of its canvas.
         sizes: heights and widths in the B canvases. The last canvases may be empty, with the size
-            of a whole canvas: a GPU prepares each new batch size, which takes longer than to
-            compute a few canvases in vain.
+            of a whole canvas: preparing a new batch size on a GPU takes longer than computing a
+            few empty canvases.
         positions: positions of the photos.
         photos: the photos, at most B, without their own pixels.
         errors: the message of an unreadable photo by its position; such a batch has no photos.

@@ -3,13 +3,12 @@
 Each photo lies in the upper left corner of a canvas, and all canvases of a batch have the same
 shape. An operation on single positions treats each photo as if it were alone. An operation that
 mixes positions, such as a 3 × 3 convolution, would read values outside of the photo where the
-photo alone has padding. `MixedNet` sets these values to what the padding is, before every such
-operation, and pools each feature map over the photo's own area.
+photo alone has padding. `MixedNet` sets these values to the padding before every such operation,
+and pools each feature map over the photo's own area.
 
 `listwise.models.areas` observes the operations while the network runs, so its architecture need not
-be known. `mixes`
-tries a network on a few shapes: a network with an operation that is not supported gives other
-descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
+be known. `mixes` tries a network on a few shapes: a network with an operation that is not supported
+gives other descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 """
 
 import copy
