@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from listwise.models import max_pool
 from listwise.models.max_pool import FastMaxPool, replace_max_pools
 
 SIZES = [(9, 11), (8, 10), (1, 3), (70, 67)]
@@ -38,6 +39,12 @@ def test_values_and_gradients_are_those_of_pytorch(sizes, channels):
 def test_values_without_a_gradient():
     with torch.no_grad():
         assert torch.equal(FastMaxPool()(maps(8, 9)), F.max_pool2d(maps(8, 9), 3, 2, 1))
+
+
+def test_operators_keep_the_rules_of_the_compiler():
+    torch.library.opcheck(max_pool._max_pool, (maps(8, 9),))
+    values, offsets = max_pool._max_pool(maps(8, 9).detach())
+    torch.library.opcheck(max_pool._max_pool_gradient, (values, offsets, 8, 9))
 
 
 def test_in_a_compiled_network():

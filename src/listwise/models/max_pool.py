@@ -85,10 +85,9 @@ def _max_pool_gradient(gradient: Tensor, offsets: Tensor, height: int, width: in
         return result
     rows = 2 * torch.arange(offsets.shape[2])[:, None] - 1 + offsets // 3
     columns = 2 * torch.arange(offsets.shape[3]) - 1 + offsets % 3
-    flat = result.zero_().flatten(2)
-    return flat.scatter_add(2, (rows * width + columns).flatten(2), gradient.flatten(2)).view_as(
-        result
-    )
+    places = (rows * width + columns).flatten(2)
+    flat = torch.zeros(*result.shape[:2], height * width, dtype=result.dtype)
+    return result.copy_(flat.scatter_add_(2, places, gradient.flatten(2)).view(result.shape))
 
 
 @_max_pool_gradient.register_fake
