@@ -1,6 +1,5 @@
 """The estimate of a run's duration, and runs with a maximum duration."""
 
-import re
 import time
 
 import pytest
@@ -9,6 +8,7 @@ from safetensors.torch import load_file
 
 from listwise.errors import InputError
 from listwise.training import Trainer, prepare, resume
+from listwise.training.duration import Speed, Trial
 from listwise.training.run.record import read_metrics
 from listwise.training.run.view import TrainView
 
@@ -94,21 +94,29 @@ def test_a_run_ends_within_its_minutes(photos, tmp_path):
     assert again.plan.config == plan.config
 
 
-def test_what_does_not_fit_is_reduced_and_told(photos):
-    # Crops of 800 pixels take many times as long as the smallest ones.
+def test_what_does_not_fit_is_reduced_and_told(photos, monkeypatch):
+    def steady(trial, config):
+        """The speed of a machine on which nothing else runs."""
+        size = config.crops.size
+        return Speed(size, 1e-6 * size**2, 1e-3)
+
+    monkeypatch.setattr(Trial, "measure", steady)
     given = SETTINGS | {"updates": 5000, "batch_size": 20}
-    with pytest.raises(InputError) as error:
-        prepare(photos, given | {"minutes": 0.01}, preset="paper")
-    minutes = 2 * int(re.search(r"`minutes` (\d+)", str(error.value))[1])
-    plan = prepare(photos, given | {"minutes": minutes}, preset="paper")
+    # 5 s + 5000 updates of 20 images + 6 validations, in 80 % of the time: 96 pixels take 20 min.
+    with pytest.raises(InputError, match=r"takes about 20 min: give `minutes` 20 or more"):
+        prepare(photos, given | {"minutes": 10}, preset="paper")
+    plan = prepare(photos, given | {"minutes": 60}, preset="paper")
     assert plan.config.updates == 5000
     assert plan.config.batch_size == 20
-    size = plan.config.crops.size
-    assert 96 <= size < 800
-    assert plan.notes[-1].startswith(f"to end within {minutes} min: crops of {size} pixels instead")
-    assert plan.notes[-1].endswith("5 validations instead of 500")
+    assert plan.config.crops.size == 160
+    assert plan.notes[-1] == (
+        "to end within 60 min: crops of 160 pixels instead of 800, 5 validations instead of 500"
+    )
     assert plan.config.validate_every == 1000
-    assert plan.reasons["crops.size"] == f"to end within {minutes} min; 800 without this limit"
+    assert plan.reasons["crops.size"] == "to end within 60 min; 800 without this limit"
+    enough = prepare(photos, given | {"minutes": 6000}, preset="paper")
+    assert enough.config.crops.size == 800
+    assert enough.notes[-1].endswith(" of the 6000 min: nothing is reduced")
 
 
 def test_too_few_minutes_are_an_error_that_names_enough(photos):
