@@ -48,15 +48,12 @@ def demo(
         show_plan(plan, console)
         trainer = steps.trainer(plan, LiveTrainView(console))
         with console.status("searching with the network before training"):
-            before = steps.search(Model(trainer.net))
+            before = steps.describe(Model(trainer.net))
         result = trainer.fit()
-        with console.status("searching with the trained network"):
-            model = load_model(result.model, plan.config.device)
-            after = steps.search(model)
+        with console.status("building an index of the photos with the trained network"):
+            after = steps.make_index(load_model(result.model, plan.config.device))
         _show_gain(console, figures_of(before.evaluate()), figures_of(after.evaluate()))
         steps.draw_matches(before, after)
-        with console.status("building an index of the photos"):
-            steps.make_index(model)
     _show_next(console, steps, result)
 
 

@@ -74,6 +74,7 @@ def extract(
             [images.file(i) for part in missing for i in part.photos],
             [len(part.photos) for part in missing],
             settings,
+            photos=len(images),
             workers=workers,
             on_progress=on_progress,
         )

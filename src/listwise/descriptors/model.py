@@ -32,7 +32,14 @@ from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.calibration import CALIBRATION_FILE, Calibration, fit_calibration
-from listwise.models.embed import Describe, PhotoNet, embed_decoded, embed_parts
+from listwise.models.embed import (
+    FOLDED_PHOTOS,
+    Describe,
+    PhotoNet,
+    embed_decoded,
+    embed_parts,
+    inference_network,
+)
 from listwise.progress import FEW, counting
 
 IN_MEMORY = 64  # photos given as images or arrays that are described together
@@ -283,7 +290,12 @@ class Model:
         on_progress: Callable[[int], object],
     ) -> Described:
         (found,) = self.describe_parts(
-            images.files(), [len(images)], settings, workers=workers, on_progress=on_progress
+            images.files(),
+            [len(images)],
+            settings,
+            photos=len(images),
+            workers=workers,
+            on_progress=on_progress,
         )
         return found
 
@@ -293,6 +305,7 @@ class Model:
         sizes: Iterable[int],
         settings: ExtractSettings,
         *,
+        photos: int = 1,
         thumbnails: bool = False,
         local: Callable[[Image.Image, tuple[int, int], float], bytes] | None = None,
         workers: int | None = None,
@@ -301,8 +314,11 @@ class Model:
         """Describe photos part by part; the result of a part depends only on its own photos.
 
         `sizes` are the numbers of photos in the parts. `Described.kept` has positions within the
-        part. `local` encodes local features, as in `Decoding`.
+        part. `photos` is the number of all photos: a CPU describes many with a faster copy of the
+        network, whose descriptors differ in the last digits. `local` encodes local features, as in
+        `Decoding`.
         """
+        network = self._network(settings, photos)
         with (
             explain_lost_workers(),
             closing(
@@ -311,8 +327,8 @@ class Model:
                     files,
                     sizes,
                     Decoding(settings.max_side, thumbnail=thumbnails, local=local),
-                    describe=self._describing(settings),
-                    mixed=self._network(settings).mixed,
+                    describe=self._describing(settings, network),
+                    mixed=network.mixed,
                     workers=self._machine.workers() if workers is None else workers,
                     autocast=_autocast(settings),
                     on_progress=on_progress,
@@ -340,7 +356,7 @@ class Model:
                 DecodedPhoto(whole_image(photo, settings.max_side), photo.size, photo.size)
                 for photo in photos
             ),
-            self._describing(settings),
+            self._describing(settings, self._network(settings)),
             self.net.dim,
             self.device,
             _autocast(settings),
@@ -355,13 +371,17 @@ class Model:
         """
         return self._network(settings).mixed
 
-    def _describing(self, settings: ExtractSettings) -> Describe:
+    @staticmethod
+    def _describing(settings: ExtractSettings, network: PhotoNet) -> Describe:
         """Return a function that computes the descriptors [B, C] of photos."""
-        net = self._network(settings)
-        return partial(describe_scales, net, scales=settings.scales, power=settings.power)
+        return partial(describe_scales, network, scales=settings.scales, power=settings.power)
 
-    def _network(self, settings: ExtractSettings) -> PhotoNet:
-        return self._full_network if settings.precision == "float32" else self._half_network
+    def _network(self, settings: ExtractSettings, photos: int = 1) -> PhotoNet:
+        if settings.precision != "float32":
+            return self._half_network
+        if photos < FOLDED_PHOTOS or self.device.type != "cpu":
+            return self._full_network
+        return PhotoNet(self.net, None, inference_network(self.net, None, photos))
 
     @cached_property
     def _full_network(self) -> PhotoNet:

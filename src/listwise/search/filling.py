@@ -128,6 +128,7 @@ def add_photos(
                 files,
                 repeat(size),
                 settings_here(store, model, max_side),
+                photos=len(images),
                 thumbnails=thumbnails,
                 local=_encoder(store),
                 workers=workers,

