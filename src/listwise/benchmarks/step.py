@@ -34,11 +34,15 @@ AUTOCAST = "bfloat16 autocast"
 FOLDED = "folded, bfloat16"
 COMPILED = "folded, bfloat16, compiled"
 METHODS = (SINGLE, AUTOCAST, FOLDED, COMPILED)
+# On a CPU.
+PLAIN = "float32"
+FOLDED_FLOAT32 = "folded, float32, channels last"
+CPU_METHODS = (PLAIN, FOLDED_FLOAT32, AUTOCAST, FOLDED)
 
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """A method of computing the step, or why it was skipped; rates are in images per second.
+    """A method of computing the step; rates are in images per second.
 
     Attributes:
         method: name of the method.
@@ -52,7 +56,6 @@ class StepMeasurement:
         of_limit: share of the rate of `fastest_step`.
         gradient_error: relative distance to the gradient of plain float32 backpropagation.
         first_seconds: time of the first pass.
-        skipped: why the method was skipped.
     """
 
     method: Annotated[str, "method"]
@@ -66,7 +69,6 @@ class StepMeasurement:
     of_limit: Annotated[float | None, "of the limit", "{:.0%}"] = None
     gradient_error: Annotated[float | None, "gradient off by", "{:.1g}"] = None
     first_seconds: float | None = None
-    skipped: str | None = None
 
 
 COLUMNS = columns_of(StepMeasurement)
@@ -102,10 +104,7 @@ def run(
             )
         plain = plain_gradient(net, few, few_labels)
         single: float | None = None
-        for method in METHODS:
-            if method == COMPILED and not gpu:
-                yield StepMeasurement(method, skipped="compiled on a GPU only")
-                continue
+        for method in METHODS if gpu else CPU_METHODS:
             count = {SINGLE: min(batch, 64), COMPILED: batch}.get(method, min(batch, 512))
             step = make_step(method, net, micro_batch)
             row = measure_step(step, method, images[:count], labels[:count], updates, limit, plain)
@@ -209,6 +208,10 @@ def make_step(method: str, net: RetrievalNet, micro_batch: int) -> MultistageSte
     """Return the step of a method."""
     if method == SINGLE:
         return MultistageStep(net, QuantizedAPLoss(), 1)
+    if method in (PLAIN, FOLDED_FLOAT32):
+        step = MultistageStep(net, QuantizedAPLoss(), micro_batch)
+        step.forward().fold = method == FOLDED_FLOAT32
+        return step
     if method == AUTOCAST:
         return MultistageStep(under_autocast(net), QuantizedAPLoss(), micro_batch)
     return MultistageStep(

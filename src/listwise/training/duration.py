@@ -33,8 +33,9 @@ START_SECONDS, VALIDATION_SECONDS = 5.0, 1.0
 STOP_PART = 1.5
 # Images and photos of a trial: few, because a large network takes seconds for each.
 TRIAL_IMAGES, TRIAL_PIXELS, TRIAL_PHOTOS = 8, 2**19, 4
-# A trial that takes longer than this is not repeated; the start is a small part of it.
-LONG_TRIAL = 2.0
+# Trials are repeated until they have taken this many seconds, because other programs may disturb
+# some of them.
+TRIAL_SECONDS, MAX_TRIALS = 1.0, 4
 
 
 class Effort(NamedTuple):
@@ -203,6 +204,7 @@ class Trial:
         crops = self._crops(config)
         # On a CPU, the workers that decode photos take their share of the cores.
         workers = min(core_count(), max(1, config.workers or 0))
+        self._pass(crops.images[:1])  # the first pass copies the network
         image = _shortest(lambda: self._pass(crops.images)) / len(crops.images)
         image += crops.seconds / workers
         photo = self._photo_seconds(config, workers)
@@ -259,16 +261,14 @@ class _Crops(NamedTuple):
 
 
 def _shortest(call: Callable[[], object]) -> float:
-    """Return the seconds of the faster of two calls; the first may have to prepare something."""
+    """Return the seconds of the fastest of some calls; the first may have to prepare something."""
     taken: list[float] = []
-    while len(taken) < 2:
+    while len(taken) < 2 or (sum(taken) < TRIAL_SECONDS and len(taken) < MAX_TRIALS):
         started = time.perf_counter()
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - started)
-        if taken[0] > LONG_TRIAL:
-            break
     return min(taken)
 
 

@@ -30,6 +30,7 @@ class Forward:
             all have one size.
 
     Attributes:
+        fold: whether to use a folded copy of the network where it is faster.
         fallback: why the network is not compiled, or batch norm not folded; empty otherwise.
     """
 
@@ -46,6 +47,7 @@ class Forward:
                 "use torch.bfloat16, as in torch.autocast(device, torch.bfloat16)"
             )
         self.compile = compile
+        self.fold = True
         self.fallback = ""
         self._copy: FoldedCopy | None = None
         self._can_be_copied = True
@@ -82,7 +84,7 @@ class Forward:
     def ready(self, images: Tensor) -> Tensor:
         """Prepare the network, and return the images on its device, in its memory order."""
         images = images.to(self.device, non_blocking=True)
-        if self.autocast is None and self.device.type != "cpu":
+        if not self.fold or (self.autocast is None and self.device.type != "cpu"):
             return images
         if self._copy is None and self._can_be_copied:
             random_state = self.random_state()  # dropout may draw numbers in the trial
