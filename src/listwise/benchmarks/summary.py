@@ -49,7 +49,7 @@ def run(
         yield SummaryLine("loss", f"B = {row.batch}", row.method, time, memory)
     setting = "{backbone}, {size} px, B = {batch}".format(**settings["step"])
     for each in step.run(device, **settings["step"]):
-        rate = each.skipped or f"{each.step:,.1f} images/s"
+        rate = f"{each.step:,.1f} images/s"
         beside = f"{each.ratio:.1f} ×, {each.of_limit:.0%} of the limit" if each.ratio else ""
         yield SummaryLine("step", setting, each.method, rate, beside)
     for way in input.run(device=device, **settings["input"]):
