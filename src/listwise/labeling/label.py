@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def label(
         3681
         >>> listwise.train("labels.csv")                        # doctest: +SKIP
     """
+    import_module("listwise.local.compact")  # reports a missing extra before processes start
     chosen = _settings(settings)
     out = _checked(Path(out))
     images, others = _read(photos, labels, split, on_note)
