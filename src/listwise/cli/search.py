@@ -19,7 +19,7 @@ EXAMPLES = """Examples:
   listwise search shop chair.jpg                      # the ten nearest photos
   listwise search shop room.jpg --box 120,80,400,380  # part of a photo
   listwise search shop a.jpg b.jpg --expand --rerank  # one query of two photos
-  listwise search shop chair.jpg --refine diffusion   # re-ranked by global descriptors
+  listwise search shop chair.jpg --refine diffusion   # re-ranked by descriptors
   listwise search shop --entry chairs/a.jpg -k 50 --json
   listwise search shop chair.jpg --where "price < 100 and color = 'red'"
   listwise search shop chair.jpg --sheet found.png
