@@ -24,6 +24,7 @@ if device == "cpu":
     # Several tiles, squares of tiles and strips even of a small batch.
     tiling = gpu.Tiling(32, 64, 64, 1, 4, 1)
     gpu.HISTOGRAM_TILING = gpu.WEIGHT_TILING = {True: tiling, False: tiling}
+    gpu.SMALL_TILING = tiling
     gpu.STRIP_ROWS, gpu.STRIP_COLUMNS = 32, 64
 
 

@@ -87,6 +87,8 @@ class Tiling:
 # By whether descriptors are split into high and low parts.
 HISTOGRAM_TILING = {True: Tiling(128, 128, 64, 8, 8, 3), False: Tiling(64, 128, 64, 8, 4, 3)}
 WEIGHT_TILING = {True: Tiling(128, 64, 64, 8, 4, 2), False: Tiling(128, 64, 64, 8, 4, 3)}
+# Small batches have few tiles: smaller ones keep more of the GPU busy.
+SMALL_BATCH, SMALL_TILING = 2048, Tiling(64, 64, 64, 8, 4, 3)
 # Descriptors are padded with zeros to a multiple of this number, which every depth divides.
 ALIGNMENT = 64
 
@@ -229,7 +231,8 @@ class _Kernels:
             },
         )
         shared = {"BINS": bins, "INCLUDE_SELF": include_self, "EXACT": self.exact}
-        tiling = HISTOGRAM_TILING[self.exact]
+        small = self.exact and size <= SMALL_BATCH
+        tiling = SMALL_TILING if small else HISTOGRAM_TILING[self.exact]
         squares = triton.cdiv(size, tiling.group * tiling.columns)
         self.histogram_programs = squares**2 * tiling.group**2 * tiling.columns // tiling.rows
         self._histogram = Launch(histogram_kernel, tiling.options(), shared | tiling.constants())
@@ -244,7 +247,7 @@ class _Kernels:
                 "BLOCK": PREPARE_BLOCK,
             },
         )
-        self.tile = tiling = WEIGHT_TILING[self.exact]
+        self.tile = tiling = SMALL_TILING if small else WEIGHT_TILING[self.exact]
         self._weight = Launch(weight_kernel, tiling.options(), shared | tiling.constants())
         # Strips consist of whole tiles.
         self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
