@@ -186,6 +186,7 @@ def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp
     )
     assert not found.labelled
     assert "have no labels" in notes[0]
+    assert found.settings.partners == 10
     rows = [(things / "0-0.jpg", "a"), (things / "0-1.jpg", "")]
     with pytest.raises(InputError, match="the cell in column label is empty"):
         label(write_table(tmp_path / "table.csv", rows), tmp_path / "b.csv")

@@ -51,7 +51,12 @@ Inliers = Annotated[
     int, options.integer("Minimum number of inliers of two photos that match.", min=4)
 ]
 Partners = Annotated[
-    int, options.integer("Maximum number of photos each photo is compared with.", min=2)
+    int | None,
+    options.integer(
+        "Maximum number of photos each photo is compared with.",
+        min=2,
+        show_default="26, without labels 10",
+    ),
 ]
 MinPhotos = Annotated[int, options.integer("Minimum number of photos per class.", min=2)]
 AllGroups = Annotated[
@@ -94,7 +99,7 @@ def label(
     out: Out,
     labels: UseLabels = None,
     inliers: Inliers = 8,
-    partners: Partners = 26,
+    partners: Partners = None,
     min_photos: MinPhotos = 2,
     all_groups: AllGroups = False,
     merge: Merge = False,
@@ -125,12 +130,12 @@ def label(
             on_progress=advance,
             on_note=partial(note, console),
             inliers=inliers,
-            partners=partners,
             min_photos=min_photos,
             all_groups=all_groups,
             merge=merge,
             features=features,
             seed=seed,
+            **({} if partners is None else {"partners": partners}),
         )
     if not json:
         warn_of_unreadable(console, list(found.errors.values()))

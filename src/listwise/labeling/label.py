@@ -31,6 +31,7 @@ from listwise.progress import stages_shown
 Progress = Callable[[str, int, int], object]
 """A function of a stage, the number of steps done, and their total number."""
 
+UNLABELLED_PARTNERS = 10  # similar photos: more of them find few matches, and join wrong groups
 _VERSION = 1  # raised when the files of an interrupted run can no longer be used
 _KEY = "listwise.key"
 
@@ -89,6 +90,8 @@ def label(
     chosen = _settings(settings)
     out = _checked(Path(out))
     images, others = _read(photos, labels, split, on_note)
+    if "partners" not in settings and not isinstance(images, LabelledImages):
+        chosen = replace(chosen, partners=UNLABELLED_PARTNERS)
     shown = nullcontext(on_progress) if on_progress else stages_shown()
     work = out.with_name(f"{out.name}.partial")
     with lock_folder(work, f"another process is writing {out}"), shown as advance:

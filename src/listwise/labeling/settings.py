@@ -15,7 +15,8 @@ class LabelSettings:
         inliers: minimum number of inliers of two photos that match. Lower values keep more photos;
             below 8, photos of different things begin to match by chance.
         partners: maximum number of photos that each photo is compared with. More partners connect
-            more photos of large classes, and take longer.
+            more photos of large classes, and take longer. Without labels `label` uses 10 by
+            default.
         min_photos: minimum number of photos of a class; smaller groups are dropped.
         features: maximum number of local features per photo.
         all_groups: keep every group of a class as a class, instead of the largest group only.
