@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,4 +177,9 @@ def matching_points(
 ) -> "Iterator[Verification]":
     """Yield the matching points of each pair of photos."""
     compare = _open_photos(str(store.folder), store.count)
-    return (compare(one, two) for one, two in pairs)
+    for one, two in pairs:
+        # As they were compared: the other order may give a few inliers more or less.
+        found = compare(min(one, two), max(one, two))
+        if one > two:
+            found = replace(found, query_points=found.points, points=found.query_points)
+        yield found

@@ -143,7 +143,7 @@ def _summary(labels: Labels) -> str:
         rows.append(("Classes before", counts["classes_before"], ""))
     rows.append(("Classes now", counts["classes"], ""))
     if labels.labelled:
-        rows.append(("Pairs of classes that show the same thing", counts["merges"], ""))
+        rows.append(("Pairs of classes that may show the same thing", counts["merges"], ""))
     rows.append(("Copies and near-duplicates", counts["copies"], ""))
     rows.append(("Pairs of photos compared", counts["pairs_compared"], ""))
     body = "".join(
@@ -183,7 +183,7 @@ def _merges(labels: Labels, draw: _Tiles) -> str:
     note = _part(len(cards), len(labels.merges), "pair of classes", "pairs of classes")
     advice = "" if labels.settings.merge else " Use <code>merge</code> to merge them."
     return (
-        '<section aria-labelledby="merges"><h2 id="merges">Classes that show the same thing</h2>'
+        '<section aria-labelledby="merges"><h2 id="merges">Classes that may show the same thing</h2>'
         f'<p class="note">{note}{advice}</p><div class="cards">{"".join(cards)}</div></section>'
     )
 
