@@ -183,7 +183,8 @@ def _merges(labels: Labels, draw: _Tiles) -> str:
     note = _part(len(cards), len(labels.merges), "pair of classes", "pairs of classes")
     advice = "" if labels.settings.merge else " Use <code>merge</code> to merge them."
     return (
-        '<section aria-labelledby="merges"><h2 id="merges">Classes that may show the same thing</h2>'
+        '<section aria-labelledby="merges">'
+        '<h2 id="merges">Classes that may show the same thing</h2>'
         f'<p class="note">{note}{advice}</p><div class="cards">{"".join(cards)}</div></section>'
     )
 
