@@ -85,10 +85,15 @@ def describe_at_scales(
         nonlocal count
         found = []
         for number, scale in enumerate(scales):
-            resized = resize_photos(photos, sizes, scale)
+            # Enlarged photos in smaller batches, which need no more memory than the others.
+            size = max(1, int(len(photos) / max(1.0, scale**2)))
             started = _now(photos.device)
-            rows = network(*resized)
+            parts = [
+                network(*resize_photos(photos[i : i + size], sizes[i : i + size], scale))
+                for i in range(0, len(photos), size)
+            ]
             spent[number] += _now(photos.device) - started
+            rows = torch.cat(parts)
             found.append(rows if rows.ndim == 3 else rows[:, None])
         count += len(sizes)
         return torch.stack(found, dim=1)
