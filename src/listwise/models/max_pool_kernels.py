@@ -8,9 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from listwise.models.max_pool import CHANNELS
-
-COLUMNS = 32  # positions in a row that a program computes
+# Positions in a row, and channels, that a program computes; the same number as in `max_pool.py`.
+COLUMNS, CHANNELS = 32, 64
 
 
 @triton.jit
