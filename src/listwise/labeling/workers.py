@@ -1,5 +1,8 @@
 """Worker processes that run a function on many tasks, with results in order."""
 
+import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -62,3 +65,12 @@ class Workers:
 def _start() -> None:
     start_worker()
     threadpool_limits(1)  # a worker has one core
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the main process was killed: it would wait for tasks forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
