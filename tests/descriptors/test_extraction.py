@@ -301,7 +301,7 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         ((images, out), {"scales": ()}, "`scales` .*one or more"),
         ((images, out), {"scales": (1, -0.5)}, "above 0"),
         ((images, out), {"power": 0.0}, "`power` must be greater than 0, not 0.0"),
-        ((images, out), {"max_side": 0}, "`max_side` must be .*, not 0"),
+        ((images, out), {"max_side": -1}, "`max_side` must be .*, not -1"),
         ((images, out), {"precision": "half"}, "`precision` must be .*bfloat16.*, not .half."),
     ):
         with pytest.raises(InputError, match=message) as error:

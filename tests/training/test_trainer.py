@@ -16,8 +16,9 @@ from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
+from listwise.models.folding import make_folded_copy
 from listwise.settings import make_config
-from listwise.training import Trainer, prepare, resume
+from listwise.training import Trainer, forward, prepare, resume
 from listwise.training import trainer as trainer_module
 from listwise.training.memory import Fit
 from listwise.training.run.record import read_metrics
@@ -47,7 +48,8 @@ SETTINGS = {
 class Witness(TrainView):
     """Records all events, and stops the run at `stop_at`."""
 
-    def __init__(self, stop_at=None):
+    def __init__(self, stop_at=None, wants_estimate=False):
+        self.wants_estimate = wants_estimate
         self.lines, self.maps, self.losses, self.work = [], {}, [], []
         self.fingerprints = {}
         self.trainer = None
@@ -231,7 +233,8 @@ def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, gi
                 "listwise.training.step.images_that_fit", lambda *_: Fit(3, 3, "memory is short")
             )
         torch.manual_seed(12345)
-        trainer = resume(run, Witness(stop_at=stop))
+        # An estimate of the time does not change the run.
+        trainer = resume(run, Witness(stop_at=stop, wants_estimate=not given))
     assert trainer.progress.update in (3, 4)  # there is a checkpoint at 3, and at 4 if it is best
     trainer.fit()
     assert same_state(tmp_path / "whole", run)
@@ -242,6 +245,22 @@ def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, gi
     if uneven:
         sizes = np.diff([line.get("backwards", 0) for line in read_metrics(run)])
         assert len(set(sizes)) > 1
+
+
+def test_validations_do_not_outdate_the_copy_that_trains(photos, tmp_path, monkeypatch):
+    copies = []
+
+    def counted(*arguments):
+        copies.append(make_folded_copy(*arguments))
+        return copies[-1]
+
+    monkeypatch.setattr(forward, "make_folded_copy", counted)
+    plan = prepare(photos, SETTINGS | {"updates": 5, "validate_every": 1})
+    trainer = Trainer(plan, tmp_path / "run", Witness(wants_estimate=True))
+    trainer.fit()
+    assert trainer.step.fallback == ""
+    assert len(copies) < 5  # of six validations and as many trainings
+    assert all(copy is not None and copy.folds for copy in copies)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
   listwise train photos                # choose settings for these photos
-  listwise train photos --minutes 10   # choose settings that take at most ten minutes
+  listwise train photos --minutes 10   # settings that take at most ten minutes
   listwise train labels.csv --preset paper --batch-size 1024
   listwise train photos --backbone resnet50 --run-folder runs/b
   listwise train --resume runs/b       # resume an interrupted run

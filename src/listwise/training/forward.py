@@ -50,6 +50,7 @@ class Forward:
         self.fold = True
         self.fallback = ""
         self._copy: FoldedCopy | None = None
+        self._evaluation: Forward | None = None
         self._can_be_copied = True
         self._outdated_copies = 0
         self._compiled: Callable[[Tensor], Tensor] | None = None
@@ -114,9 +115,13 @@ class Forward:
         training = self.net.training
         self.net.eval()
         try:
-            self.refresh()
-            self.ready(image)
-            return self.module
+            # A copy is made for one mode, so training keeps its own.
+            if self._evaluation is None:
+                self._evaluation = Forward(self.net, self.autocast)
+                self._evaluation.fold = self.fold
+            self._evaluation.refresh()
+            self._evaluation.ready(image)
+            return self._evaluation.module
         finally:
             self.net.train(training)
 
