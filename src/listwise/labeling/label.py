@@ -18,6 +18,7 @@ from listwise.descriptors.parts import lock_folder, photos_key
 from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.labeling.match import match_photos
+from listwise.labeling.matching import forget_photos
 from listwise.labeling.outputs import write_labels, write_table
 from listwise.labeling.page import write_page
 from listwise.labeling.result import Labels
@@ -95,6 +96,7 @@ def label(
     shown = nullcontext(on_progress) if on_progress else stages_shown()
     work = out.with_name(f"{out.name}.partial")
     with lock_folder(work, f"another process is writing {out}"), shown as advance:
+        forget_photos()
         _prepare(work, images, chosen, on_note)
         network = _load(model, device, isinstance(images, LabelledImages), on_note)
         with Workers(workers) as processes:
@@ -105,6 +107,7 @@ def label(
         write_page(found, matches, command, partial(advance, "writing the page"))
         if not keep_work:
             shutil.rmtree(work)
+    forget_photos()
     return found
 
 

@@ -165,6 +165,11 @@ def _open_photos(folder: str, count: int) -> "Callable[[int, int], Verification]
     return compare
 
 
+def forget_photos() -> None:
+    """Forget the features in memory: another run may write other ones to the same folder."""
+    _open_photos.cache_clear()
+
+
 def _count_inliers(task: tuple[str, int, Pairs]) -> NDArray[np.int64]:
     """Compare the pairs of a task; runs in a worker process."""
     folder, count, pairs = task

@@ -42,6 +42,8 @@ def overlaid(
     the bottom, of photos of different sizes. Two versions of one photo have many such pairs, which
     count.
     """
+    if not len(pairs):
+        return np.zeros(0, bool)
     start = one.points[pairs[:, 0]].astype(np.float64)
     end = two.points[pairs[:, 1]].astype(np.float64)
     first, second = (np.array(size, np.float64) for size in sizes)
