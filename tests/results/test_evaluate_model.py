@@ -16,8 +16,10 @@ from listwise.descriptors import (
     DescriptorWriter,
     Model,
     Whitening,
+    extract,
 )
 from listwise.descriptors.settings import make_settings
+from listwise.descriptors.tuned import TunedSettings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_labelled, evaluate_scores
 from listwise.models import RetrievalNet
@@ -125,6 +127,17 @@ def test_distractors_count_as_wrong(described, model, tmp_path):
     padded = replace(judged, names=[*judged.names, *ids])
     assert found["Medium"].mAP == pytest.approx(evaluate_scores(table, padded)["Medium"].mAP)
     assert found["Medium"].mAP < described.evaluate()["Medium"].mAP
+
+
+def test_distractors_with_other_settings_are_refused(toy, model, tmp_path):
+    photos = open_benchmark(toy).queries.subset([0])
+    path = tmp_path / "more.parquet"
+    extract(model, photos, path, scales=(1.0,), max_side=64, workers=0)
+    tuned = TunedSettings(network=model.net.fingerprint(), max_side=64, scales=(1.0, 0.5))
+    with pytest.raises(InputError, match=r"more\.parquet was made with .*: extract them again"):
+        evaluate(replace(model, tuned=tuned), toy, distractors=path, workers=0)
+    alike = replace(model, tuned=tuned.model_copy(update={"scales": (1.0,)}))
+    assert evaluate(alike, toy, distractors=path, workers=0).distractors == 1
 
 
 def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_path):

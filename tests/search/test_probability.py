@@ -9,6 +9,7 @@ import pytest
 from listwise.data import read_labelled
 from listwise.descriptors import load_model
 from listwise.descriptors.learning import learn_whitening
+from listwise.descriptors.tuned import TunedSettings
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
 from listwise.search import Index, open_index
@@ -89,3 +90,15 @@ def test_the_calibration_of_a_model_that_a_search_loads_counts(
         replace(model, calibration=calibrated.calibration).save(tmp_path / "model")
         (hit,) = Index(store, device="cpu").search(photo, min_probability=0)
         assert hit.probability is not None
+
+
+def test_the_calibration_of_a_model_that_was_tuned_to_other_scales_does_not_count(index, photos):
+    fitted = Calibration(
+        slope=5, intercept=0, model="m", source="s", photos=2, pairs=2, positives=1
+    )
+    tuned = TunedSettings(network="", scales=(1.0, 0.5))
+    later = Index(index.store, replace(index.model, calibration=fitted, tuned=tuned))
+    assert later.calibration is None
+    assert later.search(photos / "class0" / "0.jpg")[0].probability is None
+    same = Index(index.store, replace(later.model, tuned=TunedSettings(network="")))
+    assert same.calibration == fitted

@@ -37,6 +37,14 @@ class ExtractSettings(BaseModel):
         """Return the arguments of `Model.encode` and `Model.describe` for these settings."""
         return {**dict(self), "max_side": self.max_side or 0}
 
+    def without_precision(self) -> str:
+        """Format the settings except the precision, such as "max_side 1024, scales (1.0,), ...".
+
+        Descriptors can be compared if this text is equal: the precision depends on the machine and
+        hardly changes them.
+        """
+        return ", ".join(f"{name} {value}" for name, value in self if name != "precision")
+
 
 def make_settings(
     max_side: int | None, scales: tuple[float, ...], power: float, precision: Precision

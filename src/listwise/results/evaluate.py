@@ -174,7 +174,7 @@ def evaluate(
     for name, source in _name_models(model, against).items():
         network = source if isinstance(source, Model) else load_model(source, device)
         if distractors is not None:
-            distractors.require(network.fingerprint)
+            _check_distractors(distractors, network, settings)
         with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
             described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
         for suffix, how in (_expansion(network, opened, expand) | options).items():
@@ -183,6 +183,17 @@ def evaluate(
             seconds = time.perf_counter() - started
             milliseconds[name + suffix] = 1000 * seconds / max(1, len(opened.judged))
     return Evaluation(described, results, len(distractors) if distractors else 0, milliseconds)
+
+
+def _check_distractors(file: DescriptorFile, model: Model, settings: dict[str, Any]) -> None:
+    """Refuse descriptors of another model or with other settings."""
+    file.require(model.fingerprint)
+    theirs, ours = file.settings.without_precision(), model.settings(**settings).without_precision()
+    if theirs != ours:
+        raise InputError(
+            f"{file.path} was made with {theirs}, but the photos are described with {ours}: "
+            "extract them again"
+        )
 
 
 def _expansion(model: Model, benchmark: Benchmark, expand: bool | None) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def add_descriptors(
     """
     store.refresh()  # another process may store local features since
     store.header.check(file.model, store.uri)
-    theirs, ours = (_comparable(each) for each in (file.settings, store.header.settings))
+    theirs, ours = (each.without_precision() for each in (file.settings, store.header.settings))
     if theirs != ours:
         raise InputError(
             f"{file.path} was made with {theirs}, the index {store.uri} with {ours}: "
@@ -426,7 +426,3 @@ def _read_photo(images: Images, position: int) -> NewPhoto | ImageError:
         return error
     attributes = {} if images.attributes is None else dict(images.attributes[position])
     return Entry(name, file.path, width, height, file.box, file.digest(), attributes), file
-
-
-def _comparable(settings: ExtractSettings) -> str:
-    return ", ".join(f"{k} {v}" for k, v in settings if k != "precision")

@@ -85,8 +85,17 @@ class Index:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The calibration of the model: as it is now if it is loaded, else as it was stored."""
-        return (self._model and self._model.calibration) or self.header.calibration
+        """The calibration of the model: as it is now if it is loaded, else as it was stored.
+
+        A model that was tuned to other settings since is calibrated for other scores than those of
+        this index, so the stored calibration applies.
+        """
+        stored, model = self.header.calibration, self._model
+        if model is None or model.calibration is None:
+            return stored
+        ours, theirs = self.header.settings, model.settings(precision="float32")
+        same = ours.without_precision() == theirs.without_precision()
+        return model.calibration if same else stored
 
     def expands(self, wanted: bool | None, refine: str | None = None) -> bool:
         """Whether a search expands its query: as wanted, by default if the model is tuned to it."""
