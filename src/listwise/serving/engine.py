@@ -30,6 +30,10 @@ from listwise.serving.uploads import Upload
 REFRESH_SECONDS = 1.0
 # Re-ranking ends a tenth of the time limit before it, so that the answer is sent in time.
 ANSWER_SHARE = 10
+# Work of a refinement: the number of plain searches that take as long.
+REFINE_COSTS: dict[RefineMethod, float] = {"superglobal": 5.0, "diffusion": 25.0}
+# Work of a plain search, in the unit of `Engine.check`.
+SEARCH_COST = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +114,16 @@ class Engine:
             cost += 0.1 + (example.network_pixels + example.pixels / 20) / 1e6
         return cost
 
+    def cost(self, request: SearchRequest) -> float:
+        """Check the photos of a search, and return the expected work.
+
+        The unit is the one of `check` for a search by photos, and a plain search for one by keys.
+        """
+        refine = 0.0 if request.refine is None else REFINE_COSTS[request.refine]
+        if request.photos:
+            return self.check(request.photos) + SEARCH_COST * refine
+        return 1.0 + refine
+
     def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         """Search for each request; an error in the place of hits concerns that request alone."""
         described = self._describe(batch)
@@ -121,28 +135,43 @@ class Engine:
             if isinstance(rows, Exception):
                 continue
             try:
-                lowest = lowest_score(
-                    self.index.calibration, request.min_score, request.min_probability
-                )
-                if request.where is not None:
-                    store.check_filter(request.where)
-                if request.keys:
-                    rows = np.concatenate([rows, entry_vectors(store, request.keys)])
+                queries.append((place, self._query(store, request, rows)))
             except Exception as error:
                 answers[place] = error
-                continue
-            k = request.start + request.k + 1  # one more shows whether there are more
-            k = max(k, TOP) if request.rerank else k
-            left_out = set(request.keys)
-            method = None if request.refine is None else find_refinement(request.refine)
-            expand = self.index.expands(request.expand, request.refine)
-            query = Query(rows, k, expand, left_out, request.where, lowest, method)
-            queries.append((place, query))
-        if queries:
-            found = find_hits(store, [query for _, query in queries], self.index.calibration)
-            for (place, _), hits in zip(queries, found, strict=True):
+        plain = [(place, query) for place, query in queries if query.refine is None]
+        if plain:
+            found = find_hits(store, [query for _, query in plain], self.index.calibration)
+            for (place, _), hits in zip(plain, found, strict=True):
                 answers[place] = hits
+        for place, query in queries:
+            if query.refine is not None:
+                # Refinement is slow: each search has its turn, and nobody may wait for it by then.
+                answers[place] = self._refine_one(store, batch[place], query)
         return answers
+
+    def _query(self, store: Store, request: SearchRequest, rows: Float32) -> Query:
+        """The query of a request whose photos have the descriptors `rows` [n, C]."""
+        lowest = lowest_score(self.index.calibration, request.min_score, request.min_probability)
+        if request.where is not None:
+            store.check_filter(request.where)
+        if request.keys:
+            rows = np.concatenate([rows, entry_vectors(store, request.keys)])
+        k = request.start + request.k + 1  # one more shows whether there are more
+        k = max(k, TOP) if request.rerank else k
+        left_out = set(request.keys)
+        method = None if request.refine is None else find_refinement(request.refine)
+        expand = self.index.expands(request.expand, request.refine)
+        return Query(rows, k, expand, left_out, request.where, lowest, method)
+
+    def _refine_one(
+        self, store: Store, request: SearchRequest, query: Query
+    ) -> list[Hit] | Exception:
+        if request.finished.is_set():
+            return ClientGoneError()
+        try:
+            return find_hits(store, [query], self.index.calibration)[0]
+        except Exception as error:
+            return error
 
     def rerank(self, batch: Sequence[RerankRequest]) -> list[list[Hit] | Exception]:
         """Re-rank hits; example photos that no longer exist are left out."""

@@ -106,7 +106,7 @@ class Service:
         try:
             # Refuse before the work on the photos begins.
             queue.check_room(client.address)
-            cost = await to_thread.run_sync(self._engine.check, request.photos) or 1.0
+            cost = await to_thread.run_sync(self._engine.cost, request)
             size = max(1, len(request.photos))
             hits = await queue.result(
                 queue.submit(request, size, cost, client.address), until, client
