@@ -170,3 +170,10 @@ def test_help_is_one_sentence_per_option():
 def test_a_setting_in_an_error_is_a_flag(monkeypatch):
     monkeypatch.setattr("sys.argv", ["listwise", "train"])
     assert with_flags("`crops.size` must be 8") == "--crops-size must be 8"
+
+
+def test_a_switch_in_a_message_is_a_flag_that_exists(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["listwise", "label"])
+    assert with_flags("give `labels=False`") == "give --no-labels"
+    assert with_flags("give `labels=True` or `merge=True`") == "give --labels or --merge"
+    assert with_flags("lower `inliers` to `inliers=6`") == "lower --inliers to --inliers 6"

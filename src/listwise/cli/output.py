@@ -37,8 +37,8 @@ def note(console: Console, text: str) -> None:
 def with_flags(message: str) -> str:
     """Replace each argument in backticks by the flag or argument of the running command.
 
-    `max_side` becomes --max-side, `weights="random"` becomes --weights random, `triplet.pool`
-    becomes --triplet-pool, and `out` becomes OUT if it is an argument. Other names stay.
+    `max_side` becomes --max-side, `weights="random"` becomes --weights random, `labels=False`
+    becomes --no-labels, and `out` becomes OUT if it is an argument. Other names stay.
     """
     if "`" not in message:
         return message
@@ -50,8 +50,13 @@ def with_flags(message: str) -> str:
         flag = max(parameter.opts, key=len)
         shown = flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
         typed[parameter.name] = typed[flag.lstrip("-").replace("-", "_")] = shown
+        for value, flags in ("True", parameter.opts), ("False", parameter.secondary_opts):
+            if getattr(parameter, "is_flag", False) and flags:
+                typed[f"{parameter.name}={value}"] = max(flags, key=len)
 
     def write(found: re.Match[str]) -> str:
+        if found[1] in typed:
+            return typed[found[1]]
         name, _, value = found[1].partition("=")
         shown = typed.get(name.replace(".", "_"))
         return found[0] if shown is None else f"{shown} {value.strip(chr(34))}".rstrip()

@@ -1,5 +1,7 @@
 """Find the labels of photos by matching them: `label`."""
 
+import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -89,16 +91,16 @@ def label(
     """
     import_module("listwise.local.compact")  # reports a missing extra before processes start
     chosen = _settings(settings)
-    out = _checked(Path(out))
+    out = _checked(Path(out), photos)
     images, others = _read(photos, labels, split, on_note)
     if "partners" not in settings and not isinstance(images, LabelledImages):
         chosen = replace(chosen, partners=UNLABELLED_PARTNERS)
+    network = _load(model, device, isinstance(images, LabelledImages), on_note)
     shown = nullcontext(on_progress) if on_progress else stages_shown()
     work = out.with_name(f"{out.name}.partial")
     with lock_folder(work, f"another process is writing {out}"), shown as advance:
         forget_photos()
         _prepare(work, images, chosen, on_note)
-        network = _load(model, device, isinstance(images, LabelledImages), on_note)
         with Workers(workers) as processes:
             matches = match_photos(images, work, chosen, network, processes, advance)
         found = choose_labels(images, matches, chosen, out)
@@ -119,13 +121,20 @@ def _settings(given: dict[str, Any]) -> LabelSettings:
     return LabelSettings(**given)
 
 
-def _checked(out: Path) -> Path:
+def _checked(out: Path, source: str | Path | Images) -> Path:
     if out.suffix.lower() != ".csv":
         raise InputError(f"cannot write {out}: the name of `out` must end with .csv")
     if printable(out) != str(out):
         raise InputError(f"the path {printable(out)} is not UTF-8: give another name")
     if not out.parent.is_dir():
         raise InputError(f"cannot write {out}: the folder {out.parent} does not exist")
+    if not isinstance(source, Images) and os.path.isfile(source):
+        for suffix in (".csv", ".photos.csv", ".json", ".html"):
+            file = out if suffix == ".csv" else out.with_suffix(suffix)
+            if file.exists() and file.samefile(source):
+                raise InputError(
+                    f"cannot write {file}: the photos are read from it; give another `out`"
+                )
     return out
 
 
@@ -169,12 +178,12 @@ def _with_labels(
         folders = Path(source).is_dir() and all("/" in name for name in images.ids)
         if labels or some or folders:  # there are labels, and the error tells what is wrong
             raise
-        on_note("the photos have no labels: they are grouped without")
+        on_note("the photos have no labels: they are grouped without labels")
         return images
     if labels is None and Path(source).is_dir():
         on_note(
-            f"the {len(found.class_names)} folders in {source} are used as labels; to group the "
-            "photos without them, give `labels=False`"
+            f"the {len(found.class_names)} folders in {printable(source)} are used as labels; "
+            "to group the photos without them, give `labels=False`"
         )
     return found
 
@@ -184,10 +193,13 @@ def _prepare(
 ) -> None:
     """Mark the folder of intermediate files with its photos, and empty it if it has others."""
     plain = replace(images, attributes=None)
-    key = photos_key(f"label {_VERSION} {settings.features}", plain)
+    key = photos_key(f"label {_VERSION} {settings.features} {_file_versions(images)}", plain)
     name = work / _KEY
     if name.exists() and name.read_text(encoding="utf-8") != key:
-        on_note(f"{work} is from other photos or another number of features: discarding it")
+        on_note(
+            f"{work} is from other photos, older versions of them or another number of "
+            "features: discarding it"
+        )
         for file in work.glob("*.*"):
             if file.name.startswith(("features-", "descriptors-", "matches")):
                 file.unlink() if file.is_file() else shutil.rmtree(file)
@@ -198,6 +210,19 @@ def _prepare(
         if any(work.glob("*.bin")):
             raise InputError(f"{work} contains other files: move them, or give another name")
         write_text(name, key)
+
+
+def _file_versions(images: Images) -> str:
+    """Return a hash of the sizes and times of the files, which changes when a photo changes."""
+    digest = hashlib.sha256()
+    for path in images.paths:
+        try:
+            found = os.stat(path)
+        except OSError:
+            digest.update(b"none ")
+        else:
+            digest.update(f"{found.st_size} {found.st_mtime_ns} ".encode())
+    return digest.hexdigest()
 
 
 def _load(

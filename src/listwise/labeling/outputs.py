@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from listwise.data import Images, LabelledImages
-from listwise.data.images import Box
+from listwise.data.images import Box, printable
 from listwise.files import write_text
 from listwise.labeling.result import REASONS, Labels
 
@@ -78,7 +78,8 @@ def write_table(labels: Labels) -> None:
         "copies_found": [[labels.images.ids[i] for i in each] for each in labels.copies],
         "unreadable": list(labels.errors.values()),
     }
-    write_text(labels.file.with_suffix(".json"), json.dumps(facts, indent=1, ensure_ascii=False))
+    text = json.dumps(facts, indent=1, ensure_ascii=False)
+    write_text(labels.file.with_suffix(".json"), printable(text))
 
 
 def _path(images: Images, number: int, out: Path) -> str:
@@ -96,4 +97,5 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    write_text(path, text.getvalue())
+    # The names of photos that were left out may not be UTF-8.
+    write_text(path, printable(text.getvalue()))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from listwise import __version__
+from listwise.data.images import printable
 from listwise.files import write_text
 from listwise.labeling.match import PhotoMatches
 from listwise.labeling.matching import matching_points
@@ -64,7 +65,7 @@ def write_page(
         unreadable=_unreadable(labels),
         data=json_for_html(data),
     )
-    write_text(labels.page, page)
+    write_text(labels.page, printable(page))
 
 
 def _pairs(
