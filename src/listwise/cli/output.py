@@ -45,7 +45,7 @@ def with_flags(message: str) -> str:
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
-    typed = {}
+    typed: dict[str, str] = {}
     for parameter in command.params:
         flag = max(parameter.opts, key=len)
         shown = flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
