@@ -1235,6 +1235,7 @@ def test_info_tells_the_limits(server, model):
         "model": model.fingerprint,
         "whitened": False,
         "calibrated": False,
+        "expands": False,
         "engine": "embedded",
         "can_write": False,
         "token_needed": False,

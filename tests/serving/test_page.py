@@ -15,9 +15,11 @@ from serving_examples import TOKEN, Process
 
 from listwise.data import read_images
 from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
+from listwise.descriptors.tuned import Expansion, TunedSettings
 from listwise.models.calibration import Calibration
 from listwise.search.entries import NewEntries
 from listwise.search.filling import add_photos
+from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of
 
 PHOTOS = 104
@@ -568,6 +570,54 @@ def test_a_part_of_a_result(person, server, asked, tmp_path):
     visitor.wait()
     assert visitor.box() == box
     assert visitor.found() == found
+
+
+def test_the_expansion_of_a_tuned_index(browser, index, model, serve, tmp_path):
+    expansion = Expansion(k=3, alpha=1.0)
+    settings = TunedSettings(
+        network=model.net.fingerprint(), scales=(1.0, 1.5), expansion=expansion
+    )
+    tuned = replace(model, tuned=settings)
+    entries = list(index.store)
+    rows = index.store.vectors([entry.key for entry in entries])
+    small = [index.store.thumbnail(entry.key) or b"" for entry in entries]
+    with create_store(tmp_path / "tuned", header_of(tuned)) as store:
+        store.put(NewEntries(entries, rows, small))
+        client = serve(Index(store, tuned))
+        key = entries[5].key
+
+        def expected(**fields):
+            answer = client.get(f"/api/entries/{key}/similar", params=fields)
+            return [result["key"] for result in answer.json()["results"]]
+
+        expanded, plain = expected(), expected(expand=False)
+        assert expanded == expected(expand=True) != plain
+        visitor = Person(browser, str(client.base_url).rstrip("/"), f"#/entry/{key}")
+        page, switch = visitor.page, visitor.page.locator("#expand")
+        visitor.wait()
+        assert switch.is_checked()
+        assert visitor.found() == expanded
+        switch.uncheck()
+        visitor.wait()
+        assert visitor.found() == plain
+        assert page.url.endswith(f"#/entry/{key}?expand=off")
+        page.reload()
+        visitor.wait()
+        assert not switch.is_checked()
+        assert visitor.found() == plain
+        switch.check()
+        visitor.wait()
+        assert visitor.found() == expanded
+        assert page.url.endswith(f"#/entry/{key}")
+        page.locator("#refine").check()  # a refined search does not expand by default
+        visitor.wait()
+        assert not switch.is_checked()
+        assert visitor.found() == expected(refine="diffusion")
+        switch.check()
+        visitor.wait()
+        assert visitor.found() == expected(refine="diffusion", expand=True)
+        assert page.url.endswith(f"#/entry/{key}?expand&refine")
+        visitor.leave()
 
 
 def test_several_examples(person, asked, landmarks):

@@ -92,6 +92,7 @@ class Info(TypedDict):
     model: str
     whitened: bool
     calibrated: bool
+    expands: bool
     engine: str
     can_write: bool
     token_needed: bool

@@ -249,6 +249,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
             model=header.model,
             whitened=header.whitened,
             calibrated=service.calibrated,
+            expands=service.expands,
             engine=engine,
             can_write=settings.can_write,
             token_needed=not settings.local,

@@ -98,6 +98,11 @@ class Service:
         """Whether results have probabilities."""
         return self._engine.index.calibration is not None
 
+    @property
+    def expands(self) -> bool:
+        """Whether searches expand the query by default."""
+        return self._engine.index.expands(None)
+
     async def search(self, request: SearchRequest, client: Client) -> Answer:
         """Search, and re-rank the hits if the request wants it."""
         started = time.monotonic()

@@ -41,6 +41,7 @@ class Info(BaseModel):
     model: str
     whitened: bool
     calibrated: bool
+    expands: bool
     engine: str
     can_write: bool
     token_needed: bool

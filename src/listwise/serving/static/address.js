@@ -1,12 +1,14 @@
 // The address of a search, so that it can be reloaded and shared:
 // #/entry/KEY, or #/entry/KEY:x0-y0-x1-y1,KEY?expand&refine&rerank&filters={"color":"red"} (encoded).
+// `expand=off` turns the expansion off; without either, the index decides.
 // Photos of the user have no address.
 
 /** The address of a search. */
 export function toHash({ examples, expand, refine, rerank, filters = {} }) {
   if (!examples.length) return "#/";
   const chosen = Object.keys(filters).length && `filters=${encodeURIComponent(JSON.stringify(filters))}`;
-  const switches = [expand && "expand", refine && "refine", rerank && "rerank", chosen].filter(Boolean).join("&");
+  const expansion = expand === null ? "" : expand ? "expand" : "expand=off";
+  const switches = [expansion, refine && "refine", rerank && "rerank", chosen].filter(Boolean).join("&");
   const tail = switches ? `?${switches}` : "";
   if (!examples.every(({ key }) => key)) return `#/photo${tail}`;
   const names = examples.map(({ key, box }) => (box ? `${key}:${box.join("-")}` : key));
@@ -25,7 +27,7 @@ export function fromHash(hash) {
   return {
     entries,
     own: path === "#/photo",
-    expand: on.includes("expand"),
+    expand: on.includes("expand") ? true : on.includes("expand=off") ? false : null,
     refine: on.includes("refine"),
     rerank: on.includes("rerank"),
     filters: readFilters(on.find((part) => part.startsWith("filters="))?.slice(8)),

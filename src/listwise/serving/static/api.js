@@ -86,7 +86,7 @@ export function add(files) {
 }
 
 /**
- * Search by photos, each with a box or null, and by entries of the index.
+ * Search by photos, each with a box or null, and by entries of the index; `expand` is null for the default of the index.
  * @param {{file: Blob, name: string, box: number[]|null}[]} photos
  * @param {string[]} keys
  */
@@ -97,7 +97,7 @@ export function search({ photos, keys, k, expand, refine, rerank, where, start =
   body.append("keys", JSON.stringify(keys));
   body.append("k", k);
   body.append("start", start);
-  body.append("expand", expand);
+  if (expand !== null) body.append("expand", expand);
   if (refine) body.append("refine", "diffusion");
   body.append("rerank", rerank);
   if (where) body.append("where", where);

@@ -25,7 +25,8 @@ let running = new AbortController();
 // A visit is a search and the scroll position in its results; the history has its name.
 const visits = new Map();
 const session = performance.timeOrigin;
-let here = { examples: [], chosen: 0, expand: false, refine: false, rerank: false, filters: {}, answer: null };
+// `expand` is null for the default of the index.
+let here = { examples: [], chosen: 0, expand: null, refine: false, rerank: false, filters: {}, answer: null };
 
 const panel = new QueryPanel({
   onBox: (box) => {
@@ -37,7 +38,7 @@ const panel = new QueryPanel({
     showQuery();
   },
   onRemove: (number) => go(here.examples.filter((_, i) => i !== number)),
-  onSwitch: (name, on) => change({ [name]: on }),
+  onSwitch: (name, on) => change({ [name]: name === "expand" && on === expandsByDefault() ? null : on }),
   onStore: store,
 });
 const filterBar = new FilterBar(byId("filters"), (filters) => change({ filters }));
@@ -196,8 +197,14 @@ function show() {
   window.scrollTo({ top: here.scroll, behavior: "instant" });
 }
 
+/** Whether the index expands the present query unless the user chooses otherwise. */
+function expandsByDefault() {
+  return server.expands && !here.refine;
+}
+
 function showQuery() {
-  panel.show(here, server.limits, server.can_write);
+  const expand = here.expand ?? expandsByDefault();
+  panel.show({ ...here, expand }, server.limits, server.can_write);
   filterBar.show(here.filters);
 }
 
