@@ -86,6 +86,35 @@ def test_a_photo_that_changed_discards_the_work(things, tmp_path):
     assert "discarding" in notes[-1]
 
 
+def test_many_classes_are_compared_only_with_a_model(mixed, tmp_path, monkeypatch):
+    monkeypatch.setattr("listwise.labeling.match._MERGE_PAIRS", 0)
+    notes: list[str] = []
+    found = label(mixed, tmp_path / "labels.csv", workers=0, on_note=notes.append)
+    assert found.merges == ()
+    assert "classes were not compared with each other" in notes[-1]
+    assert "give `model`" in notes[-1]
+    with pytest.raises(InputError, match=r"5 classes are too many .* give `model`"):
+        label(mixed, tmp_path / "merged.csv", workers=0, merge=True)
+    assert not (tmp_path / "merged.csv.partial").exists()
+
+
+def test_a_run_that_keeps_no_photo_tells_what_to_change(things, tmp_path):
+    def last_note(names, **settings):
+        notes: list[str] = []
+        table = write_table(tmp_path / "all.csv", [(things / f"{i}.jpg", "a") for i in names])
+        label(table, tmp_path / "labels.csv", workers=0, on_note=notes.append, **settings)
+        return notes[-1] if notes else ""
+
+    note = last_note(["0-0", "1-0", "2-0"])
+    assert note.startswith("no photo was kept (no match: 3): look through")
+    assert "lower `inliers`" in note
+    assert "`labels=False`" in note
+    note = last_note(["0-0", "0-1"], min_photos=3)
+    assert "(few photos: 2)" in note
+    assert "lower `min_photos`" in note
+    assert last_note(["0-0", "0-1"]) == ""
+
+
 def test_a_wrong_model_leaves_no_folder(mixed, tmp_path):
     with pytest.raises(InputError):
         label(mixed, tmp_path / "labels.csv", model="resnet5O")

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog.dataset import labelled_of, photos_of
 from listwise.data.images import printable
@@ -19,11 +21,11 @@ from listwise.descriptors import Model, load_model
 from listwise.descriptors.parts import lock_folder, photos_key
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.labeling.match import match_photos
+from listwise.labeling.match import few_classes, match_photos
 from listwise.labeling.matching import forget_photos
 from listwise.labeling.outputs import write_labels, write_table
 from listwise.labeling.page import write_page
-from listwise.labeling.result import Labels
+from listwise.labeling.result import FEW_PHOTOS, Labels
 from listwise.labeling.select import choose_labels
 from listwise.labeling.settings import LabelSettings
 from listwise.labeling.workers import Workers
@@ -95,6 +97,8 @@ def label(
     images, others = _read(photos, labels, split, on_note)
     if "partners" not in settings and not isinstance(images, LabelledImages):
         chosen = replace(chosen, partners=UNLABELLED_PARTNERS)
+    if chosen.merge and model is None and isinstance(images, LabelledImages):
+        _check_merge(images, chosen)
     network = _load(model, device, isinstance(images, LabelledImages), on_note)
     shown = nullcontext(on_progress) if on_progress else stages_shown()
     work = out.with_name(f"{out.name}.partial")
@@ -102,7 +106,7 @@ def label(
         forget_photos()
         _prepare(work, images, chosen, on_note)
         with Workers(workers) as processes:
-            matches = match_photos(images, work, chosen, network, processes, advance)
+            matches = match_photos(images, work, chosen, network, processes, advance, on_note)
         found = choose_labels(images, matches, chosen, out)
         write_labels(found, others)
         write_table(found)
@@ -110,6 +114,8 @@ def label(
         if not keep_work:
             shutil.rmtree(work)
     forget_photos()
+    if not found.classes:
+        on_note(_advice(found))
     return found
 
 
@@ -186,6 +192,28 @@ def _with_labels(
             "to group the photos without them, give `labels=False`"
         )
     return found
+
+
+def _check_merge(images: LabelledImages, settings: LabelSettings) -> None:
+    sizes = np.bincount(images.labels)
+    classes = int((sizes >= settings.min_photos).sum())
+    if not few_classes(classes, len(images)):
+        raise InputError(
+            f"{classes} classes are too many to compare all of them with each other: give `model`, "
+            "which finds similar classes, or leave out `merge`"
+        )
+
+
+def _advice(found: Labels) -> str:
+    """Return what to change after a run that kept no photo."""
+    reasons = found.summary()["reasons"]
+    why = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
+    change = "lower `inliers`, or give more `partners`"
+    if FEW_PHOTOS in reasons:
+        change = f"lower `min_photos`, {change}"
+    elif found.labelled:
+        change += ", or group the photos without labels (`labels=False`)"
+    return f"no photo was kept ({why}): look through {found.page}, then {change}"
 
 
 def _prepare(

@@ -69,6 +69,7 @@ def match_photos(
     model: Model | None,
     workers: Workers,
     on_progress: Progress,
+    on_note: Callable[[str], object],
 ) -> PhotoMatches:
     """Compare the photos, and group those of the same class that match.
 
@@ -79,6 +80,7 @@ def match_photos(
         model: chooses which photos are compared first.
         workers: worker processes.
         on_progress: called with a stage, the number of steps done and in total.
+        on_note: called with sentences for the user.
     """
     store = FeatureStore(work, len(images))
     count = _Counter("extracting local features", len(images), on_progress)
@@ -104,8 +106,11 @@ def match_photos(
     found = PhotoMatches(
         store, record, labels, usable, groups.roots(), _copies(table, record, looks, same)
     )
-    if labelled:
-        _compare_classes(found, vectors, settings, compare)
+    if labelled and not _compare_classes(found, vectors, settings, compare):
+        on_note(
+            "classes were not compared with each other, because there are too many to compare all "
+            "of them: give `model` to find the classes that show the same thing"
+        )
     return found
 
 
@@ -241,10 +246,19 @@ def largest_groups(found: PhotoMatches, settings: LabelSettings) -> list[list[in
     return [best[kind] for kind in sorted(best)]
 
 
+def few_classes(classes: int, photos: int) -> bool:
+    """Return whether all classes can be compared with each other, without a model."""
+    return classes * (classes - 1) // 2 <= _MERGE_PAIRS * photos
+
+
 def _compare_classes(
     found: PhotoMatches, vectors: Vectors | None, settings: LabelSettings, compare: Compare
-) -> None:
-    """Compare classes with each other, to find those that show the same thing."""
+) -> bool:
+    """Compare classes with each other, to find those that show the same thing.
+
+    Returns:
+        Whether they were compared: without a model, only `few_classes` are.
+    """
     groups = largest_groups(found, settings)
     first = np.array([photos[0] for photos in groups], np.int64)
     if vectors is not None and len(groups) > 1:
@@ -253,10 +267,10 @@ def _compare_classes(
         near = nearest(vectors, first, 4 * _SIMILAR, in_group)
         pairs = np.concatenate([*neighbor_rounds(first, near)])
         pairs = pairs[found.labels[pairs[:, 0]] != found.labels[pairs[:, 1]]]
-    elif len(groups) * (len(groups) - 1) // 2 <= _MERGE_PAIRS * len(found.labels):
+    elif few_classes(len(groups), len(found.labels)):
         pairs = first[np.stack(np.triu_indices(len(first), 1), 1)]
     else:
-        return
+        return False
     compare("comparing classes", pairs)
     hit = unique_pairs(pairs)
     hit = hit[found.record.inliers(hit) >= settings.inliers]
@@ -268,6 +282,7 @@ def _compare_classes(
         for two in members[b]
     ]
     compare("comparing classes that match", np.array(more, np.int64).reshape(-1, 2))
+    return True
 
 
 class _Counter:
