@@ -1,6 +1,7 @@
 """The client against a real server."""
 
 import importlib.util
+import os
 import socket
 import threading
 import time
@@ -14,6 +15,19 @@ from listwise.client import Client, ServerError, answers, client, requests
 from listwise.errors import InputError
 
 TOOL = Path(__file__).parents[2] / "tools/client_types.py"
+METHODS = {
+    ("GET", "/api/info"): "info",
+    ("POST", "/api/search"): "search",
+    ("GET", "/api/entries"): "entries",
+    ("POST", "/api/entries"): "add",
+    ("GET", "/api/entries/{key}"): "entry",
+    ("DELETE", "/api/entries/{key}"): "remove",
+    ("GET", "/api/entries/{key}/similar"): "similar",
+    ("GET", "/api/entries/{key}/thumbnail"): "thumbnail",
+    ("GET", "/api/entries/{key}/photo"): "photo",
+    ("GET", "/api/duplicates"): "duplicates",
+    ("GET", "/api/facets"): "facets",
+}
 
 
 @pytest.fixture
@@ -126,6 +140,62 @@ def test_a_busy_server_is_asked_again_when_it_says(scripted):
     assert error.value.status == 503
 
 
+def test_photos_that_cannot_be_read_are_refused_before_a_request(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    monkeypatch.setattr(client, "PAUSE", 60.0)  # a retry would take longer than the test may
+    shop = Client(f"http://127.0.0.1:{port}")
+    locked = tmp_path / "locked.jpg"
+    locked.touch(0o000)
+    cases = {
+        tmp_path: "cannot be read: Is a directory",
+        tmp_path / "missing.jpg": "does not exist",
+        "with\0zero.jpg": "cannot be read",
+        tmp_path / ("n" * 300): "cannot be read: File name too long",
+    }
+    if os.geteuid() != 0:
+        cases[locked] = "cannot be read: Permission denied"
+    for photo, reason in cases.items():
+        with pytest.raises(ServerError, match=reason) as error:
+            shop.search([photo])
+        assert error.value.status is None
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:abc", "http://h:99999", "http://", "http://[::1", "http://a b", "http://ü.de"]
+)
+def test_an_address_that_cannot_be_used_is_refused(url):
+    with pytest.raises(ServerError, match="is not an address"):
+        Client(url)
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "caf\u00e9", "\u4f60", "a\r", "tab\t"])
+def test_a_token_that_no_header_can_hold_is_refused(token):
+    with pytest.raises(ServerError, match="`token`") as error:
+        Client("http://127.0.0.1:8000", token)
+    assert token not in str(error.value)
+
+
+def test_a_response_that_is_not_json_is_an_error(scripted):
+    url, _ = scripted(http(200, b"<html>a proxy</html>"), http(200, b"\xff\xfe\xff"))
+    for _ in range(2):
+        with pytest.raises(ServerError, match="/api/info did not return JSON"):
+            Client(url, retries=0).info()
+
+
+def test_a_slow_request_is_not_repeated():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        shop = Client(f"http://127.0.0.1:{listening.getsockname()[1]}", seconds=0.2)
+        with pytest.raises(ServerError, match=r"did not respond within 0.2 seconds") as error:
+            shop.search(b"photo")
+        assert error.value.status is None
+        listening.settimeout(0.5)
+        listening.accept()[0].close()
+        with pytest.raises(TimeoutError):  # no second connection
+            listening.accept()
+
+
 def test_a_large_photo_is_not_held_in_memory(shop, tmp_path, monkeypatch):
     sizes = []
     blocks = requests.Upload.blocks
@@ -159,8 +229,17 @@ def test_types_are_those_of_the_interface(server):
     spec.loader.exec_module(tool)
     document = server.get("/openapi.json").json()
     assert Path(answers.__file__).read_text() == tool.source(document)
-    # Every address of the interface has a method.
-    used = Path(client.__file__).read_text()
-    for path in document["paths"]:
-        if path.startswith("/api/"):
-            assert path.replace("/{key}", "").rpartition("/")[2] in used, path
+
+
+def test_every_request_of_the_interface_has_a_method(server):
+    paths = server.get("/openapi.json").json()["paths"]
+    offered = {
+        (method.upper(), path)
+        for path, methods in paths.items()
+        for method in methods
+        if path.startswith("/api/")
+    }
+    assert offered == METHODS.keys()
+    # The other methods build on these.
+    named = {name for name in vars(Client) if not name.startswith("_")}
+    assert named == {*METHODS.values(), "all_entries"}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from listwise.client.answers import (
     AddedView,
@@ -48,8 +48,9 @@ class Client:
     Results are dictionaries with the fields that the reference at `/docs` of the server lists;
     `listwise.client.answers` has their types. A photo is the path of an image file, or its bytes.
     Files are sent while they are read. A request is repeated if the server is busy or not
-    reachable; each one may be repeated, because adding a photo twice adds it once. Threads may
-    share a client.
+    reachable; each one may be repeated, because adding a photo twice adds it once. A request that
+    takes longer than `seconds` is not repeated. Proxies of the environment are not used, and
+    redirects are not followed. Threads may share a client.
 
     Args:
         url: the address of the server.
@@ -57,6 +58,9 @@ class Client:
             server for other machines.
         seconds: maximum time without a byte from the server.
         retries: how often a request is repeated at most.
+
+    Raises:
+        ServerError: `url` is not an address of a server, or `token` cannot be sent in a header.
 
     Examples:
         >>> client = Client("http://127.0.0.1:8000", token="secret")      # doctest: +SKIP
@@ -72,8 +76,9 @@ class Client:
         seconds: float = 60.0,
         retries: int = RETRIES,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ServerError(f"{url!r} is not an address: it starts with http:// or https://")
+        _check_address(url)
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ServerError("`token` must have only printable ASCII characters, on one line")
         self.url = url.rstrip("/")
         self.seconds = seconds
         self.retries = retries
@@ -140,7 +145,11 @@ class Client:
         return cast(AddedView, self._json("POST", "/api/entries", _form(photos, {})))
 
     def remove(self, key: str) -> bool:
-        """Remove an entry from the index; return whether it was in it. Requires the token."""
+        """Remove an entry from the index; return whether it was in it. Requires the token.
+
+        False also if the connection broke before the response arrived, the server had removed the
+        entry, and the client repeated the request.
+        """
         try:
             return cast(Removed, self._json("DELETE", _path(key)))["removed"] > 0
         except ServerError as error:
@@ -157,9 +166,19 @@ class Client:
         return cast(Facets, self._json("GET", "/api/facets"))
 
     def _json(self, method: str, path: str, upload: Upload | None = None) -> Any:
-        return json.loads(self._send(method, path, upload).content)
+        content = self._send(method, path, upload).content
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise ServerError(
+                f"{self.url}{path.partition('?')[0]} did not return JSON: is {self.url} the address "
+                "of a Listwise server?",
+                http.client.OK,
+            ) from error
 
     def _send(self, method: str, path: str, upload: Upload | None = None) -> Response:
+        if upload is not None:
+            _check_files(upload)
         for attempt in range(self.retries + 1):
             last = attempt == self.retries
             pause = min(PAUSE * 2**attempt, LONGEST_PAUSE)
@@ -171,8 +190,10 @@ class Client:
                     upload=upload,
                     seconds=self.seconds,
                 )
-            except FileNotFoundError as error:
-                raise ServerError(f"{error.filename} does not exist") from error
+            except TimeoutError as error:
+                # The server may still be working on the request: repeating it adds to the load.
+                message = f"{self.url} did not respond within {self.seconds:g} seconds"
+                raise ServerError(message) from error
             except (OSError, http.client.HTTPException) as error:
                 if last:
                     raise ServerError(f"{self.url} cannot be reached: {error}") from error
@@ -182,6 +203,33 @@ class Client:
                 pause = _named_pause(answer) or pause
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _check_address(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ServerError(f"{url!r} is not an address: it starts with http:// or https://")
+    try:
+        address = urlsplit(url)
+        usable = bool(address.hostname) and address.port != 0
+    except ValueError:
+        usable = False
+    # http.client refuses an address with spaces or other letters than ASCII while it sends.
+    if not usable or not url.isascii() or not url.isprintable() or " " in url:
+        raise ServerError(f"{url!r} is not an address: expected http://HOST:PORT")
+
+
+def _check_files(upload: Upload) -> None:
+    """Refuse photos that cannot be read before a connection is opened."""
+    for photo in upload.photos:
+        if isinstance(photo, Path):
+            try:
+                with photo.open("rb"):
+                    pass
+            except FileNotFoundError as error:
+                raise ServerError(f"{photo} does not exist") from error
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise ServerError(f"{photo} cannot be read: {reason}") from error
 
 
 def _checked(answer: Response) -> Response:
