@@ -170,11 +170,9 @@ class Client:
         try:
             return json.loads(content)
         except ValueError as error:
-            raise ServerError(
-                f"{self.url}{path.partition('?')[0]} did not return JSON: is {self.url} the address "
-                "of a Listwise server?",
-                http.client.OK,
-            ) from error
+            place = self.url + path.partition("?")[0]
+            message = f"{place} did not return JSON: {self.url} is not a server of listwise serve"
+            raise ServerError(message, http.client.OK) from error
 
     def _send(self, method: str, path: str, upload: Upload | None = None) -> Response:
         if upload is not None:
