@@ -9,7 +9,7 @@ import pytest
 from listwise.data import read_labelled
 from listwise.descriptors import load_model
 from listwise.descriptors.learning import learn_whitening
-from listwise.descriptors.tuned import TunedSettings
+from listwise.descriptors.tuned import Expansion, TunedSettings
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
 from listwise.search import Index, open_index
@@ -102,3 +102,28 @@ def test_the_calibration_of_a_model_that_was_tuned_to_other_scales_does_not_coun
     assert later.search(photos / "class0" / "0.jpg")[0].probability is None
     same = Index(index.store, replace(later.model, tuned=TunedSettings(network="")))
     assert same.calibration == fitted
+
+
+def test_the_probabilities_of_an_expanded_query_are_those_before_expansion(
+    calibrated, photos, tmp_path
+):
+    tuned = TunedSettings(network=calibrated.net.fingerprint(), expansion=Expansion(k=5, alpha=1))
+    with open_index(tmp_path / "index", replace(calibrated, tuned=tuned)) as index:
+        index.add(photos, workers=0, progress=False)
+        photo = photos / "class0" / "0.jpg"
+        plain = {hit.id: hit for hit in index.search(photo, k=48, expand=False)}
+        expanded = index.search(photo, k=20)
+        assert len(expanded) == 20
+        differ = [abs(hit.score - plain[hit.id].score) for hit in expanded]
+        assert max(differ) > 0.001
+        for hit in expanded:
+            assert hit.probability == pytest.approx(plain[hit.id].probability, abs=1e-5)
+        # A minimum probability is compared with the scores that the hits are sorted by.
+        minimum = sorted(hit.probability for hit in plain.values())[-6] - 1e-6
+        likely = index.search(photo, k=48, min_probability=minimum)
+        assert {hit.id for hit in likely} == {
+            hit.id for hit in plain.values() if hit.probability >= minimum
+        }
+        with pytest.raises(InputError, match="does not work with an expanded query"):
+            index.search(photo, expand=True, min_probability=0.5)
+        assert index.search(photo, min_score=2.0) == []

@@ -1288,3 +1288,4 @@ def test_a_tuned_index_expands_queries_by_default(serve, model, photos, tmp_path
         similar = f"/api/entries/{key}/similar"
         assert client.get(similar).json()["expanded"] is True
         assert client.get(similar, params={"expand": False}).json()["expanded"] is False
+        assert client.get(similar, params={"refine": "diffusion"}).json()["expanded"] is False

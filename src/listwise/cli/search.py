@@ -24,7 +24,10 @@ EXAMPLES = """Examples:
   listwise search shop chair.jpg --where "price < 100 and color = 'red'"
   listwise search shop chair.jpg --sheet found.png
 """
-EXPAND = "Expand the query with its nearest photos (αQE); by default if the model is tuned to it."
+EXPAND = (
+    "Expand the query with its nearest photos (αQE); by default if the model is tuned to it, and "
+    "neither --refine nor --min-probability is given."
+)
 SHOWN = ("id", "score", "refined", "probability", "inliers", "attributes")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 

@@ -27,7 +27,8 @@ class Hit:
 
     Attributes:
         entry: the entry.
-        score: the dot product of its descriptor and the query.
+        score: the dot product of its descriptor and the query, after expansion if the search
+            expands the query.
         refined: the score that `refine` computed and the hits are sorted by; None if the hit was
             not in the short list.
         inliers: after re-ranking, the number of matched points that agree on one geometry; None
@@ -35,8 +36,8 @@ class Hit:
         matches: the matched points, float32 [m, 4]: x and y in the query photo, then x and y in
             the photo of the entry, in pixels of the upright photos.
         photo: the position of the query photo that the points are in.
-        probability: the probability that the query and the entry show the same thing; None if
-            the model is not calibrated.
+        probability: the probability that the query and the entry show the same thing, computed
+            from the query before expansion; None if the model is not calibrated.
     """
 
     entry: Entry
@@ -98,10 +99,11 @@ class Query:
 
 @dataclass(frozen=True)
 class _Found:
-    """The key of an entry with its scores."""
+    """The key of an entry with its scores; `plain` is that of the query before expansion."""
 
     key: int
     score: float
+    plain: float
     refined: float | None = None
 
 
@@ -110,29 +112,26 @@ def find_hits(
 ) -> list[list[Hit]]:
     """Find the entries nearest to each query, best first, in one search of the store.
 
-    With a calibration, the hits have probabilities.
+    With a calibration, the hits have probabilities. A calibration is fitted on the scores of
+    photos, so it is applied to the query before expansion.
     """
-    found = _nearest(store, queries)
+    plain = calibration is not None
+    found = _nearest(store, queries, plain)
     entries = _entries(store, found)
     if any(each.key not in entries for row in found for each in row):
         # Another process removed some of them after the search: search again.
         store.refresh()
-        found = _nearest(store, queries)
+        found = _nearest(store, queries, plain)
         entries = _entries(store, found)
-    hits = [
-        [
-            Hit(entries[each.key], each.score, refined=each.refined)
-            for each in row
-            if each.key in entries
-        ]
+    return [
+        [_hit(entries[each.key], each, calibration) for each in row if each.key in entries]
         for row in found
     ]
-    if calibration is None:
-        return hits
-    return [
-        [replace(hit, probability=float(calibration.probability(hit.score))) for hit in row]
-        for row in hits
-    ]
+
+
+def _hit(entry: Entry, found: _Found, calibration: Calibration | None) -> Hit:
+    likely = None if calibration is None else float(calibration.probability(found.plain))
+    return Hit(entry, found.score, probability=likely, refined=found.refined)
 
 
 def lowest_score(
@@ -165,18 +164,19 @@ def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
     return store.vectors(np.array(keys, np.int64))
 
 
-def _nearest(store: Store, queries: Sequence[Query]) -> list[list[_Found]]:
-    """The nearest entries of each query."""
+def _nearest(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
+    """The nearest entries of each query, with the scores before expansion if they are needed."""
     try:
-        return _search(store, queries)
+        return _search(store, queries, plain)
     except NoEntryError:
         # A neighbor was removed before its descriptor was read.
         store.refresh()
-        return _search(store, queries)
+        return _search(store, queries, plain)
 
 
-def _search(store: Store, queries: Sequence[Query]) -> list[list[_Found]]:
-    rows = np.stack([_mean(query.vectors) for query in queries])
+def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
+    given = np.stack([_mean(query.vectors) for query in queries])
+    rows = given.copy()
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
         how = store.header.expansion or Expansion()
@@ -189,14 +189,23 @@ def _search(store: Store, queries: Sequence[Query]) -> list[list[_Found]]:
         for i, row, values in zip(places, keys, scores, strict=True):
             query = queries[i]
             near = [
-                _Found(int(key), float(score))
+                _Found(int(key), float(score), float(score))
                 for key, score in zip(row, values, strict=True)
                 if key >= 0 and int(key) not in query.exclude
             ]
             if query.refine is not None:
                 near = _refined(store, query.refine, rows[i], near)
             found[i] = [each for each in near if each.score >= query.min_score][: query.k]
+            if plain and query.expand and found[i]:
+                found[i] = _with_plain_scores(store, given[i], found[i])
     return found
+
+
+def _with_plain_scores(store: Store, row: Float32, found: list[_Found]) -> list[_Found]:
+    vectors = store.vectors(np.array([each.key for each in found], np.int64))
+    return [
+        replace(each, plain=float(score)) for each, score in zip(found, vectors @ row, strict=True)
+    ]
 
 
 def _depth(query: Query) -> int:

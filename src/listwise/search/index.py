@@ -32,7 +32,7 @@ from listwise.search.filling import (
     settings_here,
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
-from listwise.search.hits import Hit, Query, find_hits, lowest_score
+from listwise.search.hits import Hit, Query, ThresholdError, find_hits, lowest_score
 from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
@@ -97,9 +97,25 @@ class Index:
         same = ours.without_precision() == theirs.without_precision()
         return model.calibration if same else stored
 
-    def expands(self, wanted: bool | None, refine: str | None = None) -> bool:
-        """Whether a search expands its query: as wanted, by default if the model is tuned to it."""
-        default = self.header.expansion is not None and refine is None
+    def expands(
+        self,
+        wanted: bool | None,
+        refine: str | None = None,
+        min_probability: float | None = None,
+    ) -> bool:
+        """Whether a search expands its query.
+
+        By default, if the model is tuned to it and `refine` and `min_probability` are None.
+        `ThresholdError` if a minimum probability is given and expansion is wanted: probabilities
+        are those of the query before expansion, which the hits are not sorted by.
+        """
+        if wanted and min_probability is not None:
+            raise ThresholdError(
+                "`min_probability` does not work with an expanded query: leave out `expand`, or "
+                "give `min_score`"
+            )
+        tuned = self.header.expansion is not None
+        default = tuned and refine is None and min_probability is None
         return default if wanted is None else wanted
 
     def __len__(self) -> int:
@@ -229,7 +245,7 @@ class Index:
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
             expand: expand the query with its nearest neighbors (αQE). By default, if the model of
-                the index was tuned to it and `refine` is None.
+                the index was tuned to it and `refine` and `min_probability` are None.
             refine: re-rank the first hits by their global descriptors: "superglobal" (the first
                 400) or "diffusion" (the first 2000).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
@@ -238,18 +254,18 @@ class Index:
             where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
             min_score: the minimum score of a hit.
             min_probability: the minimum probability that a hit shows the same thing as the query,
-                from 0 to 1; the model must be calibrated.
+                from 0 to 1; the model must be calibrated. It cannot be combined with `expand`.
 
         Returns:
             At most k hits.
         """
         chosen = as_filter(where)
         method = None if refine is None else find_refinement(refine)
-        expand = self.expands(expand, refine)
         examples = [self.entry(name) for name in _listed(like)]
         photos, vectors = self._described(query, box)
         # After the model is loaded: its calibration may be newer than the stored one.
         lowest = lowest_score(self.calibration, min_score, min_probability)
+        expand = self.expands(expand, refine, min_probability)
         if examples:
             known = self.store.vectors(np.array([entry.key for entry in examples], np.int64))
             vectors = np.concatenate([vectors, known])

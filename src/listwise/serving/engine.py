@@ -160,7 +160,7 @@ class Engine:
         k = max(k, TOP) if request.rerank else k
         left_out = set(request.keys)
         method = None if request.refine is None else find_refinement(request.refine)
-        expand = self.index.expands(request.expand, request.refine)
+        expand = self.index.expands(request.expand, request.refine, request.min_probability)
         return Query(rows, k, expand, left_out, request.where, lowest, method)
 
     def _refine_one(

@@ -45,7 +45,7 @@ FORM: dict[str, Any] = {
         "minimum": 0,
         "maximum": 1,
         "description": "Minimum probability that a result shows the same thing as the query. "
-        "The model of the index must be calibrated.",
+        "The model of the index must be calibrated. It cannot be combined with `expand`.",
     },
     "where": {
         "type": "string",
@@ -55,7 +55,7 @@ FORM: dict[str, Any] = {
     "expand": {
         "type": "boolean",
         "description": "Expand the query with its first results (αQE). By default if the model of "
-        "the index was tuned to it.",
+        "the index was tuned to it, and neither `refine` nor `min_probability` is given.",
     },
     "refine": {
         "type": "string",

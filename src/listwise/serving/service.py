@@ -127,7 +127,9 @@ class Service:
         return Answer.of(
             page,
             time.monotonic() - started,
-            expanded=self._engine.index.expands(request.expand, request.refine),
+            expanded=self._engine.index.expands(
+                request.expand, request.refine, request.min_probability
+            ),
             refined=request.refine is not None,
             verified=verified,
             more=more,
