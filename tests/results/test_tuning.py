@@ -13,6 +13,7 @@ from listwise.descriptors.tuned import SETTINGS_FILE, Expansion, TunedSettings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_labelled, mean_average_precision
 from listwise.models import RetrievalNet
+from listwise.models.calibration import fit_calibration
 from listwise.models.pooling import GeM, SeveralGeM
 from listwise.results import tune
 from listwise.results.scaling import describe_at_scales
@@ -169,7 +170,47 @@ def test_a_gem_power_and_a_whitening_become_part_of_the_model(photos, tmp_path):
     assert "the model is not calibrated" in notes[-1]
 
 
-def test_the_dearest_scales_are_not_tried_beyond_the_cost(net, photos):
+def expanded_map(model, images):
+    """mAP of a model with the query expansion it is tuned to."""
+    rows = model.describe(images, workers=0).descriptors
+    how = model.tuned.expansion
+    return replace_queries(database_augmentation(rows, how.k, how.alpha), rows, images.labels)
+
+
+def test_a_tuned_model_is_compared_with_its_own_expansion(net, table, photos):
+    model = tuned_model(net, photos, max_side=None, scales=(1.0,))
+    found = tune(model, table, max_cost=1, workers=0)
+    assert found.start_map == pytest.approx(expanded_map(model, validation(table)), abs=1e-5)
+    assert found.validation_map >= found.start_map
+    assert found.steps[-1].before == "k 3, α 1"
+    gains = sum(step.gain.value for step in found.steps if step.taken)
+    assert found.validation_map == pytest.approx(found.start_map + gains, abs=1e-6)
+    if found.model.tuned.expansion is not None:
+        end = expanded_map(found.model, validation(table))
+        assert found.validation_map == pytest.approx(end, abs=1e-5)
+
+
+def test_a_harmful_expansion_is_turned_off_and_a_lost_calibration_is_noted(
+    net, table, photos, monkeypatch
+):
+    monkeypatch.setattr("listwise.results.tuning.EXPANSIONS", ())
+
+    def one_label(rows, labels, *rest):
+        return fit_calibration(rows, np.zeros_like(labels), *rest)
+
+    monkeypatch.setattr("listwise.results.tuning.fit_calibration", one_label)
+    harmful = Expansion(k=20, alpha=0.0)
+    model = tuned_model(net, photos, max_side=None, scales=(1.0,), expansion=harmful)
+    notes = []
+    found = tune(model, table, max_cost=1, workers=0, on_note=notes.append)
+    last = found.steps[-1]
+    assert (last.before, last.best, last.taken) == ("k 20, α 0", "off", True)
+    assert found.model.tuned.expansion is None
+    assert found.model.calibration is None
+    assert "the model is not calibrated: calibration needs pairs" in notes[-1]
+
+
+def test_scales_with_more_pixels_than_the_maximum_are_not_tried(net, photos):
     notes = []
     model = Model(net)
     found = tune(model, photos, max_cost=1.0, workers=0, on_note=notes.append)

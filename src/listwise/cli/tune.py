@@ -26,7 +26,7 @@ def tune(
     max_cost: Annotated[
         float | None,
         options.decimal(
-            "Maximum time to describe a photo, as a multiple of the time at one scale.",
+            "Maximum pixels of a photo at all scales together, as a multiple of one scale.",
             min=1,
             show_default="no limit",
         ),
@@ -73,4 +73,4 @@ def tune(
         f"({photos_per_class}), time of the network {milliseconds}",
     )
     done = f"the settings are stored in {model}" if found.changed else f"{model} is unchanged"
-    say(console, done if found.changed else f"no setting is better beyond noise: {done}", "bold")
+    say(console, done if found.changed else f"no other setting is clearly better: {done}", "bold")

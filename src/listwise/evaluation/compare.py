@@ -1,4 +1,4 @@
-"""Decide whether one ranking of the same queries is better than another, beyond noise."""
+"""Decide whether one ranking of the same queries is clearly better than another."""
 
 from typing import NamedTuple
 

@@ -151,14 +151,16 @@ def tune(
         photos: labelled photos: class folders, a table or list, or the name of a data set. A table
             with the split "val" is validated on this split, and a whitening is learned from its
             other photos, except the split "test".
-        max_side: long side that larger photos are reduced to, here and later; by default that of
-            the model's settings, or the original size.
-        max_cost: the maximum time to describe a photo, relative to one scale.
+        max_side: long side that larger photos are reduced to; by default that of the model's
+            settings, or the original size. It is stored with the settings if one of them changes.
+        max_cost: the maximum number of pixels of a photo at all scales together, relative to one
+            scale; sets of scales with more are not tried.
         device: where a model given as a folder runs: cpu, cuda, cuda:1 ...; auto uses a GPU if
             present.
         workers: number of processes that decode photos; by default it depends on the cores.
         progress: show a progress bar; by default on a terminal.
-        on_note: called with a sentence about what was left out.
+        on_note: called with a sentence about what was left out, and if the model loses its
+            calibration.
 
     Raises:
         InputError: the photos have no labels, or too few photos per class.
@@ -210,10 +212,10 @@ class _Search:
         ends = np.cumsum([len(fold.validate) for fold in folds])
         self.lists = np.split(np.arange(len(self.chosen)), ends[:-1])
         self.whitening = self.model.whitening
-        self.expansion: Expansion | None = None  # is chosen again
+        self.expansion = None if self.model.tuned is None else self.model.tuned.expansion
         self.scales = self.settings.scales
         self.gem = self.found.powers[0]
-        self.ap = start = self._measure(self._rows())
+        self.ap = start = self._measure(self._rows(), self.expansion)
         seconds = self.found.seconds(self.scales)
         self._try_scales()
         self._try_gem()
@@ -269,10 +271,10 @@ class _Search:
         return [first, *sorted(fitting, key=pixels)]
 
     def _try_scales(self) -> None:
-        """Try the sets from the cheapest to the dearest; each must be clearly better."""
+        """Try the sets from the cheapest to the most expensive; each must be clearly better."""
         before, start, kept, best = self.scales, self.ap, None, None
         for scales in self.sets[1:]:
-            ap = self._measure(self._rows(scales=scales))
+            ap = self._measure(self._rows(scales=scales), self.expansion)
             gain = compare_ap(ap, self.ap, self.labels)
             if gain.clear:
                 self.scales, self.ap, kept = scales, ap, (scales, ap)
@@ -285,7 +287,10 @@ class _Search:
 
     def _try_gem(self) -> None:
         before = self.gem
-        tried = [(power, self._measure(self._rows(gem=power))) for power in self.found.powers[1:]]
+        tried = [
+            (power, self._measure(self._rows(gem=power), self.expansion))
+            for power in self.found.powers[1:]
+        ]
         if before is None or not tried:
             return
         best, ap = max(tried, key=lambda each: float(np.nanmean(each[1])))
@@ -315,27 +320,28 @@ class _Search:
             folds, lambda at: [rows[at]], self.images.labels, current=self.whitening
         )
         before, best = _named(self.whitening), choice.best
-        if choice.helps:
+        # Each photo with a whitening that was learned without it.
+        unseen = [best.whitening(each) for each in choice.directions]
+        # The choice is made without query expansion, the model may be used with it.
+        ap = self._measure(self._whitened(plain, unseen), self.expansion)
+        gain = compare_ap(ap, self.ap, self.labels)
+        if gain.clear:
             self.whitening = best.whitening(learn_directions([rows[final[known[final]]]], None))
-            self.ap = choice.best_ap
-            # Each photo with a whitening that was learned without it.
-            self.unseen = [best.whitening(each) for each in choice.directions]
-        self._note("whitening", before, str(best), choice.best_ap, choice.gain, choice.helps)
+            self.ap, self.unseen = ap, unseen
+        self._note("whitening", before, str(best), ap, gain, gain.clear)
 
     def _try_expansion(self) -> None:
-        rows = self._rows()
-        tried = [
-            (each, self._measure(rows, each))
-            for each in EXPANSIONS
-            if each.k < min(map(len, self.lists))
-        ]
+        rows, before = self._rows(), self.expansion
+        most = min(map(len, self.lists))
+        candidates = [None, *(each for each in EXPANSIONS if each.k < most)]
+        tried = [(each, self._measure(rows, each)) for each in candidates if each != before]
         if not tried:
             return
         best, ap = max(tried, key=lambda each: float(np.nanmean(each[1])))
         gain = compare_ap(ap, self.ap, self.labels)
         if gain.clear:
             self.expansion, self.ap = best, ap
-        self._note("αQE", "off", _shown(best), ap, gain, gain.clear)
+        self._note("αQE", _shown(before), _shown(best), ap, gain, gain.clear)
 
     def _rows(
         self,
@@ -348,10 +354,16 @@ class _Search:
             return rows
         if not self.unseen:
             return self.whitening.apply(rows)
-        parts = zip(self.unseen, self.lists, strict=True)
+        return self._whitened(rows, self.unseen)
+
+    def _whitened(
+        self, rows: npt.NDArray[np.float32], whitenings: Sequence[Whitening]
+    ) -> npt.NDArray[np.float32]:
+        """Apply the whitening of each fold to its photos."""
+        parts = zip(whitenings, self.lists, strict=True)
         return np.concatenate([whitening.apply(rows[part]) for whitening, part in parts])
 
-    def _measure(self, rows: npt.NDArray[np.float32], expansion: Expansion | None = None) -> AP:
+    def _measure(self, rows: npt.NDArray[np.float32], expansion: Expansion | None) -> AP:
         """Search each photo among the others of its fold; return its average precision [n]."""
         found = []
         for part in self.lists:
@@ -402,14 +414,16 @@ class _Search:
                 "the model is not calibrated: its whitening was learned from the validation photos"
             )
         else:
-            with suppress(InputError):
-                rows = self._rows()
+            rows = self._rows()
+            try:
                 calibration = fit_calibration(rows, self.labels, model.fingerprint, self.source)
+            except InputError as error:
+                self.on_note(f"the model is not calibrated: {error}")
         return replace(model, tuned=settings, calibration=calibration)
 
 
 def pixels(scales: Sequence[float]) -> float:
-    """Return the pixels of a photo at all scales, relative to one scale: the expected cost."""
+    """Return the pixels of a photo at all scales together, relative to one scale."""
     return sum(scale**2 for scale in scales)
 
 
@@ -417,8 +431,8 @@ def _listed(scales: Sequence[float]) -> str:
     return ",".join(f"{scale:g}" for scale in scales)
 
 
-def _shown(expansion: Expansion) -> str:
-    return f"k {expansion.k}, α {expansion.alpha:g}"
+def _shown(expansion: Expansion | None) -> str:
+    return "off" if expansion is None else f"k {expansion.k}, α {expansion.alpha:g}"
 
 
 def _named(whitening: Whitening | None) -> str:
