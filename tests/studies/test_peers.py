@@ -13,6 +13,7 @@ from listwise.data import read_labelled
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 from listwise.settings import make_config
+from listwise.studies import peers
 from listwise.studies.peer_recipes import (
     PeerLoss,
     PeerRecipe,
@@ -22,6 +23,7 @@ from listwise.studies.peer_recipes import (
 )
 from listwise.studies.peers import PeerOutcome, divide_classes, plan_peers, run_peers
 from listwise.studies.peers_outputs import peers_table, verdict, write_peers
+from listwise.training.run.folder import CHECKPOINT_FILE
 from listwise.training.run.view import TrainView
 
 pytest.importorskip("pytorch_metric_learning")
@@ -85,6 +87,26 @@ def test_a_finished_study_is_read_and_other_settings_are_refused(study, photos):
         plan_peers(photos, made.out, GIVEN | {"bins": 5}, recipe=RECIPE, seeds=1)
     content = json.loads((made.out / "study.json").read_text())
     assert content == {"study": "peers"}
+
+
+def test_a_study_stopped_during_the_test_keeps_its_training(photos, tmp_path, monkeypatch):
+    made = plan_peers(photos, tmp_path / "out", GIVEN, recipe=RECIPE, seeds=1)
+    made = replace(made, methods=made.methods[:1])
+    folder = made.folder(made.methods[0], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "evaluate_photos", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_peers(made)
+    metrics = (folder / "metrics.jsonl").read_text()
+    assert (folder / CHECKPOINT_FILE).exists()
+    (outcome,) = run_peers(made)
+    assert outcome.updates == 2
+    assert (folder / "metrics.jsonl").read_text() == metrics  # nothing was trained again
+    assert not (folder / CHECKPOINT_FILE).exists()
+
+
+def stop(*arguments):
+    raise KeyboardInterrupt
 
 
 def test_the_outputs_have_a_row_per_recipe_and_the_verdict(study):

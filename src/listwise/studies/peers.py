@@ -248,6 +248,8 @@ def run_peers(
                 settings = peers.settings(method, seed)
                 content = {"settings": settings, "outcome": asdict(outcome)}
                 write_text(path, json.dumps(content, indent=2) + "\n")
+                # Until the outcome is written, a killed study resumes from the checkpoint.
+                (path.parent / CHECKPOINT_FILE).unlink(missing_ok=True)
             outcomes.append(outcome)
             on_outcome(outcomes)
     return outcomes
@@ -262,7 +264,6 @@ def _run(
         begun = (folder / RUN_FILE).exists()
         trainer = Trainer(replace(peers.plan, config=config), folder, train_view, resume=begun)
         result = trainer.fit()
-        (folder / CHECKPOINT_FILE).unlink(missing_ok=True)  # a finished run does not need it
         net, recipe = RetrievalNet.load(folder / MODEL_FOLDER, config.device), None
         seconds, counts = result.seconds, result.counts
     else:
