@@ -50,15 +50,22 @@ def test_the_page_tells_what_happened(labels):
 
 
 def test_names_cannot_change_the_page(tmp_path):
-    name = '<b onclick="x">&amp;'
-    for number in range(2):
-        view(0, number).save(tmp_path / f"{number}<i>.jpg")
-    rows = [(f"{number}<i>.jpg", name) for number in range(2)]
-    found = label(write_table(tmp_path / "a.csv", rows), tmp_path / "labels.csv", workers=0)
+    one, two = '<u onclick="x">&amp;', "<u>two"
+    for number in range(6):
+        view(3, number).save(tmp_path / f"{number}<u>.jpg", quality=92)
+    shutil.copy(tmp_path / "0<u>.jpg", tmp_path / "copy<u>.jpg")
+    (tmp_path / "broken<u>.jpg").write_bytes(b"not a photo")
+    rows = [(f"{number}<u>.jpg", one if number < 3 else two) for number in range(6)]
+    rows += [("copy<u>.jpg", one), ("broken<u>.jpg", two)]
+    table = write_table(tmp_path / "a.csv", rows)
+    found = label(table, tmp_path / "labels.csv", workers=0, command="listwise label <u>")
+    assert (len(found.merges), len(found.copies), len(found.errors)) == (1, 1, 1)
     html = found.page.read_text(encoding="utf-8")
-    assert "<b onclick" not in html
-    assert "<i>.jpg" not in html
-    assert name in text_of(html).replace(" ", "").replace("<bonclick", "<b onclick")
+    assert "<u" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).replace("<ul", "")
+    text = text_of(html).replace(" ", "")
+    names = [one, two, "3<u>.jpg", "copy<u>.jpg", "broken<u>.jpg", "listwise label <u>"]
+    for name in names:
+        assert name.replace(" ", "") in text, name
 
 
 def test_a_large_collection_is_shown_in_part():
