@@ -246,7 +246,7 @@ def test_convolutions_of_blocks(window, padding, sides):
     conv = nn.Conv2d(3, 5, window, 2, padding, dtype=torch.float64)
     other = nn.Conv2d(3, 5, window, 2, padding, dtype=torch.float64)
     other.load_state_dict(conv.state_dict())
-    blocks = folding._BlockInput(other)
+    blocks = folding.BlockInput(other)
     images = torch.rand(2, 3, *sides, dtype=torch.float64)
     weight = folding._blocks_of(conv.weight)
     other.in_channels = 16

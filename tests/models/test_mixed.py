@@ -289,3 +289,27 @@ def test_weights_are_shared():
         after = mixed(photos, SIZES)
     assert (before - after).abs().max() > 1e-3
     assert (after - alone(net, photos, SIZES)).abs().max() < 1e-12
+
+
+@torch.jit.script
+def squared(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+class Scripted(nn.Module):
+    """Reads the output of a convolution where nobody can observe it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        nn.init.uniform_(self.norm.bias, 1, 2)
+
+    def forward(self, x):
+        return squared(self.norm(self.conv(x)))
+
+
+def test_a_trial_of_the_folded_network_finds_what_reads_a_waiting_bias():
+    net = RetrievalNet(Scripted(), "spoc").eval()
+    assert mixes(net)
+    assert not mixes(net, folded=True)
+    assert mixes(RetrievalNet("test_resnet.r160_in1k", weights="random"), folded=True)

@@ -110,11 +110,15 @@ class OwnAreas(TorchFunctionMode):
     Args:
         canvases: [B, 3, H, W].
         sizes: heights and widths of the B photos.
+        fused: whether the bias waits; by default on a GPU.
     """
 
-    def __init__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, canvases: Tensor, sizes: Sequence[tuple[int, int]], fused: bool | None = None
+    ) -> None:
         super().__init__()
         self._device = canvases.device
+        self._fused = FUSED[self._device.type] if fused is None else fused
         self._unfinished: _Unfinished | None = None
         self._zero_outside: Tensor | None = None
         self._areas: dict[tuple[int, int], _Area] = {}
@@ -247,7 +251,7 @@ class OwnAreas(TorchFunctionMode):
         """Return whether the bias of a convolution waits for the next operation."""
         kind = self._device.type
         possible = kind == "cpu" or (weight.dtype in _HALF and _kernel_works(self._device))
-        return FUSED[kind] and possible
+        return self._fused and possible
 
     def _max_pool2d(
         self,

@@ -115,7 +115,7 @@ class PhotoNet:
         fastest: RetrievalNet | None = None,
     ) -> None:
         self._net = fastest or inference_network(net, autocast)
-        self.mixed = MIXED.get(net.mean.device.type, False) and mixes(net)
+        self.mixed = MIXED.get(net.mean.device.type, False) and mixes(net, autocast is not None)
         self._mixed_net = MixedNet(self._net) if self.mixed else None
 
     def __call__(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
@@ -257,7 +257,9 @@ def embed_decoded(
         for batch in batches:
             errors |= batch.errors
             if batch.photos:
-                waiting.append((batch, _descriptors(describe, batch, device)))
+                rows = _descriptors(describe, batch, device)
+                # Only the descriptors wait; pixels would fill the memory.
+                waiting.append((batch._replace(pixels=torch.empty(0)), rows))
             if sum(len(rows) for _, rows in waiting) >= WAITING:
                 found |= _fetch(waiting)
                 waiting.clear()

@@ -14,7 +14,7 @@ gives other descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from listwise.machine import shared_cores
 from listwise.models.areas import OwnAreas, convolve_blocks
-from listwise.models.folding import BlockInput, perturb, sharing_copy
+from listwise.models.folding import BlockInput, make_folded_copy, perturb, sharing_copy
 from listwise.models.net import RetrievalNet
 
 # Heights and widths of the trial photos: odd and even, some fill their canvas along one side.
@@ -33,17 +33,19 @@ _TRIAL = ((97, 110), (128, 75), (66, 127))
 # Descriptors in float64 differ by less than this. A wrong border changes them far more.
 _SAME = 1e-7
 
-_mixes: "WeakKeyDictionary[RetrievalNet, bool]" = WeakKeyDictionary()
+_mixes: "WeakKeyDictionary[RetrievalNet, dict[bool, bool]]" = WeakKeyDictionary()
 
 
 class MixedNet:
     """A network for photos of different shapes in one batch.
 
     It shares the weights of the network. Use it only if `mixes(net)`, in evaluation mode and
-    without gradients: it overwrites values outside of the photos.
+    without gradients: it overwrites values outside of the photos. `fused` is an argument of
+    `OwnAreas`.
     """
 
-    def __init__(self, net: RetrievalNet) -> None:
+    def __init__(self, net: RetrievalNet, fused: bool | None = None) -> None:
+        self._fused = fused
         twin = sharing_copy(net).eval()
         assert isinstance(twin, RetrievalNet)
         self._net = twin
@@ -59,7 +61,7 @@ class MixedNet:
         Raises:
             UnsupportedNetwork: an operation is not supported, or a photo is too small.
         """
-        areas = OwnAreas(canvases, sizes)
+        areas = OwnAreas(canvases, sizes, self._fused)
         with areas:
             features = self._net.features(canvases)
         own = areas.sizes(features)
@@ -78,18 +80,20 @@ class MixedNet:
         return self._net.finish(vectors)
 
 
-def mixes(net: RetrievalNet) -> bool:
+def mixes(net: RetrievalNet, folded: bool = False) -> bool:
     """Return whether `MixedNet` computes the same descriptors as the network, by a trial.
 
+    With `folded`, the trial is one of the folded copy, as it is used in half precision on a GPU.
     The trial runs a copy in float64 on the CPU. It changes scales and weights of zero: they could
     hide an error until training changes them. The result is remembered for each network.
     """
-    if net not in _mixes:
-        _mixes[net] = _trial(net)
-    return _mixes[net]
+    known = _mixes.setdefault(net, {})
+    if folded not in known:
+        known[folded] = _trial(net, folded)
+    return known[folded]
 
 
-def _trial(net: RetrievalNet) -> bool:
+def _trial(net: RetrievalNet, folded: bool) -> bool:
     generator = torch.Generator().manual_seed(0)
     try:
         with (
@@ -109,7 +113,11 @@ def _trial(net: RetrievalNet) -> bool:
                 photo = canvas[:, :high, :wide]
                 photo.uniform_(generator=generator)
                 alone.append(twin(photo[None]))
-            together = MixedNet(twin)(canvases, _TRIAL)
+            tried = make_folded_copy(twin, canvases, None) if folded else None
+            if tried is not None:
+                together = MixedNet(cast(RetrievalNet, tried.module), fused=True)(canvases, _TRIAL)
+            else:
+                together = MixedNet(twin)(canvases, _TRIAL)
     except Exception:  # code of the user may raise anything
         return False
     return bool((together - torch.cat(alone)).abs().max() < _SAME)

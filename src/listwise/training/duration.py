@@ -245,10 +245,11 @@ class Trial:
         decode = (time.perf_counter() - started) / len(photos)
         net = cast(RetrievalNet, self.forward.net)
         half = self.forward.autocast
-        fast = self.forward.evaluation_module(
-            torch.zeros(1, 3, config.crops.size, config.crops.size)
-        )
-        network = PhotoNet(net, half, cast(RetrievalNet, fast))
+        fast = None
+        if device.type == "cpu":  # as in the validations of a run
+            side = config.crops.size
+            fast = self.forward.evaluation_module(torch.zeros(1, 3, side, side))
+        network = PhotoNet(net, half, cast(RetrievalNet | None, fast))
         describe = _shortest(
             lambda: embed_decoded(photos, network, net.dim, device, half, mixed=network.mixed)
         )

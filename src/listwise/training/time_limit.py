@@ -76,11 +76,11 @@ def within_minutes(
         InputError: the shortest run takes longer, or there are several processes.
     """
     assert config.minutes is not None
+    if world()[1] > 1:
+        raise InputError("`minutes` works in a single process: give `updates` instead")
     fixed = _fixed(config, given)
     if {"updates", "crop", "batch"} <= fixed:
         return None
-    if world()[1] > 1:
-        raise InputError("`minutes` works in a single process: give `updates` instead")
     if config.compile == "auto":  # compiling takes a minute or two, which no trial measures
         given = given | {"compile": "no"}
     default, work = effort_of(config), workload_of(config, len(train), len(validation))
