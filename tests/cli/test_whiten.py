@@ -55,6 +55,25 @@ def test_from_a_descriptor_file_and_again_and_removed(listwise, photos):
     assert load_model("model").fingerprint == model.fingerprint
 
 
+def test_an_earlier_whitening_stays_if_none_helps_and_the_message_names_it(
+    listwise, photos, tmp_path
+):
+    for kind in range(8):  # copies of one photo: every list is perfect without a whitening
+        (tmp_path / "copies" / str(kind)).mkdir(parents=True)
+        content = (photos / f"class{kind}" / "0.jpg").read_bytes()
+        for i in range(3):
+            (tmp_path / "copies" / str(kind) / f"{i}.jpg").write_bytes(content)
+    code, out, err = listwise("whiten", "model", "copies")
+    assert code == 0, err
+    assert "no whitening is clearly better than none: model is unchanged\n" in out
+    fixed = ("--dim", 10, "--power", 0.25, "--shrinkage", 0)
+    assert listwise("whiten", "model", "photos", *fixed)[0] == 0
+    code, out, err = listwise("whiten", "model", "copies")
+    assert code == 0, err
+    assert "it keeps its earlier whitening: remove it with --remove" in " ".join(out.split())
+    assert load_model("model").dim == 10
+
+
 def test_supervised_uses_the_labels(listwise, photos, tmp_path):
     code, out, _ = listwise("whiten", "model", "photos", "--supervised", "--dim", 8, "--json")
     assert code == 0

@@ -131,9 +131,12 @@ def _show(
     for choice in choices:
         maps = {"plain_map": choice.start_map, "validation_map": choice.best.validation_map}
     if learned is None:
-        facts = {"model": model, "method": None, **maps}
-        done = f"no whitening is better than none beyond noise: {model} is unchanged"
-        print_result(console, json, facts, done)
+        from listwise.descriptors.learning import has_whitening
+
+        done = f"no whitening is clearly better than none: {model} is unchanged"
+        if has_whitening(model):
+            done += "; it keeps its earlier whitening: remove it with --remove"
+        print_result(console, json, {"model": model, "method": None, **maps}, done)
         return
     if choices and choices[0].gain.value < 0:
         note(console, "the validation mAP is lower than without whitening")

@@ -66,6 +66,7 @@ def learn_whitening(
     With labels, `dim`, `power` and `shrinkage` are chosen by mAP on validation photos: the split
     "val" of a table, or classes that the whitening is not learned from. If you give none of the
     three and no whitening is better than none by more than two standard errors, nothing is saved.
+    The model then keeps an earlier whitening, which is not compared: `remove_whitening` removes it.
     Without labels, the defaults below are used.
 
     Args:
@@ -184,6 +185,11 @@ class _Settings:
         if not self.supervised:
             return Whitening.learn(batches, self.dim, self.power or 0.0, self.shrinkage or 0.0)
         return learn_directions(batches, images.labels).whitening(self.dim)
+
+
+def has_whitening(folder: str | Path) -> bool:
+    """Whether a model folder, or the model of a run, contains a whitening."""
+    return (find_model_folder(folder) / WHITENING_FILE).exists()
 
 
 def remove_whitening(folder: str | Path) -> None:
