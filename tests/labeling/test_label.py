@@ -197,8 +197,9 @@ def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp
         label(tmp_path / "folders", tmp_path / "b.csv")
     (tmp_path / "folders" / "val").rename(tmp_path / "folders" / "bridge")
     label(tmp_path / "folders", tmp_path / "b.csv", workers=0, on_note=notes.append)
-    assert "2 folders" in notes[-1]
-    assert "are used as labels" in notes[-1]
+    assert "2 folders" in notes[-2]
+    assert "are used as labels" in notes[-2]
+    assert "no photo was kept" in notes[-1]
 
 
 def test_a_model_chooses_partners_within_classes(mixed, labels, tmp_path):
