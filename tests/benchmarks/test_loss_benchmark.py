@@ -99,7 +99,7 @@ def test_a_gpu_is_measured_in_its_own_precisions():
 
 def test_the_gpu_that_was_given_is_measured():
     if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA GPUs")
+        pytest.skip("needs a CUDA GPU, and a second one")
     torch.cuda.reset_peak_memory_stats(0)
     before = torch.cuda.max_memory_allocated(0)
     (row,) = benchmark.run([1024], dim=64, methods=["listwise"], device="cuda:1")
