@@ -84,15 +84,16 @@ os.sched_setaffinity(0, {cores})
 import torch
 from listwise.data import DecodedPhoto
 from listwise.models import RetrievalNet
-from listwise.models.embed import embed_decoded
+from listwise.models.embed import PhotoNet, embed_decoded
 
 net = RetrievalNet("tf_efficientnet_lite0", weights="random").eval()
+describe = PhotoNet(net, None)
 photos = [DecodedPhoto(torch.zeros(3, 160, 160, dtype=torch.uint8), (160, 160), (160, 160))] * 2
 
 def seconds(threads):
     torch.set_num_threads(threads)
     started = time.perf_counter()
-    embed_decoded(photos, net, net.dim, torch.device("cpu"))
+    embed_decoded(photos, describe, net.dim, torch.device("cpu"))
     return time.perf_counter() - started
 
 seconds(1), seconds(2)

@@ -27,11 +27,11 @@ EXTRAS = {
     "search": ("index", "milvus"),
     "serving": ("serve",),
     "settings": ("train",),
-    "studies": ("train",),
+    "studies": ("train", "compare"),
     "training": ("train",),
 }
-# Needed for one data set; where it is missing, that is said with what to install.
-ASKED_FOR = {"scipy"}
+# Optional: one data set needs scipy, and torchcodec replaces a decoder where it is installed.
+ASKED_FOR = {"scipy", "torchcodec"}
 
 
 def imported(source):

@@ -50,7 +50,8 @@ def test_the_data_guide(photos, tmp_path, monkeypatch):
 def test_the_training_guide(photos, tmp_path, monkeypatch, capsys):
     (tmp_path / "photos").symlink_to(photos)
     monkeypatch.chdir(tmp_path)
-    read, train, own = blocks("training.md", "python")
+    limited, read, train, own = blocks("training.md", "python")
+    assert "minutes=10" in limited  # takes minutes
     quick = '"updates": 20'
     small = {"backbone": "test_resnet.r160_in1k", "weights": "random", "updates": 2, "workers": 0}
     assert quick in train
