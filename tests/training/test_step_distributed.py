@@ -219,7 +219,8 @@ def test_two_processes_give_the_loss_and_gradients_of_one(results, name):
     net, (images, labels) = make_net(dtype), case_batch(loss(), sum(parts), dtype)
     weights = None if weighting is None else weighting(labels).to(dtype)
     value, expected = ordinary(net, loss(), images, labels, weights=weights)
-    relative = {torch.float64: 1e-9, torch.float32: 1e-6, torch.bfloat16: 3e-2}[dtype]
+    # In float32 the sums are rounded in another order; float64 shows that they are the same.
+    relative = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     view = whole if dtype == torch.float32 else dict
     passes = 1 if micro_batch in (64, "auto") else 2
     for result in results:
