@@ -155,7 +155,7 @@ def test_the_saved_network_has_the_reported_validation_map(photos, tmp_path):
 def test_training_learns(photos, tmp_path):
     view = Witness()
     given = {"updates": 30, "validate_every": 6, "batch_size": 24, "micro_batch": "auto"}
-    result = train(photos, tmp_path / "run", view, **given, learning_rate=1e-2)
+    result = train(photos, tmp_path / "run", view, **given, learning_rate=3e-3)
     assert np.mean(view.losses[-3:]) < 0.6 * np.mean(view.losses[:3])
     assert result.best_map > result.first_map + 0.05
     (choice,) = view.lines
