@@ -102,7 +102,7 @@ def between(large: Speed, small: Speed, crop: int) -> Speed:
 
 
 def efforts(default: Effort, fixed: frozenset[str] = frozenset()) -> Iterator[Effort]:
-    """Yield the default and ever smaller efforts, in the order in which they are given up.
+    """Yield the default and ever smaller efforts, in the order of what is reduced first.
 
     First there are fewer validations, then fewer updates, then smaller crops, then smaller batches.
     Fields in `fixed` keep their values.
@@ -319,7 +319,7 @@ class TimeLeft:
 
 
 def reductions(default: Effort, chosen: Effort) -> list[str]:
-    """Return a phrase for each part of the default that was given up."""
+    """Return a phrase for each part of the default that was reduced."""
     wording = {
         "updates": "{1} updates instead of {0}",
         "crop": "crops of {1} pixels instead of {0}",
