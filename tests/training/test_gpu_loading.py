@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ pytest.importorskip("torchvision")
 
 # The interpreter must be chosen before Triton is imported, so batches are made in a process.
 SCRIPT = """
-import json, sys, threading
+import ctypes, json, sys, threading
 import numpy as np
 import torch
 from listwise.data import CropDataset, CropSettings, read_labelled
@@ -24,24 +23,43 @@ from listwise.data.kept_photos import KeptPhotos
 from listwise.errors import InputError
 from listwise.training import loading
 
-folder, where = sys.argv[1], torch.device(sys.argv[2])
+where, workers, cases = torch.device(sys.argv[2]), *map(json.loads, sys.argv[3:])
 torch.set_num_threads(1)
-images = read_labelled(folder)
+images = read_labelled(sys.argv[1] + "/photos")
 if where.type == "cpu":
     loading.gpu_decodes = lambda device: True
-    gpu_resample.ROWS = gpu_resample.COLUMNS = 32
+    gpu_resample.ROWS = gpu_resample.COLUMNS = 64  # one tile: the interpreter runs each step once
     loading.GPU_CHUNK = 4
     loading.KEPT_CHUNK = 5
+crop_into = gpu_resample.crop_into
+
+
+def nearest(crops, table, plans):
+    # What needs no interpreter, for tests of which photo is cropped where: the nearest pixels.
+    size = crops.shape[2]
+    for crop, photo, place in zip(crops, table, gpu_resample._places(plans, size), strict=True):
+        address, channel, line, width, height = map(int, photo)
+        row, column = np.mgrid[:size, :size]
+        x, y = (place[i] + column * place[i + 2] + row * place[i + 4] for i in (0, 1))
+        x, y = np.clip(x.round(), 0, width - 1), np.clip(y.round(), 0, height - 1)
+        memory = np.ctypeslib.as_array(
+            (ctypes.c_uint8 * (2 * channel + line * (height - 1) + width)).from_address(address)
+        )
+        for band in range(3):
+            crop[band] = torch.from_numpy(memory[(band * channel + y * line + x).astype(int)])
 
 
 def draw(update):
     return np.random.default_rng(update).permutation(len(images))[:11]
 
 
-dataset = CropDataset(images, CropSettings(size=24, flip=0.5), seed=3)
+def crops(images):
+    # Not smaller than the photos: a filter that reduces them has many taps.
+    return CropDataset(images, CropSettings(size=56, flip=0.5), seed=3)
 
 
-def load(workers):
+def load(images, workers):
+    dataset = crops(images)
     before = torch.get_rng_state()
     batches = loading.load_batches(dataset, draw, range(2, 4), workers, device=where)
     result = []
@@ -64,20 +82,23 @@ def load(workers):
     threads = threading.active_count()
     assert torch.equal(torch.get_rng_state(), before)
 
+    if where.type == "cpu":
+        gpu_resample.crop_into = nearest
     early = loading.load_batches(dataset, draw, range(2, 50), workers, device=where)
     if not isinstance(result, str):
         next(early)
     early.close()
     assert threading.active_count() <= threads, threading.enumerate()
+    gpu_resample.crop_into = crop_into
     return result
 
 
 def batches(kept):
-    made = loading.load_batches(dataset, draw, range(2, 6), 1, device=where, kept=kept)
+    made = loading.load_batches(crops(images), draw, range(2, 5), 1, device=where, kept=kept)
     return [(batch.images.cpu(), batch.labels, batch.errors) for batch in made]
 
 
-def compare(budget, on_device):
+def compare(budget, on_device, plain):
     # Batches from kept photos, and batches of the same photos decoded for each update.
     decoded = []
 
@@ -92,7 +113,7 @@ def compare(budget, on_device):
     once = len(decoded) == len(set(decoded))
     same = all(
         torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and a[2] == b[2]
-        for a, b in zip(made, batches(None), strict=True)
+        for a, b in zip(made, plain, strict=True)
     )
     again = all(
         torch.equal(a[0], b[0]) and a[2] == b[2]
@@ -105,24 +126,18 @@ def compare(budget, on_device):
     return same and again and right, once, len(kept), kept.bytes, len(kept.unreadable)
 
 
-if sys.argv[3] == "kept":
-    print(json.dumps([compare(*case) for case in json.loads(sys.argv[4])]))
-else:
-    print(json.dumps([load(int(workers)) for workers in sys.argv[3:]]))
+loaded = [load(images, number) for number in workers]
+broken = load(read_labelled(sys.argv[1] + "/broken"), 1)
+if where.type == "cpu":
+    gpu_resample.crop_into = nearest
+plain = batches(None)
+assert len({batch[0].double().sum().item() for batch in plain}) == len(plain)
+compared = [compare(*case, plain) for case in cases]
+print(json.dumps({"loaded": loaded, "broken": broken, "kept": compared}))
 """
-
-
-def run(folder, device, *workers):
-    """What is loaded with each number of workers."""
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", SCRIPT, str(folder), device, *map(str, workers)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+WORKERS = {"cpu": (0, 2), "cuda": (4,)}
+PLENTY, LITTLE = 200_000, 30_000
+CASES = [(PLENTY, True), (PLENTY, False), (LITTLE, True), (LITTLE, False), (0, True)]
 
 
 def draw(update):
@@ -130,17 +145,11 @@ def draw(update):
     return np.random.default_rng(update).permutation(16)[:11]
 
 
-def need(device):
-    if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("needs a CUDA GPU")
-
-
-@pytest.fixture
-def folder(tmp_path):
+def save_photos(folder):
     """Two classes of photos of all kinds, one of them broken."""
     for i in range(16):
-        path = tmp_path / "ab"[i % 2] / f"{i:02}.{'png' if i == 5 else 'jpg'}"
-        path.parent.mkdir(exist_ok=True)
+        path = folder / "ab"[i % 2] / f"{i:02}.{'png' if i == 5 else 'jpg'}"
+        path.parent.mkdir(exist_ok=True, parents=True)
         cells = np.random.default_rng(i).integers(0, 255, (4, 5, 3)).astype(np.uint8)
         photo = Image.fromarray(cells).resize((40 + i, 50 - i), Image.Resampling.BICUBIC)
         turn = Image.Exif()
@@ -149,13 +158,37 @@ def folder(tmp_path):
         photo.save(path, quality=95, exif=turn, progressive=i == 3)
         if i == 12:
             path.write_bytes(path.read_bytes()[:-300])
-    return tmp_path
 
 
-@pytest.mark.parametrize(("device", "workers"), [("cpu", (0, 2)), ("cuda", (4,))])
-def test_batches_are_nearly_those_of_workers(folder, device, workers):
-    need(device)
-    for batches in run(folder, device, *workers):
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(device, tmp_path_factory):
+    """What the script finds, in one process: its imports take longer than a test."""
+    folder = tmp_path_factory.mktemp("gpu")
+    save_photos(folder / "photos")
+    save_photos(folder / "broken")
+    for path in (folder / "broken" / "a").iterdir():
+        path.write_bytes(b"")
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    program = [sys.executable, "-c", SCRIPT, str(folder), device]
+    command = [*program, json.dumps(WORKERS[device]), json.dumps(CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_batches_are_nearly_those_of_workers(found, device):
+    for batches in found["loaded"]:
         assert len(batches) == 2
         for batch in batches:
             assert batch["labels"]
@@ -167,29 +200,23 @@ def test_batches_are_nearly_those_of_workers(folder, device, workers):
         assert sum(len(batch["errors"]) for batch in batches) > 0
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_kept_photos_give_the_same_batches_and_are_decoded_once(folder, device):
-    need(device)
-    plenty, little = 200_000, 30_000
-    cases = [(plenty, True), (plenty, False), (little, True), (little, False), (0, True)]
-    found = run(folder, device, "kept", json.dumps(cases))
-    assert all(same for same, *_ in found)
-    assert [once for _, once, *_ in found] == [True, True, False, False, False]
+def test_kept_photos_give_the_same_batches_and_are_decoded_once(found):
+    results = found["kept"]
+    assert all(same for same, *_ in results)
+    assert [once for _, once, *_ in results] == [True, True, False, False, False]
     # One photo is broken; with little memory only some of the others are kept.
-    kept = [number for *_, number, _, _ in found]
-    used = {i for update in range(2, 6) for i in draw(update).tolist()}
+    kept = [number for *_, number, _, _ in results]
+    used = {i for update in range(2, 5) for i in draw(update).tolist()}
     assert kept[0] == kept[1] == len(used) - 1
     assert 0 < kept[2] < kept[0]
     assert 0 < kept[3] < kept[0]
     assert kept[4] == 0
-    for (budget, _), (*_, taken, broken) in zip(cases, found, strict=True):
+    for (budget, _), (*_, taken, broken) in zip(CASES, results, strict=True):
         assert taken <= budget
         assert broken == 1
 
 
-def test_a_class_without_a_readable_photo_is_one_line(folder):
-    for path in Path(folder / "a").iterdir():
-        path.write_bytes(b"")
-    (message,) = run(folder, "cpu", 1)
+def test_a_class_without_a_readable_photo_is_one_line(found):
+    message = found["broken"]
     assert "no image of the class 'a' can be decoded" in message
     assert "\n" not in message
