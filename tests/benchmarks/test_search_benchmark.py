@@ -49,4 +49,4 @@ def test_sizes_are_checked():
 def test_the_server_answers_clients():
     rows = list(server.run((1, 4), photos=6, side=64, seconds=0.5))
     assert [row.clients for row in rows] == [1, 4]
-    assert all(row.per_second > 0 and row.refused == 0 for row in rows)
+    assert all(row.per_second > 0 and row.refused == row.late == 0 for row in rows)

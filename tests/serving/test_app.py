@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from index_examples import texture
 from PIL import Image
-from serving_examples import TOKEN, wait_for
+from serving_examples import TOKEN, InThread, wait_for
 
 from listwise.data import Images, load_image, read_images
 from listwise.descriptors.tuned import Expansion, TunedSettings
@@ -28,8 +28,9 @@ from listwise.search.hits import entry_vectors
 from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of, open_store
 from listwise.serving import service as service_module
+from listwise.serving.batching import Batcher, QueueFullError
 from listwise.serving.connections import SHORT_BODY
-from listwise.serving.settings import Limits
+from listwise.serving.settings import Limits, ServeSettings
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -493,6 +494,58 @@ def test_a_full_queue_refuses_and_the_waiting_go_together(gated, serve, photos, 
     assert counted["listwise_batch_size_sum"] == 4
     assert counted['listwise_rejected_total{reason="queue_full"}'] == 4
     assert counted["listwise_queue_length"] == 0
+
+
+def test_a_full_queue_refuses_before_the_photo_is_sent(gated, serve, photos, pool):
+    client = serve(gated, limits=Limits(waiting=0))
+    first = pool.submit(client.post, "/api/search", **upload(photos / "class0" / "0.jpg"))
+    wait_for(lambda: gated.calls == [1])
+    with connection(client) as wire:
+        kind = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
+        wire.sendall(request_head("/api/search", kind, "Content-Length: 900000"))
+        wire.sendall(PART)
+        answer = wire.recv(10_000).lower()
+    assert answer.startswith(b"http/1.1 503")
+    assert b"retry-after: 1\r\n" in answer
+    # A search by key has a queue of its own.
+    key = entry_key("class6/2.jpg")
+    assert client.post("/api/search", **upload(keys=f'["{key}"]')).status_code == 200
+    gated.gate.set()
+    assert first.result().status_code == 200
+
+
+def test_the_time_of_a_photo_is_known_before_the_first_search():
+    gate = threading.Event()
+
+    def work(batch):
+        gate.wait(20)
+        return list(batch)
+
+    slow = Batcher(work, Limits(seconds=10), seconds_per_cost=5)
+    try:
+        first = slow.submit("one", owner="a")  # an idle worker takes it in any case
+        wait_for(lambda: not len(slow))
+        with pytest.raises(QueueFullError):
+            slow.submit("two", owner="b")
+        gate.set()
+        assert first.future.result(20) == "one"
+        slow.submit("three", owner="b")
+    finally:
+        gate.set()
+        slow.close()
+
+
+def test_answers_are_sent_without_delay(index):
+    """Header and body of an answer are two pieces; the second does not wait for the client."""
+    server = InThread(index, ServeSettings())
+    try:
+        with httpx.Client(base_url=server.url) as client:
+            client.get("/health")
+            (connected,) = server.server.server_state.connections
+            wire = connected.transport.get_extra_info("socket")
+            assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    finally:
+        server.stop()
 
 
 def test_batches_have_a_size(gated, serve, photos, pool):

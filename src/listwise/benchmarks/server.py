@@ -1,43 +1,52 @@
 """Benchmark search by photo through a server with concurrent clients."""
 
+import asyncio
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.error import URLError
+from urllib.request import urlopen
 
-import httpx
 import numpy as np
 from PIL import Image
 
-from listwise.benchmarks.measure import percentiles, timed
+from listwise.benchmarks.measure import percentiles
 from listwise.benchmarks.table import columns_of
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
+BOUNDARY = "listwise-benchmark"
+
 
 @dataclass(frozen=True)
 class ServerMeasurement:
-    """A number of concurrent clients: answers per second, latency, and refused requests."""
+    """A number of concurrent clients: answers per second, latency, and refused requests.
+
+    `refused` counts answers with status 503, and `late` those with status 504.
+    """
 
     clients: Annotated[int, "clients", "{:d}"]
     per_second: Annotated[float, "answers/s", "{:.1f}"]
     p50: Annotated[float, "p50 ms", "{:.0f}"]
     p99: Annotated[float, "p99 ms", "{:.0f}"]
+    late: Annotated[int, "too late", "{:d}"]
     refused: Annotated[int, "refused", "{:d}"]
+    refused_p50: Annotated[float | None, "refused p50 ms", "{:.1f}"]
+    refused_p99: Annotated[float | None, "refused p99 ms", "{:.1f}"]
 
 
 COLUMNS = columns_of(ServerMeasurement)
 
 
 def run(
-    clients: Sequence[int] = (1, 8, 64),
+    clients: Sequence[int] = (1, 8, 64, 512),
     photos: int = 200,
     side: int = 256,
     seconds: float = 10.0,
@@ -52,10 +61,10 @@ def run(
         on_start("building an index")
         uploads = build_index(Path(name), photos, side)
         on_start("starting the server")
-        with serving(Path(name) / "index") as address:
+        with serving(Path(name) / "index") as port:
             for count in clients:
                 on_start(f"{count} clients")
-                yield measure_clients(address, uploads, count, seconds)
+                yield measure_clients(port, uploads, count, seconds)
 
 
 def build_index(place: Path, photos: int, side: int) -> list[bytes]:
@@ -75,56 +84,130 @@ def build_index(place: Path, photos: int, side: int) -> list[bytes]:
 
 
 @contextmanager
-def serving(index: Path) -> Iterator[str]:
-    """Run a server of an index for the `with` block, and yield its address."""
+def serving(index: Path) -> Iterator[int]:
+    """Run a server of an index for the `with` block, and yield its port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
     command = [sys.executable, "-m", "listwise", "serve", str(index), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + 120
-        while not _answers(address):
+        while not _answers(port):
             if time.monotonic() > end or server.poll() is not None:
                 raise InputError("the server did not start: listwise serve shows why")
             time.sleep(0.1)
-        yield address
+        yield port
     finally:
         server.terminate()
         server.wait()
 
 
-def _answers(address: str) -> bool:
+def _answers(port: int) -> bool:
     try:
-        return httpx.get(f"{address}/health").status_code == 200
-    except httpx.TransportError:
+        with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
         return False
 
 
 def measure_clients(
-    address: str, uploads: Sequence[bytes], count: int, seconds: float
+    port: int, uploads: Sequence[bytes], count: int, seconds: float
 ) -> ServerMeasurement:
-    """Run concurrent clients for some seconds, each with one photo after the other."""
-    end = time.perf_counter() + seconds
+    """Run concurrent clients for some seconds, each with one photo after the other.
 
-    def search(number: int) -> tuple[list[float], int]:
-        times, refused, turn = [], 0, number
-        with httpx.Client(base_url=address, timeout=60) as client:
+    The clients start one by one within a second. A client that is refused waits as long as the
+    header `Retry-After` tells it.
+    """
+    # All clients run in one thread: hundreds of threads would measure how they take turns.
+    found = asyncio.run(_run_clients(port, uploads, count, seconds))
+    times = {status: [t for s, t in found.answers if s == status] for status in (200, 503, 504)}
+    other = {status for status, _ in found.answers} - set(times)
+    if other or not times[200]:
+        raise InputError(f"the server answered with status {min(other, default=503)} only")
+    refused = percentiles(times[503]) if times[503] else (None, None)
+    per_second = len(times[200]) / (found.last - found.first)
+    counts = len(times[504]), len(times[503])
+    return ServerMeasurement(count, per_second, *percentiles(times[200]), *counts, *refused)
+
+
+@dataclass
+class _Answers:
+    """Status and seconds of each answer, and the times of the first request and last answer."""
+
+    first: float = 0.0
+    last: float = 0.0
+    answers: list[tuple[int, float]] = field(default_factory=list)
+
+
+async def _run_clients(port: int, uploads: Sequence[bytes], count: int, seconds: float) -> _Answers:
+    requests = [_request(port, content) for content in uploads]
+    found = _Answers(first=time.perf_counter())
+    end = found.first + seconds
+
+    async def search(number: int) -> None:
+        await asyncio.sleep(number / count)
+        connection, turn = _Connection(port, number), number
+        try:
             while time.perf_counter() < end:
-                files = {"photos": ("photo.jpg", uploads[turn % len(uploads)], "image/jpeg")}
-                took, answer = timed(lambda: client.post("/api/search", files=files))  # noqa: B023
-                if answer.status_code == 503:
-                    refused += 1
-                    time.sleep(0.05)
-                else:
-                    answer.raise_for_status()
-                    times.append(took)
+                started = time.perf_counter()
+                status, wait = await connection.send(requests[turn % len(requests)])
+                found.last = time.perf_counter()
+                found.answers.append((status, found.last - started))
+                await asyncio.sleep(wait)
                 turn += count
-        return times, refused
+        finally:
+            connection.close()
 
-    with ThreadPoolExecutor(count) as pool:
-        took, found = timed(lambda: list(pool.map(search, range(count))))
-    times = [one for each, _ in found for one in each]
-    refused = sum(number for _, number in found)
-    return ServerMeasurement(count, len(times) / took, *percentiles(times), refused)
+    await asyncio.gather(*map(search, range(count)))
+    return found
+
+
+def _request(port: int, content: bytes) -> bytes:
+    """A whole HTTP request that searches by a photo."""
+    kind = 'form-data; name="photos"; filename="photo.jpg"'
+    part = f"--{BOUNDARY}\r\nContent-Disposition: {kind}\r\n\r\n".encode()
+    body = part + content + f"\r\n--{BOUNDARY}--\r\n".encode()
+    lines = [
+        "POST /api/search HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class _Connection:
+    """The connection of a client, which is opened again if the server closes it.
+
+    On Linux each client has an address of its own, because the server limits the connections and
+    requests of an address.
+    """
+
+    def __init__(self, port: int, number: int) -> None:
+        self._port = port
+        own = f"127.1.{number // 250}.{number % 250 + 1}"
+        self._address = (own, 0) if sys.platform == "linux" else None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def send(self, request: bytes) -> tuple[int, float]:
+        """Return the status of the answer, and the seconds to wait before the next request."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(
+                "127.0.0.1", self._port, local_addr=self._address
+            )
+        reader, writer = self._streams
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        await reader.readexactly(int(headers["content-length"]))
+        if headers.get("connection") == "close":
+            self.close()
+        return int(first.split()[1]), float(headers.get("retry-after", 0))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None

@@ -103,13 +103,14 @@ def _serve(
                 from listwise.serving.app import create_app
                 from listwise.serving.memory import prepare
 
-                limit = prepare(opened, settings.limits)
-                app = create_app(opened, settings)
+                prepared = prepare(opened, settings.limits)
+                app = create_app(opened, settings, prepared.trial_seconds)
             anywhere = host in ("0.0.0.0", "::")
             shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}"
             others = " and all other addresses of this machine" if anywhere else ""
-            memory = f" with up to {limit / 1e9:.1f} GB of memory" if limit else ""
+            most = prepared.memory / 1e9
+            memory = f" with up to {most:.1f} GB of memory" if most else ""
             with _announced(place, address, opened, settings):
                 typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}{memory}")
                 if console.is_terminal:

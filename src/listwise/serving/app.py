@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Annotated, Any
@@ -73,15 +74,21 @@ Where = Annotated[
 ]
 
 
-def create_app(index: Index, settings: ServeSettings) -> FastAPI:
+def create_app(index: Index, settings: ServeSettings, trial_seconds: float = 0.0) -> FastAPI:
     """The ASGI app of a server; `server_config` has the uvicorn settings that belong to it.
+
+    Args:
+        index: the index to serve.
+        settings: settings of the server.
+        trial_seconds: time of the network, from `prepare`; with it, the server knows from its
+            first request on how many it can answer in time.
 
     Examples:
         >>> app = create_app(open_index("shop"), ServeSettings())     # doctest: +SKIP
         >>> uvicorn.Server(server_config(app, Limits())).run()         # doctest: +SKIP
     """
     metrics = Metrics()
-    service = Service(index, settings, metrics)
+    service = Service(index, settings, metrics, trial_seconds)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -108,7 +115,7 @@ def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     return app
 
 
-def _check_parameters(request: Request) -> None:
+async def _check_parameters(request: Request) -> None:
     """Refuse a query parameter that a route of the interface does not have.
 
     Links to the page may have parameters of other programs, such as `utm_source`.
@@ -129,11 +136,14 @@ def _add_search(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", openapi_extra=form, responses=_links("results/0/key"))
     async def search(request: Request) -> Answer:
         """Search by photos, by parts of photos, by entries, or by several of these together."""
-        async with read_form(request, service.limits, service.held) as form:
+        client = _client(request)
+        # A search that cannot be answered in time is refused before its photos are read.
+        room = partial(service.check_search_room, client)
+        async with read_form(request, service.limits, service.held, room) as form:
             query = search_request(form, service.limits)
             if "no-cache" in request.headers.get("cache-control", ""):
                 await to_thread.run_sync(service.refresh)
-            return await service.search(query, _client(request))
+            return await service.search(query, client)
 
     most = service.limits.results
     many = Query(ge=1, le=most, description="Maximum number of results.")
@@ -195,9 +205,11 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     @app.post("/api/entries", openapi_extra=form, responses=_links("added/0"))
     async def add(request: Request) -> AddedView:
         """Add photos to the index. Requires the token."""
-        async with read_form(request, limits, service.held) as form:
+        client = _client(request)
+        room = partial(service.check_write_room, client)
+        async with read_form(request, limits, service.held, room) as form:
             check_fields(form, ["photos"])
-            return await service.add(form.photos, _client(request))
+            return await service.add(form.photos, client)
 
     @app.delete("/api/entries/{key}")
     async def remove(request: Request, key: str) -> Removed:
@@ -286,7 +298,7 @@ def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
     limits = settings.limits
 
     def answer(kind: type[Exception], describe: Callable[[Any], tuple[int, str, Headers]]) -> None:
-        def handle(request: Request, error: Exception) -> JSONResponse:
+        async def handle(request: Request, error: Exception) -> JSONResponse:
             status, reason, headers = describe(error)
             return JSONResponse({"error": " ".join(reason.split())}, status, headers)
 

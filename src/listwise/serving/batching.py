@@ -14,6 +14,9 @@ from listwise.serving.settings import Limits
 CLOSE_SECONDS = 30.0
 # Weight of the latest batch in the mean time per unit of cost.
 LATEST = 0.5
+# A job is refused if its expected time exceeds this share of the time limit, because the
+# estimate may be too low.
+PATIENCE = 0.8
 # Maximum number of owners whose last turn is remembered.
 OWNERS = 1000
 
@@ -66,9 +69,11 @@ class Batcher(Generic[Given, Result]):
     Args:
         work: returns a result or an exception for each job of a batch.
         limits: more than `waiting` jobs are refused, and jobs that would wait longer than
-            `seconds`.
+            `seconds`, by an estimate from earlier batches.
         size: maximum sum of the sizes in a batch; a larger job is a batch alone.
         on_batch: called with the size of each batch.
+        seconds_per_cost: estimated time per unit of cost, until the first batch is measured; 0 if
+            it is unknown, then no job is refused for its time.
     """
 
     def __init__(
@@ -78,17 +83,18 @@ class Batcher(Generic[Given, Result]):
         *,
         size: int = 1,
         on_batch: Callable[[int], object] = lambda size: None,
+        seconds_per_cost: float = 0.0,
     ) -> None:
         self._work = work
         self._limit = limits.waiting
-        self._patience = limits.seconds
+        self._patience = PATIENCE * limits.seconds
         self._size = size
         self._on_batch = on_batch
         self._waiting: deque[Job[Given, Result]] = deque()
         self._changed = threading.Condition()
         self._running: list[Job[Given, Result]] = []
         self._started = 0.0
-        self._seconds_per_cost = 0.0
+        self._seconds_per_cost = seconds_per_cost
         self._turn = 0
         self._turns: dict[str, int] = {}
         self._closed = False

@@ -23,7 +23,7 @@ from listwise.search.reranking import rerank_hits
 from listwise.search.store import Store
 from listwise.serving.batching import ClientGoneError
 from listwise.serving.decoding import QueryPhoto, check_photo, check_pixels, decode_query
-from listwise.serving.memory import FEATURE_BYTES, PixelBudget, longest_side
+from listwise.serving.memory import FEATURE_BYTES, TRIAL_SIDE, PixelBudget, longest_side
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
@@ -111,8 +111,14 @@ class Engine:
         for photo in photos:
             check_photo(photo, self.limits.pixels)
             example = self._example(0, photo, None)
-            cost += 0.1 + (example.network_pixels + example.pixels / 20) / 1e6
+            cost += _photo_cost(example.pixels, example.network_pixels)
         return cost
+
+    @property
+    def trial_cost(self) -> float:
+        """The expected work of the photo whose time `prepare` measures."""
+        pixels = TRIAL_SIDE**2
+        return _photo_cost(pixels, round(pixels * self._scale**2))
 
     def cost(self, request: SearchRequest) -> float:
         """Check the photos of a search, and return the expected work.
@@ -274,6 +280,10 @@ class Engine:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._reranker.close()
+
+
+def _photo_cost(pixels: int, network_pixels: int) -> float:
+    return 0.1 + (network_pixels + pixels / 20) / 1e6
 
 
 class _BoundedReranker(Reranker):

@@ -1,12 +1,14 @@
-"""How much memory the server uses at most."""
+"""What a server needs: its maximum memory, and the time of its network."""
 
 import ctypes
 import re
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,8 @@ RETURN_PIXELS = 10_000_000
 FEATURE_BYTES = 256 << 20
 # Finding the features of one photo, whose long side is at most 1024 pixels.
 VERIFYING_BYTES = 150 << 20
+# Sides of the photo whose time is measured.
+TRIAL_SIDE = 256
 # Buffers of one connection, in the process.
 CONNECTION_BYTES = 256 << 10
 
@@ -61,12 +65,26 @@ class PixelBudget:
                 self._changed.notify_all()
 
 
-def prepare(index: Index, limits: Limits) -> int:
-    """Load the index and its model, and return the maximum memory of its server in bytes.
+@dataclass(frozen=True)
+class Preparation:
+    """What was measured before a server starts.
 
-    The network runs on a photo of the largest size, to measure the memory it takes. The limit
+    Attributes:
+        memory: maximum memory of the server in bytes; 0 if the system does not report the memory
+            of a process.
+        trial_seconds: time of the network for a photo of `TRIAL_SIDE` x `TRIAL_SIDE` pixels.
+    """
+
+    memory: int
+    trial_seconds: float
+
+
+def prepare(index: Index, limits: Limits) -> Preparation:
+    """Load the index and its model, and measure what its server needs.
+
+    The network runs on a photo of the largest size, to measure the memory it takes. The maximum
     covers the process as it is now and its requests; memory for photos that are added to the index
-    later comes on top. 0 if the system does not report the memory of a process.
+    later comes on top.
     """
     index.search(np.zeros(index.model.dim, np.float32), 1)
     _restart_peak()
@@ -75,10 +93,8 @@ def prepare(index: Index, limits: Limits) -> int:
     side = index.header.settings.max_side or longest_side(index, limits)
     index.describe([Image.new("RGB", (side, side))])
     now, peak = resident_bytes(), _peak_bytes()
-    if not now or not peak:
-        return 0
     network = max(0, peak - before)
-    return now + (
+    memory = now + (
         limits.held_bytes
         + limits.batch * limits.upload_bytes  # of clients that have left
         + limits.pixels * DECODING_BYTES
@@ -87,6 +103,11 @@ def prepare(index: Index, limits: Limits) -> int:
         + core_count() * VERIFYING_BYTES
         + limits.connections * CONNECTION_BYTES
     )
+    trial = Image.new("RGB", (TRIAL_SIDE, TRIAL_SIDE))
+    index.describe([trial])  # the first photo of a size may take longer
+    started = time.perf_counter()
+    index.describe([trial])
+    return Preparation(memory if now and peak else 0, time.perf_counter() - started)
 
 
 def longest_side(index: Index, limits: Limits) -> int:

@@ -47,7 +47,9 @@ class Service:
     pictures that have to be decoded, and changes of the index.
     """
 
-    def __init__(self, index: Index, settings: ServeSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, index: Index, settings: ServeSettings, metrics: Metrics, trial_seconds: float = 0.0
+    ) -> None:
         self.settings = settings
         self.limits = settings.limits
         self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
@@ -64,7 +66,11 @@ class Service:
                 self._uploads.clean()
         limits = self.limits
         self._photo_searches = Batcher[SearchRequest, list[Hit]](
-            self._engine.search, limits, size=limits.batch, on_batch=metrics.batch
+            self._engine.search,
+            limits,
+            size=limits.batch,
+            on_batch=metrics.batch,
+            seconds_per_cost=trial_seconds / self._engine.trial_cost,
         )
         self._key_searches = Batcher[SearchRequest, list[Hit]](
             self._engine.search, limits, size=limits.batch
@@ -102,6 +108,14 @@ class Service:
     def expands(self) -> bool:
         """Whether searches expand the query by default."""
         return self._engine.index.expands(None)
+
+    def check_search_room(self, client: Client) -> None:
+        """Raise a `QueueFullError` if a search by photo of this client would be refused now."""
+        self._photo_searches.check_room(client.address)
+
+    def check_write_room(self, client: Client) -> None:
+        """Raise a `QueueFullError` if photos of this client would not be added now."""
+        self._writes.check_room(client.address)
 
     async def search(self, request: SearchRequest, client: Client) -> Answer:
         """Search, and re-rank the hits if the request wants it."""

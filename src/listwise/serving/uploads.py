@@ -63,10 +63,16 @@ class HeldBytes:
 
 
 @asynccontextmanager
-async def read_form(request: Request, limits: Limits, held: HeldBytes) -> AsyncIterator[Form]:
-    """Read the form of a request; its bytes count as held until the context ends."""
+async def read_form(
+    request: Request, limits: Limits, held: HeldBytes, on_photo: Callable[[], object]
+) -> AsyncIterator[Form]:
+    """Read the form of a request; its bytes count as held until the context ends.
+
+    `on_photo` is called before each photo is read. If it raises an error, the rest of the form is
+    not read.
+    """
     address = request.client.host if request.client else ""
-    reader = _Reader(_boundary(request), limits, partial(held.add, address))
+    reader = _Reader(_boundary(request), limits, partial(held.add, address), on_photo)
     try:
         await _read(request, reader, limits)
         yield reader.form
@@ -100,14 +106,24 @@ def _boundary(request: Request) -> bytes:
 
 
 class _Reader:
-    """Collects the parts of a form while its bytes arrive; `hold` is called with their number."""
+    """Collects the parts of a form while its bytes arrive.
 
-    def __init__(self, boundary: bytes, limits: Limits, hold: Callable[[int], object]) -> None:
+    `hold` is called with the number of bytes, and `on_photo` before the content of a photo.
+    """
+
+    def __init__(
+        self,
+        boundary: bytes,
+        limits: Limits,
+        hold: Callable[[int], object],
+        on_photo: Callable[[], object],
+    ) -> None:
         self.form = Form()
         self.whole = False
         self.held = 0
         self._limits = limits
         self._hold = hold
+        self._on_photo = on_photo
         self._body = 0
         self._parts = 0
         self._header = (b"", b"")
@@ -120,6 +136,7 @@ class _Reader:
                 "on_header_field": self._header_field,
                 "on_header_value": self._header_value,
                 "on_header_end": self._header_end,
+                "on_headers_finished": self._headers_finished,
                 "on_part_data": self._part_data,
                 "on_part_end": self._part_end,
                 "on_end": self._end,
@@ -159,6 +176,10 @@ class _Reader:
         if name.lower() == b"content-disposition":
             self._disposition = parse_options_header(value)[1]
         self._header = (b"", b"")
+
+    def _headers_finished(self) -> None:
+        if self._is_photo:
+            self._on_photo()
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         limit = self._limits.upload_bytes if self._is_photo else FIELD_BYTES

@@ -9,7 +9,7 @@ from listwise.cli.benchmark.show import AsJsonLines, show
 
 EVALUATION = "Example:\n  listwise benchmark evaluation --sizes 100000 --json"
 SEARCH = "Example:\n  listwise benchmark search --sizes 100000 --json"
-SERVER = "Example:\n  listwise benchmark server --clients 1,8,64"
+SERVER = "Example:\n  listwise benchmark server --clients 64,512 --photos 5000"
 LOCAL = "Example:\n  listwise benchmark local --photos 1000 --json"
 
 Sizes = Annotated[
@@ -57,19 +57,18 @@ def search(
 def server(
     clients: Annotated[
         str, options.numbers("Numbers of simultaneous clients, separated by commas.")
-    ] = "1,8,64",
+    ] = "1,8,64,512",
+    photos: Annotated[int, options.integer("Number of photos in the index.", min=1)] = 200,
     seconds: Annotated[float, options.decimal("Seconds per number of clients.", min=0.1)] = 10.0,
     json: AsJsonLines = False,
 ) -> None:
     """Measure search by photo through a server, with clients on the same machine."""
-    from listwise.optional import requires
-
-    with requires("compare", "this benchmark"):
-        from listwise.benchmarks import server as benchmark
+    from listwise.benchmarks import server as benchmark
 
     counts = options.parse_numbers(clients, "clients", int)
-    title = "Search by photo through the server, on the same cores"
-    show(title, benchmark.COLUMNS, partial(benchmark.run, counts, seconds=seconds), json)
+    title = f"Search by photo among {photos:,} photos through the server, on the same cores"
+    run = partial(benchmark.run, counts, photos, seconds=seconds)
+    show(title, benchmark.COLUMNS, run, json)
 
 
 def local(
