@@ -415,11 +415,11 @@ def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[
     restore()
     _, total = in_child(lambda: run(-1))
     _, expected = in_child(operation.observe)
-    if wanted and ahead:  # each point is tried in two ways
+    # Errors from the first call on are usual; the other faults happen in the midst of an operation.
+    if wanted and not error:
         wanted = max(1, wanted // 2)
     step = max(1, -(-total // wanted)) if wanted else 1
-    # Errors from the first call on are usual; the clock usually goes back later.
-    points = list(range(step // 2 if ahead else 0, total, step))
+    points = list(range(0 if error else step // 2, total, step))
     failures, disturbed = [], 0
     for point in points:
         for clock_returns in (True, False) if ahead else (False,):

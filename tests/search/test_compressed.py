@@ -236,6 +236,7 @@ def test_an_index_outgrows_exact_search(
     tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: entries / 10)
+    monkeypatch.setattr(tuning, "_SLOWEST", 1.0)
     monkeypatch.setattr(tuning, "_EXACT_MILLISECONDS", 100)
     notes: list[str] = []
     with create_store(tmp_path / "index", header()) as index:
@@ -258,6 +259,7 @@ def test_it_changes_by_itself_when_opened(
     with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows))
     monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: 1e6)
+    monkeypatch.setattr(tuning, "_SLOWEST", 1.0)
     with open_store(tmp_path / "index") as index:
         index.search(rows[:1], 1)
         assert index.info()["method"].startswith("compressed")
@@ -266,6 +268,7 @@ def test_it_changes_by_itself_when_opened(
 
 def test_exact_where_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim: entries / 1000)
+    monkeypatch.setattr(tuning, "_SLOWEST", 1.0)
     monkeypatch.setattr(tuning, "machine_memory", lambda: 2**33)
     will = tuning.exact_will_do
     assert will(SearchIntent(), 100_000, 1024)

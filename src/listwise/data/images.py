@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import (  # each registers its format; `Image.init` would import every reader of Pillow
+    GifImagePlugin,  # noqa: F401
+    Image,
+    ImageFile,
+    JpegImagePlugin,  # noqa: F401
+    PngImagePlugin,  # noqa: F401
+    TiffImagePlugin,  # noqa: F401
+    WebPImagePlugin,  # noqa: F401
+)
 
 from listwise.errors import InputError
 
@@ -212,7 +220,6 @@ def _plugin(path: Source, prefix: bytes) -> Callable[..., ImageFile.ImageFile]:
     """Return the Pillow reader for a file that begins with these bytes."""
     if not prefix:
         raise ImageError(path, "empty file (0 bytes)")
-    Image.init()
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
         if accept is not None and accept(prefix) is True:

@@ -31,7 +31,9 @@ def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool =
     if intent.recall == 1 and intent.milliseconds is None:
         return True
     fast = intent.milliseconds or _EXACT_MILLISECONDS * (2 if is_exact else 1)
-    return exact_milliseconds(entries, dim) <= fast
+    # The measurement takes longer than many searches, and a small index does not depend on it.
+    at_most = 1000 * entries * 4 * dim / _SLOWEST
+    return at_most <= fast or exact_milliseconds(entries, dim) <= fast
 
 
 def exact_milliseconds(entries: int, dim: int) -> float:
