@@ -17,10 +17,10 @@ from listwise.local.rerank import MINIMUM
 from listwise.local.verification import Verification
 from listwise.models import RetrievalNet
 from listwise.results import describe_benchmark
+from listwise.results.local import describe_locally
 from listwise.studies import local as module
 from listwise.studies.local import (
     describe_globally,
-    describe_locally,
     first_pairs,
     global_scores,
     verified_row,

@@ -1,7 +1,6 @@
 """Evaluate local features on a benchmark (the first rows of Table 2), alone and as re-ranking."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,24 +8,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.data import Images, image_size
+from listwise.data import image_size
 from listwise.data.catalog import Benchmark, find_dataset
 from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_scores
-from listwise.local.asmk.codebook import Codebook
-from listwise.local.asmk.index import AsmkIndex
-from listwise.local.extract import Extractor, extract_features, open_extractor
-from listwise.local.pairs import Pair, verify_pairs
+from listwise.local.pairs import Pair
 from listwise.local.rerank import MINIMUM, TOP
-from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verification
-from listwise.machine import Machine
 from listwise.progress import counting
+from listwise.results.local import (
+    LocalBenchmark,
+    ProgressBar,
+    Scores,
+    benchmark_files,
+    describe_local_features,
+)
 from listwise.results.report import ModelSearch, TableRow, report_models, write_report
 from listwise.results.table import figures_of
-
-Scores = NDArray[np.floating]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +35,6 @@ class LocalRow:
     name: str
     scores: Scores
     verified: Mapping[Pair, Verification]
-
-
-ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar with a title and a number of steps; yields a function that advances it."""
 
 
 def evaluate_local(
@@ -79,28 +74,22 @@ def evaluate_local(
         The benchmark, and one row per search method.
     """
     judged = find_dataset(benchmark, data).benchmark()
-    if judged.labelled:
-        raise InputError(
-            f"{benchmark} is a labelled set: give a benchmark with judged queries, like roxford5k"
-        )
-    words = Codebook.load(codebook, device)
-    extractor = open_extractor(delf, count, device)
-    words.require(extractor.name)
-    place = folder or Path(f"local-{judged.name}-{'delf' if delf else 'hesaff'}")
     kept = {str(path): global_scores(judged, path) for path in descriptors}
-    with progress("extracting", judged.photo_count) as advance:
-        files = describe_locally(
-            judged, extractor, place, workers=workers, on_progress=advance, on_note=on_note
-        )
-    with progress("indexing and searching", judged.photo_count) as advance:
-        index, scores = search_asmk(
-            *files, words, place / f"index-{words.fingerprint[:12]}", advance
-        )
-    on_note(f"{len(index)} photos indexed, {index.info()['bytes_per_photo'] / 1000:.1f} kB each")
-    tables = {f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*": scores, **kept}
+    local = describe_local_features(
+        judged,
+        codebook,
+        folder,
+        delf=delf,
+        count=count,
+        device=device,
+        workers=workers,
+        progress=progress,
+        on_note=on_note,
+    )
+    tables = {f"{local.name}-ASMK*": local.scores, **kept}
     for path in models:
         network = load_model(path, device)
-        own = place / f"model-{network.fingerprint[:12]}"
+        own = local.folder / f"model-{network.fingerprint[:12]}"
         with progress(f"describing with {path}", judged.photo_count) as advance:
             describe_globally(
                 judged, network, own, workers=workers, on_progress=advance, on_note=on_note
@@ -108,81 +97,21 @@ def evaluate_local(
         tables[str(path)] = global_scores(judged, own)
     if not verify:
         return judged, [LocalRow(name, table, {}) for name, table in tables.items()]
-    return judged, _verify(tables, files, workers, progress)
+    return judged, _verify(tables, local, workers, progress)
 
 
 def _verify(
-    tables: Mapping[str, Scores],
-    files: tuple[FeatureFile, FeatureFile],
-    workers: int | None,
-    progress: ProgressBar,
+    tables: Mapping[str, Scores], local: LocalBenchmark, workers: int | None, progress: ProgressBar
 ) -> list[LocalRow]:
     """Return two rows per table of scores [Q, N]: without and with verification."""
     pairs = {pair for table in tables.values() for pair in first_pairs(table)}
-    processes = Machine.detect("cpu").cores if workers is None else workers
     with progress("verifying", len(pairs)) as advance:
-        verified = verify_pairs(*files, pairs, processes, advance)
+        verified = local.verify(pairs, workers, advance)
     return [
         row
         for name, table in tables.items()
         for row in (LocalRow(name, table, {}), verified_row(f"{name} + SP", table, verified))
     ]
-
-
-def describe_locally(
-    benchmark: Benchmark,
-    extractor: Extractor,
-    folder: Path,
-    *,
-    on_progress: Callable[[int], object] = lambda count: None,
-    **settings: Any,
-) -> tuple[FeatureFile, FeatureFile]:
-    """Extract the local features of the queries, inside their boxes, and of the database.
-
-    The files are kept in `folder` and used by the next call with the same extractor and photos. An
-    unreadable photo is an error, since the metrics would not be comparable. `settings` are those of
-    `extract_features`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for path, images in _parts(benchmark, folder, "arrow").items():
-        if path.exists():
-            file = FeatureFile.open(path)
-            file.require(extractor.name)
-            sizes = [image_size(photo) for photo in images.paths]
-            if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
-                raise InputError(
-                    f"{path} does not hold the photos of {benchmark.name} at their current size: "
-                    "give another folder"
-                )
-            on_progress(len(images))
-        else:
-            file = extract_features(
-                images, path, extractor, strict=True, on_progress=on_progress, **settings
-            )
-        files.append(file)
-    return files[0], files[1]
-
-
-def search_asmk(
-    queries: FeatureFile,
-    database: FeatureFile,
-    codebook: Codebook,
-    folder: Path,
-    on_photo: Callable[[int], object] = lambda count: None,
-) -> tuple[AsmkIndex, Scores]:
-    """Index the database in a folder; returns the index and the ASMK* scores [Q, N]."""
-    codebook.require(database.header.extractor)
-    index = AsmkIndex.open_or_create(folder, codebook)
-    index.add_file(database, on_photo)
-    table = np.zeros((len(queries), len(database)))
-    for number in range(len(queries)):
-        found, names = index.search(queries.read(number).descriptors, len(index))
-        for score, name in zip(found, names, strict=True):
-            if name in database.positions:
-                table[number, database.positions[name]] = score
-        on_photo(1)
-    return index, table
 
 
 def first_pairs(table: Scores) -> list[Pair]:
@@ -221,7 +150,7 @@ def describe_globally(
     Existing files of the same model are used. `settings` are those of `extract`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path, images in _parts(benchmark, folder, "parquet").items():
+    for path, images in benchmark_files(benchmark, folder, "parquet").items():
         if path.exists():
             DescriptorFile.open(path).require(model.fingerprint)
             on_progress(len(images))
@@ -232,7 +161,7 @@ def describe_globally(
 def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
     """Compute the scores of the descriptors that `describe_globally` wrote: [Q, N]."""
     files = []
-    for path, images in _parts(benchmark, folder, "parquet").items():
+    for path, images in benchmark_files(benchmark, folder, "parquet").items():
         file = DescriptorFile.open(path)
         sizes = [image_size(photo, images.box(row)) for row, photo in enumerate(images.paths)]
         if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
@@ -248,13 +177,6 @@ def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
             f"queries and database in {folder} have different settings: extract them again"
         )
     return queries.read() @ database.read().T
-
-
-def _parts(benchmark: Benchmark, folder: Path, ending: str) -> dict[Path, Images]:
-    return {
-        folder / f"queries.{ending}": benchmark.queries,
-        folder / f"database.{ending}": benchmark.database,
-    }
 
 
 def figures_of_row(benchmark: Benchmark, row: LocalRow) -> dict[str, dict[str, float]]:
