@@ -10,7 +10,7 @@ import yaml
 
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.models.pooling import POOLINGS
+from listwise.models.pooling import POOLINGS, TOKEN_POOLINGS
 from listwise.plugins import BUILT_IN, check_name, load_installed
 from listwise.settings import make_config
 from listwise.training.objective import LOSSES, make_loss
@@ -63,7 +63,7 @@ def installed(tmp_path, monkeypatch):
 
 def test_the_names_built_in_are_those_that_are_there():
     assert BUILT_IN["loss"] == tuple(LOSSES)
-    assert BUILT_IN["pooling"] == tuple(POOLINGS)
+    assert BUILT_IN["pooling"] == (*POOLINGS, *TOKEN_POOLINGS)
 
 
 def test_names_are_known_without_loading_the_package(installed):

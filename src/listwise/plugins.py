@@ -18,7 +18,7 @@ BUILT_IN: Final[dict[Kind, tuple[str, ...]]] = {
         *("ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k"),
         *("infonce", "roadmap", "multi-similarity"),
     ),
-    "pooling": ("gem", "mac", "spoc", "rmac", "crow"),
+    "pooling": ("gem", "mac", "spoc", "rmac", "crow", "cls", "cls+gem"),
 }
 GROUPS: Final[dict[Kind, str]] = {"loss": "listwise.losses", "pooling": "listwise.poolings"}
 CUSTOM: Final = "custom:"

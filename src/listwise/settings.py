@@ -129,7 +129,9 @@ class TrainConfig(BaseModel):
     # network
     backbone: str = Field("resnet101", description="Name of a timm model")
     pooling: str = Field(
-        "gem", description="Pooling: gem, mac, spoc, rmac, crow, or one of an installed package"
+        "gem",
+        description="Pooling: gem, mac, spoc, rmac, crow, for transformers also cls (class token) "
+        "or cls+gem (both), or one of an installed package",
     )
     projection: int | None = Field(
         None,

@@ -25,7 +25,7 @@ def load_model(
     *,
     weights: str | Path = "auto",
     backbone: nn.Module | None = None,
-    pooling: nn.Module | None = None,
+    pooling: str | nn.Module | None = None,
 ) -> Model:
     """Load a model: its network in evaluation mode, its whitening and its tuned settings.
 
@@ -34,11 +34,12 @@ def load_model(
 
     Args:
         source: a model folder, a run folder of `listwise train`, or the name of a timm backbone,
-            which is loaded with its released weights and GeM pooling.
+            which is loaded with its released weights and GeM pooling by default.
         device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         weights: weights for a timm backbone: a file, or one of the names that `RetrievalNet` takes.
         backbone: your own backbone module, if the network in the folder was built with one.
-        pooling: your own pooling module, if the network in the folder was built with one.
+        pooling: the name of a pooling for a timm backbone, such as "cls"; or your own pooling
+            module, if the network in the folder was built with one.
 
     Returns:
         The model; `model.encode(photos)` returns float32 [n, model.dim] with unit rows.
@@ -53,8 +54,10 @@ def load_model(
     """
     folder = Path(source).expanduser()
     if not folder.exists() and folder.name == str(source):
-        return _off_the_shelf(str(source), weights, device)
+        return _off_the_shelf(str(source), weights, pooling or "gem", device)
     folder = find_model_folder(folder)
+    if isinstance(pooling, str):
+        raise InputError(f"{folder} has its own pooling: leave `pooling` out")
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
     has_whitening = (folder / WHITENING_FILE).exists()
     whitening = Whitening.load(folder, net.fingerprint()) if has_whitening else None
@@ -70,18 +73,21 @@ def find_model_folder(folder: str | Path) -> Path:
     return folder / "model" if run else folder
 
 
-def _off_the_shelf(name: str, weights: str | Path, device: str) -> Model:
+def _off_the_shelf(
+    name: str, weights: str | Path, pooling: str | nn.Module, device: str
+) -> Model:
     try:
         check_backbone(name)
     except InputError as error:
         raise InputError(f"no model folder {name}, and {error}") from None
     machine = Machine.detect(device)
     try:
-        net = RetrievalNet(name, weights=weights).eval()
+        net = RetrievalNet(name, pooling, weights=weights).eval()
     except MissingWeightsError as error:
         raise InputError(f"{error.reason}; {error.advice_for_model}") from error
-    # The name alone identifies the model only with the default weights.
-    return Model(_on_device(net, machine), name=name if weights == "auto" else "")
+    # The name alone identifies the model only with the default weights and pooling.
+    default = weights == "auto" and pooling == "gem"
+    return Model(_on_device(net, machine), name=name if default else "")
 
 
 def load_network(

@@ -3,6 +3,7 @@
 import difflib
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from listwise.errors import InputError
 from listwise.machine import Machine
+from listwise.models.pooling import pool
 
 SMALL_BACKBONE = "tf_efficientnet_lite0"  # for machines without a GPU
 GPU_BACKBONE = "resnet50"
@@ -26,6 +28,9 @@ _ANY_SIZE: tuple[dict[str, Any], ...] = (
 )
 _UNPOOLED: tuple[dict[str, Any], ...] = ({"global_pool": ""}, {})
 _OPTIONS = [size | pool for size, pool in itertools.product(_ANY_SIZE, _UNPOOLED)]
+# timm's vision transformers never pool the patches in `forward_features`, but their last norm has
+# another name if they average the patches afterwards, so `global_pool=""` would drop its weights.
+_TOKEN_FAMILIES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
 
 # Parts of torch's error messages for an image size that a backbone does not accept.
 _SIZE_COMPLAINTS = ("must match the size of tensor", "is invalid for input of size")
@@ -56,9 +61,9 @@ def check_backbone(name: str) -> None:
 
 def create_backbone(name: str, **timm_options: Any) -> nn.Module:
     """Create a timm model without its classifier, for images of any size if it supports that."""
-    for options in _OPTIONS:
+    for options in _ANY_SIZE if of_tokens(name) else _OPTIONS:
         try:
-            model: nn.Module = timm.create_model(name, num_classes=0, **options, **timm_options)
+            model: Any = timm.create_model(name, num_classes=0, **options, **timm_options)
         except (TypeError, AssertionError):
             if not options:
                 raise
@@ -67,14 +72,44 @@ def create_backbone(name: str, **timm_options: Any) -> nn.Module:
     embed = getattr(model, "patch_embed", None)
     if isinstance(embed, PatchEmbed) and not embed.strict_img_size:
         embed.dynamic_img_pad = True
-    return model
+    if of_tokens(name):
+        if isinstance(model.norm, nn.Identity) and not isinstance(model.fc_norm, nn.Identity):
+            model.norm, model.fc_norm = model.fc_norm, nn.Identity()
+        model.attn_pool = None
+    created: nn.Module = model
+    return created
+
+
+def of_tokens(name: str) -> bool:
+    """Return whether a timm model is a plain vision transformer: a class token and patches."""
+    family: str = timm.model_entrypoint(name).__module__
+    return family.rpartition(".")[2] in _TOKEN_FAMILIES
+
+
+def patch_side(name: str) -> int | None:
+    """Return the side of the patches of a transformer in pixels, from its name; None if unknown."""
+    found = re.search(r"_patch(\d+)", name)
+    return int(found[1]) if found else None
 
 
 def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
     """Compute the feature map of normalized images: [B, 3, H, W] -> [B, C, h, w].
 
     Calls `forward_features` of the backbone if it has that method, as timm's models do. Class
-    tokens of a transformer are removed.
+    and register tokens of a transformer are removed.
+    """
+    return split_features(backbone, images)[0]
+
+
+def split_features(backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute the feature map of normalized images, and the class token if there is one.
+
+    Args:
+        backbone: a timm model, or a module that returns a feature map.
+        images: [B, 3, H, W].
+
+    Returns:
+        The feature map [B, C, h, w], and the class token [B, C] or None.
     """
     model: Any = backbone
     try:
@@ -94,7 +129,7 @@ def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
         ) from error
     if isinstance(features, Tensor) and features.ndim == 4:
         channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"
-        return features.permute(0, 3, 1, 2) if channels_last else features
+        return features.permute(0, 3, 1, 2) if channels_last else features, None
     embed: Any = getattr(model, "patch_embed", None)
     if isinstance(features, Tensor) and features.ndim == 3 and hasattr(embed, "feat_ratio"):
         patches = features[:, getattr(model, "num_prefix_tokens", 0) :].transpose(1, 2)
@@ -103,7 +138,9 @@ def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
             math.ceil(side / step) for side, step in zip(images.shape[-2:], stride, strict=True)
         )
         if patches.shape[2] == rows * columns:
-            return patches.reshape(*patches.shape[:2], rows, columns)
+            has_class = isinstance(getattr(model, "cls_token", None), Tensor)
+            class_token = features[:, 0] if has_class else None
+            return patches.reshape(*patches.shape[:2], rows, columns), class_token
     shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
     raise InputError(
         f"{type(model).__name__} returns {shape}, which cannot be pooled: "
@@ -116,8 +153,12 @@ def pooled_length(backbone: nn.Module, pooling: nn.Module, side: int) -> int:
     example = next(backbone.parameters(), torch.empty(0))
     images = torch.zeros(2, 3, side, side, dtype=example.dtype, device=example.device)
     with torch.no_grad(), torch.random.fork_rng():
-        features = _try("backbone", backbone, lambda: feature_map(backbone, images), images)
-        vectors = _try("pooling", pooling, lambda: pooling.to(features)(features), features)
+        found = _try("backbone", backbone, lambda: split_features(backbone, images), images)
+        features, class_token = found
+        pooling.to(features)
+        vectors = _try(
+            "pooling", pooling, lambda: pool(pooling, features, class_token), features
+        )
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != len(images):
         made = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
         raise InputError(

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from listwise.errors import InputError
-from listwise.models.backbone import feature_map, pooled_length
-from listwise.models.pooling import POOLINGS, make_pooling
+from listwise.models.backbone import pooled_length, split_features
+from listwise.models.pooling import POOLINGS, TOKEN_POOLINGS, make_pooling, pool
 from listwise.models.storage import NetConfig, fingerprint, read_network, write_network
 from listwise.models.weights import fit_state, load_backbone
 from listwise.plugins import CUSTOM, custom_name
+
+_ALL_POOLINGS = POOLINGS | TOKEN_POOLINGS
 
 
 class RetrievalNet(nn.Module):
@@ -30,7 +32,8 @@ class RetrievalNet(nn.Module):
         backbone: the name of a timm model, or a module of your own that maps normalized images
             [B, 3, H, W] to a feature map [B, C, h, w].
         pooling: a name in `listwise.models.POOLINGS`, the name of a pooling in an installed
-            package, or a module of your own that maps [B, C, h, w] to [B, D].
+            package, or a module of your own that maps [B, C, h, w] to [B, D]. For transformers
+            also "cls" (the class token) and "cls+gem" (the class token and GeM of the patches).
         projection: output dimensions of a linear layer after the pooling; by default there is no
             such layer.
         weights: a file, or one of "auto", "pretrained", "imagenet-package" and "random"
@@ -73,8 +76,10 @@ class RetrievalNet(nn.Module):
         self.backbone, source = load_backbone(backbone, weights)
         preprocessing = timm.data.resolve_model_data_config(self.backbone)
         side = preprocessing["input_size"][-1]
-        if isinstance(backbone, str) and pooling in POOLINGS:
+        known = POOLINGS if getattr(self.backbone, "cls_token", None) is None else _ALL_POOLINGS
+        if isinstance(backbone, str) and pooling in known:
             features = int(self.backbone.num_features)  # type: ignore[arg-type]
+            features *= 2 if pooling == "cls+gem" else 1
         else:
             self.eval()
             features = pooled_length(self.backbone, self.pooling, side)
@@ -102,7 +107,7 @@ class RetrievalNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute descriptors: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
-        return self.finish(self.pooling(self.features(images)))
+        return self.finish(pool(self.pooling, *self._split_features(images)))
 
     def finish(self, vectors: Tensor) -> Tensor:
         """Project and normalize pooled vectors: [..., C] -> [..., dim], unit length."""
@@ -116,13 +121,17 @@ class RetrievalNet(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Compute the feature map: [B, 3, H, W], uint8 or float in [0, 1] -> [B, C, h, w]."""
+        return self._split_features(images)[0]
+
+    def _split_features(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Compute the feature map [B, C, h, w], and the class token [B, C] if there is one."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise InputError(f"images must be [B, 3, H, W], not {list(images.shape)}")
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
             raise InputError(f"images must be uint8, or float in [0, 1], not {images.dtype}")
-        return feature_map(self.backbone, (images.to(self.mean.dtype) - self.mean) / self.std)
+        return split_features(self.backbone, (images.to(self.mean.dtype) - self.mean) / self.std)
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode for everything but batch norm, which stays frozen."""

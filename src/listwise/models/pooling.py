@@ -94,6 +94,21 @@ class CroW(nn.Module):
         return channel * (x * spatial.unsqueeze(1)).sum(dim=2)
 
 
+class ClassToken(nn.Module):
+    """The class token of a transformer, which it computes from all patches."""
+
+    def forward(self, features: Tensor, class_token: Tensor) -> Tensor:  # noqa: D102
+        return _wide(class_token)
+
+
+class ClassTokenGeM(GeM):
+    """The class token and the GeM of the patches, each L2-normalized, in one vector [B, 2 C]."""
+
+    def forward(self, features: Tensor, class_token: Tensor) -> Tensor:  # type: ignore[override]  # noqa: D102
+        parts = _wide(class_token), super().forward(features)
+        return torch.cat([F.normalize(part, dim=1) for part in parts], dim=1)
+
+
 def rmac_regions(height: int, width: int, scales: int = 3) -> list[tuple[int, int, int]]:
     """Return the square regions (top, left, side) of R-MAC (Tolias et al. 2016).
 
@@ -139,13 +154,37 @@ POOLINGS: Final[dict[str, type[nn.Module]]] = {
 }
 """The built-in poolings by name: modules that map [B, C, H, W] to [B, C]."""
 
+TOKEN_POOLINGS: Final[dict[str, type[nn.Module]]] = {"cls": ClassToken, "cls+gem": ClassTokenGeM}
+"""The poolings of transformers by name: they also take the class token [B, C]."""
+
+
+def pool(pooling: nn.Module, features: Tensor, class_token: Tensor | None) -> Tensor:
+    """Pool a feature map [B, C, H, W] and, if the pooling takes it, the class token [B, C].
+
+    Returns:
+        One vector per image: [B, C], or [B, 2 C] for "cls+gem".
+
+    Raises:
+        InputError: the pooling takes the class token, but the backbone has none.
+    """
+    if not isinstance(pooling, tuple(TOKEN_POOLINGS.values())):
+        vectors: Tensor = pooling(features)
+        return vectors
+    if class_token is None:
+        raise InputError(
+            "this backbone has no class token: choose the `pooling` gem, mac, spoc, rmac or crow"
+        )
+    vectors = pooling(features, class_token)
+    return vectors
+
 
 def make_pooling(pooling: str | nn.Module) -> nn.Module:
     """Create the pooling of this name, built-in or installed; return a module as it is."""
     if isinstance(pooling, nn.Module):
         return pooling
-    if pooling in POOLINGS:
-        return POOLINGS[pooling]()
+    built_in = POOLINGS | TOKEN_POOLINGS
+    if pooling in built_in:
+        return built_in[pooling]()
     made = load_installed("pooling", pooling)()
     if not isinstance(made, nn.Module):
         raise InputError(

