@@ -69,9 +69,7 @@ def test_positions_are_interpolated_to_the_patches_of_the_photo(size: tuple[int,
     weight = model.patch_embed.proj.weight.flatten(1)
     tokens = patches.reshape(2, rows * columns, -1) @ weight.T + model.patch_embed.proj.bias
     grid = model.pos_embed[0, 1:].detach().numpy().reshape(10, 10, -1)
-    positions = np.einsum(
-        "ij,kl,jlc->ikc", cubic_matrix(10, rows), cubic_matrix(10, columns), grid
-    )
+    positions = np.einsum("ij,kl,jlc->ikc", cubic_matrix(10, rows), cubic_matrix(10, columns), grid)
     tokens = tokens + torch.from_numpy(positions).reshape(1, rows * columns, -1)
     first = (model.cls_token + model.pos_embed[:, :1]).expand(2, -1, -1)
     tokens = model.norm(model.blocks(torch.cat([first, tokens], dim=1)))

@@ -58,6 +58,14 @@ def test_a_thousand_photos_and_a_laptop():
     assert config.patience is not None
 
 
+def test_crops_of_a_transformer_have_whole_patches():
+    config, reasons = choose(1000, (3000, 2000), SERVER, backbone="vit_small_patch14_dinov2")
+    assert config.crops.size == 798
+    assert "patches of 14 pixels" in reasons["crops.size"]
+    config, _ = choose(1000, (70, 60), backbone="vit_small_patch14_dinov2")
+    assert config.crops.size == 70
+
+
 def test_many_photos_and_a_gpu_lead_to_the_settings_of_the_paper():
     config, reasons = choose(50_000, (1600, 1200), SERVER)
     paper = TrainConfig()

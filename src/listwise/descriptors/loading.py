@@ -73,9 +73,7 @@ def find_model_folder(folder: str | Path) -> Path:
     return folder / "model" if run else folder
 
 
-def _off_the_shelf(
-    name: str, weights: str | Path, pooling: str | nn.Module, device: str
-) -> Model:
+def _off_the_shelf(name: str, weights: str | Path, pooling: str | nn.Module, device: str) -> Model:
     try:
         check_backbone(name)
     except InputError as error:

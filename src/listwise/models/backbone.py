@@ -156,9 +156,7 @@ def pooled_length(backbone: nn.Module, pooling: nn.Module, side: int) -> int:
         found = _try("backbone", backbone, lambda: split_features(backbone, images), images)
         features, class_token = found
         pooling.to(features)
-        vectors = _try(
-            "pooling", pooling, lambda: pool(pooling, features, class_token), features
-        )
+        vectors = _try("pooling", pooling, lambda: pool(pooling, features, class_token), features)
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != len(images):
         made = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
         raise InputError(
