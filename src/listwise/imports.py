@@ -1,10 +1,11 @@
-"""Import timm and torchvision without PyTorch's compiler, whose import takes several seconds.
+"""Use timm, torchvision and optimizers without PyTorch's compiler, whose import takes seconds.
 
-Both packages need two functions of the compiler when they are imported, although only compiled code
-ever calls them. They get functions that load the compiler when they are called.
+They call two or three functions of the compiler, to exclude code from compilation. Without compiled
+code these functions have nothing to do, so the compiler is loaded when it is used.
 """
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ def import_timm() -> None:
     """Import timm and torchvision; the compiler of PyTorch is not imported before it is used."""
     import torch
 
-    if _COMPILER not in sys.modules and "timm" not in sys.modules:
+    if "timm" not in sys.modules:
         try:
-            with _compiler_later(torch.compiler):
+            with _compiler_disabled_later(torch.compiler), without_compiler():
                 import timm.data
         except (ImportError, AttributeError):  # they need more of the compiler
             for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
@@ -29,26 +30,67 @@ def import_timm() -> None:
 
 
 @contextmanager
-def _compiler_later(compiler: Any) -> Iterator[None]:
-    package, utils = ModuleType(_COMPILER), ModuleType(f"{_COMPILER}.utils")
-    package.__path__ = []
+def without_compiler() -> Iterator[None]:
+    """Do not import the compiler for code that only excludes itself from compilation.
+
+    Inside this context a small module takes the place of the compiler. It loads the compiler if
+    anything else of it is used.
+    """
+    if _COMPILER in sys.modules:
+        yield
+        return
+    package, utils = _Placeholder(_COMPILER), ModuleType(f"{_COMPILER}.utils")
     utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
-    disable = compiler.disable
     sys.modules |= {package.__name__: package, utils.__name__: utils}
+    try:
+        yield
+    finally:
+        _remove(package, utils)
+
+
+class _Placeholder(ModuleType):
+    """Stands for the compiler."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self.graph_break = lambda: None
+        self.disable = functools.partial(_disable_later, _disable)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        utils = sys.modules.get(f"{_COMPILER}.utils")
+        _remove(self, *([] if utils is None or hasattr(utils, "__file__") else [utils]))
+        return getattr(importlib.import_module(_COMPILER), name)
+
+
+def _remove(*placeholders: ModuleType) -> None:
+    for module in placeholders:
+        if sys.modules.get(module.__name__) is module:
+            del sys.modules[module.__name__]
+
+
+@contextmanager
+def _compiler_disabled_later(compiler: Any) -> Iterator[None]:
+    disable = compiler.disable
     compiler.disable = functools.partial(_disable_later, disable)
     try:
         yield
     finally:
         compiler.disable = disable
-        for module in (package, utils):
-            if sys.modules.get(module.__name__) is module:
-                del sys.modules[module.__name__]
 
 
 def _is_compile_supported(device_type: str) -> bool:
     from torch._dynamo.utils import is_compile_supported
 
     return bool(is_compile_supported(device_type))
+
+
+def _disable(*args: Any, **options: Any) -> Any:
+    from torch._dynamo import disable
+
+    return disable(*args, **options)
 
 
 def _disable_later(
@@ -60,7 +102,7 @@ def _disable_later(
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        if _COMPILER in sys.modules:
+        if not isinstance(sys.modules.get(_COMPILER), _Placeholder | None):
             return disable(function, *args, **options)(*arguments, **named)
         return function(*arguments, **named)
 

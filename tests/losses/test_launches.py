@@ -27,8 +27,9 @@ def test_the_compiled_kernel_is_found_once():
     launch = Launch(kernel, {"num_warps": 8}, {"BINS": 20, "ROWS": 32})
     launch(3, "a", 1)
     launch(5, "b", 2)
-    assert kernel.started == [((3,), ("a", 1), {"BINS": 20, "ROWS": 32, "num_warps": 8})]
-    assert compiled.started == [((5, 1, 1), ("b", 2, 20, 32), {})]
+    launch(6, "c", 3, columns=7)
+    assert kernel.started == [((3, 1), ("a", 1), {"BINS": 20, "ROWS": 32, "num_warps": 8})]
+    assert compiled.started == [((5, 1, 1), ("b", 2, 20, 32), {}), ((6, 7, 1), ("c", 3, 20, 32), {})]
 
 
 def test_the_interpreter_compiles_nothing():
@@ -36,7 +37,7 @@ def test_the_interpreter_compiles_nothing():
     launch = Launch(kernel, {}, {"BINS": 20})
     launch(3, "a")
     launch(5, "b")
-    assert [grid for grid, _, _ in kernel.started] == [(3,), (5,)]
+    assert [grid for grid, _, _ in kernel.started] == [(3, 1), (5, 1)]
 
 
 def test_a_host_buffer_grows_and_belongs_to_a_thread():

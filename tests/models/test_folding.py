@@ -392,3 +392,28 @@ def test_without_autocast_the_copy_computes_in_the_precision_of_the_network(back
             parameter.mul_(1.1)
         folded_copy.refresh()
         assert torch.allclose(folded_copy.module(images), net(images), atol=1e-5)
+
+
+class Recorder:
+    """Counts calls: of a method as a hook, and of itself as a hook."""
+
+    def __init__(self):
+        self.calls = []
+
+    def note(self, module, inputs, output):
+        self.calls.append("method")
+
+    def __call__(self, module, inputs):
+        self.calls.append("object")
+
+
+def test_hooks_that_are_methods_or_objects_are_called_by_the_copy():
+    net, recorder = make_net("test_resnet", torch.float32), Recorder()
+    net.pooling.register_forward_hook(recorder.note)
+    net.pooling.register_forward_pre_hook(recorder)
+    folded_copy = FoldedCopy(net, photos(1), None)
+    recorder.calls.clear()
+    folded_copy.module(photos(1))
+    assert recorder.calls == ["object", "method"]
+    folding.sharing_copy(folded_copy.module)(photos(1))
+    assert len(recorder.calls) == 4

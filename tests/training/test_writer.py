@@ -1,6 +1,7 @@
 import threading
 
 import pytest
+import torch
 
 from listwise.training.run.writer import WAITING, FileWriter
 
@@ -54,3 +55,29 @@ def test_a_closed_writer_can_be_used_again():
         writer.submit(lambda number=number: done.append(number))
         writer.close()
     assert done == [0, 1]
+
+
+def test_a_copy_has_the_values_of_the_time_when_it_was_made():
+    writer = FileWriter()
+    weights = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
+    copies = writer.copy(weights)
+    for tensor in weights.values():
+        tensor.fill_(7)
+    assert torch.equal(copies.result()["a"], torch.ones(3))
+    assert torch.equal(copies.result()["b"], torch.zeros(2, 2))
+    writer.close()
+    assert "copies" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_copies_that_wait_take_no_memory_of_the_gpu():
+    writer, go = FileWriter(), threading.Event()
+    weights = {"a": torch.ones(2**22, device="cuda"), "b": torch.zeros(3)}
+    before = torch.cuda.memory_allocated()
+    writer.submit(go.wait)
+    copies = [writer.copy(weights) for _ in range(3)]
+    weights["a"].fill_(7)
+    assert all(copy.result()["a"].eq(1).all() for copy in copies)
+    assert torch.cuda.memory_allocated() == before
+    go.set()
+    writer.close()

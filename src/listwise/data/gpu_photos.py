@@ -27,6 +27,9 @@ from listwise.data.photos import (
 from listwise.errors import InputError
 from listwise.optional import has_triton
 
+# Tensors of files share the memory of the content, and nothing writes to them.
+warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+
 GROUP = 8  # files that a thread reads at a time
 GROUPS_AHEAD = 32
 # Photos decoded at a time: enough to use all decoders of a GPU, few enough for its memory.
@@ -301,7 +304,8 @@ def _load_torchvision() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
 
 
 def _to_tensor(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    """Return the content of a file as a tensor without a copy, which must not be changed."""
+    return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def _moved(photo: Result, device: torch.device) -> Result:

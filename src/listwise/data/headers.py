@@ -21,7 +21,12 @@ def plain_jpeg_size(content: bytes) -> tuple[int, int] | None:
     Returns None for every other file, for damaged ones, and where the orientation or the colors are
     not obvious: Pillow then reads the header.
     """
-    if not content.startswith(b"\xff\xd8\xff") or not content.endswith(b"\xff\xd9"):
+    return jpeg_header_size(content) if content.endswith(b"\xff\xd9") else None
+
+
+def jpeg_header_size(content: bytes) -> tuple[int, int] | None:
+    """Return the same for the beginning of a file; None if the header is longer."""
+    if not content.startswith(b"\xff\xd8\xff"):
         return None
     try:
         return _read(content)

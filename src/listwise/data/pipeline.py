@@ -4,6 +4,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain, islice
 from operator import length_hint
@@ -180,17 +181,22 @@ def _flat(
 def _on_own_stream(
     chunks: Generator[list[DecodedPhoto | ImageError], None, None], device: torch.device
 ) -> Generator[DecodedPhoto | ImageError, None, None]:
-    """Decode on a separate CUDA stream; the current stream waits for each chunk."""
+    """Decode in a thread, on a separate CUDA stream; the current stream waits for each chunk."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     in_use: deque[torch.cuda.Event] = deque()
-    with closing(chunks):
-        while True:
-            with torch.cuda.stream(stream):
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
+
+    def decode() -> list[DecodedPhoto | ImageError] | None:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            return next(chunks, None)
+
+    thread = ThreadPoolExecutor(1, "decoding")
+    try:
+        upcoming = thread.submit(decode)
+        while (chunk := upcoming.result()) is not None:
             user = torch.cuda.current_stream(device)
+            # Before the thread queues more work on the stream.
             user.wait_stream(stream)
+            upcoming = thread.submit(decode)
             for photo in chunk:
                 if isinstance(photo, DecodedPhoto):
                     photo.pixels.record_stream(user)
@@ -202,6 +208,9 @@ def _on_own_stream(
             in_use.append(torch.cuda.current_stream(device).record_event())
             if len(in_use) > CHUNKS_AHEAD:
                 in_use.popleft().synchronize()
+    finally:
+        thread.shutdown()
+        chunks.close()
 
 
 class PhotoBatch(NamedTuple):

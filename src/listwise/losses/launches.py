@@ -30,14 +30,14 @@ class Launch:
         self.kernel, self.options, self.constants = kernel, options, constants
         self._compiled: Any = None
 
-    def __call__(self, programs: int, *arguments: Any) -> None:
-        """Start this many programs of the kernel."""
+    def __call__(self, programs: int, *arguments: Any, columns: int = 1) -> None:
+        """Start this many programs of the kernel, times `columns` along its second axis."""
         if self._compiled is None:
-            start = self.kernel[(programs,)]
+            start = self.kernel[(programs, columns)]
             # Triton's interpreter returns no compiled kernel.
             self._compiled = start(*arguments, **self.constants, **self.options)
         else:
-            self._compiled[(programs, 1, 1)](*arguments, *self.constants.values())
+            self._compiled[(programs, columns, 1)](*arguments, *self.constants.values())
 
 
 class HostBuffer:

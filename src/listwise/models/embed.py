@@ -155,19 +155,24 @@ def inference_network(
     """
     if autocast is None and (photos < FOLDED_PHOTOS or net.mean.device.type != "cpu"):
         return net
-    side = net.config.image_size
     training = net.training
     net.eval()  # the copy is made for the mode that it runs in
     try:
         with torch.inference_mode(False):
-            example = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-            folded_copy = make_folded_copy(net, example.to(net.mean.device), autocast)
+            folded_copy = make_folded_copy(net, example_image(net), autocast)
     finally:
         net.train(training)
     if folded_copy is None:
         return net
     assert isinstance(folded_copy.module, RetrievalNet)
     return folded_copy.module.eval()
+
+
+def example_image(net: RetrievalNet) -> Tensor:
+    """Return an image [1, 3, side, side] for a trial of a network, on its device."""
+    side = net.config.image_size
+    noise = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+    return noise.to(net.mean.device)
 
 
 def embed_parts(

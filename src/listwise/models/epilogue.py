@@ -4,10 +4,15 @@ PyTorch makes a pass over the activations for each of them. For a ResNet in bflo
 these passes move three times as many bytes as the convolutions themselves.
 """
 
+from contextlib import nullcontext
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from listwise.losses.launches import Launch
 
 ELEMENTS = 4096  # elements that one program computes
 
@@ -26,26 +31,38 @@ def finish_convolution(
             other positions become 0. None if all photos fill their canvas.
     """
     count, channels, height, width = output.shape
-    block = min(256, triton.next_power_of_2(channels))
+    tensors = output, bias, output if other is None else other, output if sizes is None else sizes
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    kept = _launch if aligned else _launch.__wrapped__  # a compiled kernel expects one alignment
+    kinds = output.device, output.dtype, bias.dtype, channels
+    launch = kept(*kinds, other is not None, relu, sizes is not None)
     positions = count * height * width
-    rows = max(1, ELEMENTS // block)
-    with torch.cuda.device(output.device) if output.is_cuda else torch.no_grad():
-        _finish_kernel[(triton.cdiv(positions, rows), triton.cdiv(channels, block))](
-            output,
-            bias,
-            output if other is None else other,
-            output if sizes is None else sizes,
-            positions,
-            channels,
-            height * width,
-            width,
-            ADD=other is not None,
-            RELU=relu,
-            MASK=sizes is not None,
-            ROWS=rows,
-            BLOCK=block,
+    numbers = positions, channels, height * width, width
+    with torch.cuda.device(output.device) if output.is_cuda else nullcontext():
+        launch(
+            triton.cdiv(positions, launch.constants["ROWS"]),
+            *tensors,
+            *numbers,
+            columns=triton.cdiv(channels, launch.constants["BLOCK"]),
         )
     return output
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    device: torch.device,
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    channels: int,
+    add: bool,
+    relu: bool,
+    mask: bool,
+) -> Launch:
+    """Return the kernel for some kinds of arguments; it is looked up by Triton only once."""
+    block = min(256, triton.next_power_of_2(channels))
+    rows = max(1, ELEMENTS // block)
+    constants = {"ADD": add, "RELU": relu, "MASK": mask, "ROWS": rows, "BLOCK": block}
+    return Launch(_finish_kernel, {}, constants)
 
 
 # Specialization on divisible numbers would compile the kernel again for many photo shapes.

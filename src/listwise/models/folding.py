@@ -15,7 +15,7 @@ spent starting kernels.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from listwise.models.snapshot import Snapshot
-from listwise.models.survey import CONVOLUTIONS, Fold, survey
+from listwise.models.survey import CONVOLUTIONS, HOOKS, Fold, survey
 
 # Tensor cores are slow for a convolution of three channels. Channels of zeros do not change the
 # result, and the fast kernels need rows of 16 bytes.
@@ -248,8 +248,18 @@ def make_folded_copy(
 
 
 def sharing_copy(net: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
-    """Copy the modules; parameters, buffers and `shared` objects are not copied."""
-    return copy.deepcopy(net, {id(t): t for t in (*net.parameters(), *net.buffers(), *shared)})
+    """Copy the modules; parameters, buffers, hooks and `shared` objects are not copied."""
+    kept = (*net.parameters(), *net.buffers(), *_hooks(net), *shared)
+    return copy.deepcopy(net, {id(part): part for part in kept})
+
+
+def _hooks(net: nn.Module) -> Iterator[object]:
+    """Yield the hooks of a network, except methods of its own modules, which belong to a copy."""
+    for module in net.modules():
+        for kind in HOOKS:
+            for hook in getattr(module, kind).values():
+                if not isinstance(getattr(hook, "__self__", None), nn.Module):
+                    yield hook
 
 
 def _fold(module: nn.Module, fold: Fold) -> tuple[nn.Parameter, nn.Parameter]:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from listwise.imports import without_compiler
+
 CHANNELS = 64  # the kernels compute so many at a time
 _LAST = torch.channels_last
 _LAYOUT = (torch.Tag.needs_fixed_stride_order,)
@@ -21,7 +23,11 @@ class FastMaxPool(nn.Module):
         if maps.ndim != 4 or maps.shape[1] % CHANNELS:
             return F.max_pool2d(maps, 3, 2, 1)
         values: Tensor
-        values, _ = _max_pool(maps)
+        if torch.compiler.is_compiling():
+            values, _ = _max_pool(maps)
+        else:
+            with without_compiler():
+                values, _ = _max_pool(maps)
         return values
 
 
@@ -110,7 +116,8 @@ def _backward(ctx, gradient: Tensor | None, _: Tensor | None):  # type: ignore[n
     (offsets,) = ctx.saved_tensors
     if gradient is None:
         return None
-    return _max_pool_gradient(gradient, offsets, *ctx.sizes)
+    with without_compiler():
+        return _max_pool_gradient(gradient, offsets, *ctx.sizes)
 
 
 _max_pool.register_autograd(_backward, setup_context=_keep_offsets)

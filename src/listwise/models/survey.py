@@ -21,7 +21,7 @@ CONVOLUTIONS = (nn.Conv2d, Conv2dSame)
 NORMS = (nn.BatchNorm2d, BatchNormAct2d)
 _CAST_BY_AUTOCAST = (*CONVOLUTIONS, nn.Conv1d, nn.Conv3d, nn.Linear)
 _FOLDED_DTYPES = (torch.float32, torch.float64)
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Fold(NamedTuple):
@@ -130,7 +130,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return note
 
-    def __torch_dispatch__(
+    def _record(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         running = self._running[-1] if self._running else ""
@@ -152,9 +152,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hook.remove()
 
 
+# Not in the class: PyTorch would import its compiler, which takes seconds, to exclude the method.
+_Watch.__torch_dispatch__ = _Watch._record  # type: ignore[method-assign]
+
+
 def _is_plain(module: nn.Module) -> bool:
     """Return whether a layer has neither hooks nor a `forward` of its own."""
-    return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
+    return "forward" not in vars(module) and not any(getattr(module, name) for name in HOOKS)
 
 
 def _address(tensor: Tensor) -> int:

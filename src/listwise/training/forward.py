@@ -49,6 +49,7 @@ class Forward:
         self.compile = compile
         self.fold = True
         self.fallback = ""
+        self._fast_pools = self.device.type == "cuda" and has_triton()
         self._copy: FoldedCopy | None = None
         self._evaluation: Forward | None = None
         self._can_be_copied = True
@@ -96,7 +97,7 @@ class Forward:
     def _make_copy(self, image: Tensor) -> None:
         """Create the folded copy, or note why it is not possible."""
         self._copy = make_folded_copy(self.net, image, self.autocast)
-        if self._copy is not None and self.device.type == "cuda" and has_triton():
+        if self._copy is not None and self._fast_pools:
             replace_max_pools(self._copy.module)
         if self._copy is None:
             self._note("batch norm is not folded: the network cannot be copied")
@@ -119,6 +120,7 @@ class Forward:
             if self._evaluation is None:
                 self._evaluation = Forward(self.net, self.autocast)
                 self._evaluation.fold = self.fold
+                self._evaluation._fast_pools = False  # mixed batches need pools of PyTorch
             self._evaluation.refresh()
             self._evaluation.ready(image)
             return self._evaluation.module

@@ -24,11 +24,12 @@ from listwise.losses import class_balanced_weights
 from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
-from listwise.models.embed import PhotoNet, embed_decoded
+from listwise.models.embed import PhotoNet, embed_decoded, example_image
 from listwise.models.pooling import GeM
 from listwise.models.storage import fingerprint, write_network
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
+from listwise.training.adam import Adam
 from listwise.training.averaging import WeightAverage
 from listwise.training.distributed import failing_together, world
 from listwise.training.duration import (
@@ -49,7 +50,6 @@ from listwise.training.plan import TrainPlan, prepare
 from listwise.training.run.checkpoint import (
     Progress,
     checkpoint_tensors,
-    copied,
     load_checkpoint,
     write_checkpoint,
 )
@@ -168,6 +168,7 @@ class Trainer:
         self.step = self._make_step(Counts(**self.progress.counts))
         self.workers = config.workers or 0
         self._shown: set[str] = set()
+        self._validating: tuple[RetrievalNet, PhotoNet] | None = None
         self._time_left = self._estimate_from(plan.speed)
         self._writer = FileWriter()
         count = len(plan.train) + len(plan.validation)
@@ -356,10 +357,10 @@ class Trainer:
                 f"increase {advice}, or start fewer processes"
             )
 
-    def _make_optimizer(self) -> torch.optim.Adam:
+    def _make_optimizer(self) -> Adam:
         parameters = list(self.net.parameters())
         parameters += loss_module(self.loss).to(self.device).parameters()
-        return torch.optim.Adam(
+        return Adam(
             parameters,
             lr=self.plan.config.learning_rate,
             weight_decay=self.plan.config.weight_decay,
@@ -493,7 +494,7 @@ class Trainer:
 
         if self.rank == 0:
             self.net.eval()
-            network = PhotoNet(self.net, self._autocast, self._evaluation_module())
+            network = self._photo_net()
             found = embed_decoded(
                 self._validation_photos,
                 network,
@@ -522,13 +523,13 @@ class Trainer:
                 self._save_model(value, *found_photos)
         return value
 
-    def _evaluation_module(self) -> RetrievalNet | None:
-        """Return the folded copy of the step, if validation photos are described on the CPU."""
-        if self.device.type != "cpu":
-            return None
-        side = self.net.config.image_size
-        module = self.step.forward().evaluation_module(torch.zeros(1, 3, side, side))
-        return cast(RetrievalNet, module)
+    def _photo_net(self) -> PhotoNet:
+        """Return what describes the validation photos, with the current weights."""
+        image = example_image(self.net)
+        module = cast(RetrievalNet, self.step.forward().evaluation_module(image))
+        if self._validating is None or self._validating[0] is not module:
+            self._validating = module, PhotoNet(self.net, self._autocast, module)
+        return self._validating[1]
 
     def _broadcast(self, value: float) -> float:
         """Return the value of the first process in all processes."""
@@ -552,11 +553,11 @@ class Trainer:
         # A copy, because the step would copy a changed network again.
         provenance = {**self.net.config.provenance, "training": training}
         config = self.net.config.model_copy(update={"provenance": provenance})
-        state, folder = copied(self.net.state_dict()), self.run / MODEL_FOLDER
+        copies, folder = self._writer.copy(self.net.state_dict()), self.run / MODEL_FOLDER
         source = f"validation photos of {self.plan.data.resolve()}"
 
         def write() -> None:
-            weights = {key: tensor.cpu() for key, tensor in state.items()}
+            weights = copies.result()
             write_network(folder, config, weights)
             with suppress(InputError):
                 model = fingerprint(config, weights)
@@ -571,9 +572,10 @@ class Trainer:
             self.progress.metrics_sum = record.sum
             self._writer.submit(record.flush)
             tensors = checkpoint_tensors(self.net, self.optimizer, loss_module(self.loss))
+            copies = self._writer.copy(tensors)
             progress = replace(self.progress)
             path = self.run / CHECKPOINT_FILE
-            self._writer.submit(lambda: write_checkpoint(path, tensors, progress))
+            self._writer.submit(lambda: write_checkpoint(path, copies.result(), progress))
 
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress

@@ -1,7 +1,6 @@
 """Save and load the state of a run in one safetensors file that is replaced atomically."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def save_checkpoint(
 def checkpoint_tensors(
     net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
 ) -> dict[str, Tensor]:
-    """Return copies of the tensors that a checkpoint has, on their devices."""
+    """Return the tensors that a checkpoint has, on their devices."""
     tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
     if loss is not None:
         tensors.update({f"loss.{k}": v for k, v in loss.state_dict().items()})
@@ -68,12 +67,7 @@ def checkpoint_tensors(
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    return copied(tensors)
-
-
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors, which the next update does not change."""
-    return {key: value.detach().clone() for key, value in tensors.items()}
+    return tensors
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], progress: Progress) -> None:
