@@ -32,6 +32,7 @@ ORDER = [
 # Small modules that everything may import, and that import one another in this order.
 COMMON = [
     "errors",
+    "kernel_trial",
     "optional",
     "imports",
     "machine",
@@ -164,6 +165,22 @@ assert "torch._dynamo" not in sys.modules
 assert "sympy" not in sys.modules
 
 import torch
+from listwise.models import RetrievalNet
+from listwise.models.folding import FoldedCopy
+from listwise.models.max_pool import FastMaxPool
+from listwise.training.adam import Adam
+net = RetrievalNet("test_resnet", weights="random")
+assert FoldedCopy(net, torch.rand(1, 3, 32, 32), None).folds
+weight = torch.nn.Parameter(torch.rand(1, 64, 4, 4))
+optimizer = Adam([weight], lr=0.1)
+FastMaxPool()(weight).sum().backward()
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+optimizer.zero_grad()
+assert weight.grad is None
+assert "torch._dynamo" not in sys.modules
+assert "sympy" not in sys.modules
+
 import torchvision
 from timm.models.naflexvit import NaFlexRopeIterator
 assert "call" not in NaFlexRopeIterator.__next__.__name__
@@ -174,6 +191,8 @@ compiled = torch.compile(lambda x: x + 1, backend="eager")
 assert torch.equal(compiled(images), images + 1)
 assert torch._dynamo.utils.is_compile_supported("cpu") in (True, False)
 assert torch.compiler.disable(lambda: 3)() == 3
+optimizer.step()
+optimizer.zero_grad()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

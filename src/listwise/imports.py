@@ -90,7 +90,7 @@ def _is_compile_supported(device_type: str) -> bool:
 def _disable(*args: Any, **options: Any) -> Any:
     from torch._dynamo import disable
 
-    return disable(*args, **options)
+    return disable(*args, **options)  # type: ignore[no-untyped-call]
 
 
 def _disable_later(

@@ -1,10 +1,14 @@
 """Optional packages: errors that name the command which installs a missing one."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from typing import TYPE_CHECKING
 
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 # Packages whose name differs from the name of their module.
 DISTRIBUTIONS = {
@@ -57,3 +61,22 @@ def has_triton() -> bool:
         return False
     major, minor = triton.__version__.split(".")[:2]
     return (int(major), int(minor)) >= (3, 3)
+
+
+@cache
+def runs_triton(device: "torch.device") -> bool:
+    """Whether Triton can compile and run kernels on a device; a trial shows it once.
+
+    Triton also needs a C compiler and a GPU that it supports.
+    """
+    if not has_triton():
+        return False
+    try:
+        import torch
+
+        from listwise.kernel_trial import kernel_doubles
+
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return kernel_doubles(device)
+    except Exception:  # each missing part has its own error
+        return False

@@ -29,7 +29,10 @@ def test_the_compiled_kernel_is_found_once():
     launch(5, "b", 2)
     launch(6, "c", 3, columns=7)
     assert kernel.started == [((3, 1), ("a", 1), {"BINS": 20, "ROWS": 32, "num_warps": 8})]
-    assert compiled.started == [((5, 1, 1), ("b", 2, 20, 32), {}), ((6, 7, 1), ("c", 3, 20, 32), {})]
+    assert compiled.started == [
+        ((5, 1, 1), ("b", 2, 20, 32), {}),
+        ((6, 7, 1), ("c", 3, 20, 32), {}),
+    ]
 
 
 def test_the_interpreter_compiles_nothing():

@@ -13,11 +13,11 @@ pytest.importorskip("triton", minversion="3.3")
 SCRIPT = """
 import itertools, sys
 import torch
-from listwise.models.areas import _kernel_works
 from listwise.models.epilogue import finish_convolution
+from listwise.optional import runs_triton
 
 device, dtype = sys.argv[1], getattr(torch, sys.argv[2])
-assert _kernel_works(torch.device(device))
+assert runs_triton(torch.device(device))
 torch.manual_seed(0)
 sizes = torch.tensor([[7, 9], [3, 4], [7, 2]], dtype=torch.int32, device=device)
 for channels, add, relu, mask in itertools.product((24, 64, 300), *[(False, True)] * 3):

@@ -15,7 +15,6 @@ from listwise.data.labelled import Images, LabelledImages
 from listwise.data.photos import PhotoFile
 from listwise.errors import InputError
 
-
 # Enough for the header of a JPEG file, unless it has much metadata.
 HEADER_BYTES = 2**14
 

@@ -25,7 +25,7 @@ from listwise.data.photos import (
     thumbnail,
 )
 from listwise.errors import InputError
-from listwise.optional import has_triton
+from listwise.optional import runs_triton
 
 # Tensors of files share the memory of the content, and nothing writes to them.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
@@ -70,7 +70,7 @@ class _JpegDecoder(NamedTuple):
 
 def gpu_decodes(device: torch.device) -> bool:
     """Return whether a device can decode and resample photos; tests it once."""
-    return device.type == "cuda" and has_triton() and _jpeg_decoder(device) is not None
+    return device.type == "cuda" and runs_triton(device) and _jpeg_decoder(device) is not None
 
 
 def decode_on_gpu(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from listwise.losses.checks import check_forward_mode
 from listwise.losses.tiles import accumulation_dtype, blocks
-from listwise.optional import has_triton
+from listwise.optional import runs_triton
 
 # The side of a tile of scores. A tile of 1024 × 1024 and its temporaries take about 30 MB, and the
 # matrix product of such tiles already runs at full speed on CPUs and GPUs.
@@ -194,7 +194,7 @@ _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_sco
 
 def on_gpu(descriptors: Tensor, bins: int) -> bool:
     """Return whether the kernels of `gpu.py` can compute this case."""
-    if not descriptors.is_cuda or not has_triton():
+    if not descriptors.is_cuda or not runs_triton(descriptors.device):
         return False
     from listwise.losses import gpu
 

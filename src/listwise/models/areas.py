@@ -6,7 +6,6 @@ mixes positions must see padding where a photo ends, not what the operations bef
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch.overrides import (
 )
 
 from listwise.models.folding import BlockInput
-from listwise.optional import has_triton
+from listwise.optional import runs_triton
 
 # Where the bias, sum and ReLU after a convolution are computed in one pass.
 FUSED = {"cpu": False, "cuda": True}
@@ -250,7 +249,7 @@ class OwnAreas(TorchFunctionMode):
     def _fuses(self, weight: Tensor) -> bool:
         """Return whether the bias of a convolution waits for the next operation."""
         kind = self._device.type
-        possible = kind == "cpu" or (weight.dtype in _HALF and _kernel_works(self._device))
+        possible = kind == "cpu" or (weight.dtype in _HALF and runs_triton(self._device))
         return self._fused and possible
 
     def _max_pool2d(
@@ -312,23 +311,6 @@ class OwnAreas(TorchFunctionMode):
         total = area.fill_outside(x).sum((2, 3), keepdim=True, dtype=torch.float64)
         mean = (total / area.pixels(x)).to(dtype or x.dtype)
         return mean if keepdim else mean.flatten(1)
-
-
-@cache
-def _kernel_works(device: torch.device) -> bool:
-    """Return whether a GPU can run the kernel of `listwise.models.epilogue`; tests it once."""
-    if not has_triton():
-        return False
-    try:
-        from listwise.models.epilogue import finish_convolution
-
-        maps = torch.ones(1, 64, 2, 2, dtype=torch.bfloat16, device=device)
-        bias, sizes = maps[0, :, 0, 0].clone(), torch.ones(1, 2, dtype=torch.int32, device=device)
-        maps = maps.contiguous(memory_format=torch.channels_last)
-        # Two at the only position of a photo of one pixel, in 64 channels.
-        return finish_convolution(maps, bias, None, True, sizes).sum().item() == 128
-    except Exception:  # Triton needs a C compiler, among others
-        return False
 
 
 def _convolve(

@@ -130,9 +130,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return note
 
-    def _record(
-        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def _record(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         running = self._running[-1] if self._running else ""
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
@@ -153,7 +151,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 # Not in the class: PyTorch would import its compiler, which takes seconds, to exclude the method.
-_Watch.__torch_dispatch__ = _Watch._record  # type: ignore[method-assign]
+_Watch.__torch_dispatch__ = _Watch._record  # type: ignore[method-assign,assignment]
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ class Adam(torch.optim.Adam):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters."""
         with without_compiler():
-            return super().step(closure)  # type: ignore[no-untyped-call]
+            return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from listwise.errors import InputError
 from listwise.models.folding import FoldedCopy, make_folded_copy
 from listwise.models.max_pool import replace_max_pools
-from listwise.optional import has_triton
+from listwise.optional import runs_triton
 
 # After so many copies in a row that were outdated by changes, the network itself is used.
 _OUTDATED_COPIES = 3
@@ -49,7 +49,7 @@ class Forward:
         self.compile = compile
         self.fold = True
         self.fallback = ""
-        self._fast_pools = self.device.type == "cuda" and has_triton()
+        self._fast_pools = self.device.type == "cuda" and runs_triton(self.device)
         self._copy: FoldedCopy | None = None
         self._evaluation: Forward | None = None
         self._can_be_copied = True
@@ -241,7 +241,7 @@ def compiler_options(device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {"fallback_random": True}
     if (
         device.type == "cuda"
-        and has_triton()
+        and runs_triton(device)
         and torch.cuda.get_device_capability(device) >= (8, 0)
     ):
         from listwise.models.fusion import ConvolutionFusion  # slow to import
