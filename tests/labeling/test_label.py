@@ -21,8 +21,8 @@ from listwise.descriptors import load_model
 from listwise.errors import InputError
 from listwise.labeling import LabelSettings, label
 from listwise.labeling.candidates import class_rounds, similar_looks
+from listwise.labeling.comparisons import MatchRecord
 from listwise.labeling.groups import Groups
-from listwise.labeling.matching import MatchRecord
 from listwise.labeling.store import FeatureStore, _look
 from listwise.labeling.workers import Workers
 from listwise.local import hessian_affine, verify

@@ -87,7 +87,7 @@ def test_a_photo_that_changed_discards_the_work(things, tmp_path):
 
 
 def test_many_classes_are_compared_only_with_a_model(mixed, tmp_path, monkeypatch):
-    monkeypatch.setattr("listwise.labeling.match._MERGE_PAIRS", 0)
+    monkeypatch.setattr("listwise.labeling.rounds._MERGE_PAIRS", 0)
     notes: list[str] = []
     found = label(mixed, tmp_path / "labels.csv", workers=0, on_note=notes.append)
     assert found.merges == ()

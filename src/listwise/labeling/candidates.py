@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.labeling.matching import Pairs
+from listwise.labeling.comparisons import Pairs
 
 Numbers = NDArray[np.int64]
 _WINDOW = 8  # neighbors in the sorted list of looks that are compared

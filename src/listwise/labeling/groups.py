@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.labeling.matching import Pairs
+from listwise.labeling.comparisons import Pairs
 
 Numbers = NDArray[np.int64]
 LARGE = 3  # photos of a group that a single weak match may not join to another such group

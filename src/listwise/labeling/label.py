@@ -21,11 +21,11 @@ from listwise.descriptors import Model, load_model
 from listwise.descriptors.parts import lock_folder, photos_key
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.labeling.match import few_classes, match_photos
-from listwise.labeling.matching import forget_photos
+from listwise.labeling.comparisons import forget_photos
 from listwise.labeling.outputs import write_labels, write_table
 from listwise.labeling.page import write_page
 from listwise.labeling.result import FEW_PHOTOS, Labels
+from listwise.labeling.rounds import few_classes, match_photos
 from listwise.labeling.select import choose_labels
 from listwise.labeling.settings import LabelSettings
 from listwise.labeling.workers import Workers

@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from listwise.data import Images, LabelledImages
-from listwise.labeling.match import PhotoMatches, hubs
 from listwise.labeling.result import (
     FEW_PHOTOS,
     NO_MATCH,
@@ -18,6 +17,7 @@ from listwise.labeling.result import (
     PhotoGroup,
     short_names,
 )
+from listwise.labeling.rounds import PhotoMatches, hubs
 from listwise.labeling.settings import LabelSettings
 
 

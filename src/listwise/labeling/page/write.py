@@ -12,11 +12,11 @@ import numpy as np
 from listwise import __version__
 from listwise.data.images import printable
 from listwise.files import write_text
-from listwise.labeling.match import PhotoMatches
-from listwise.labeling.matching import matching_points
+from listwise.labeling.comparisons import matching_points
 from listwise.labeling.page import content
 from listwise.labeling.page.content import ClassView, PhotoRow
 from listwise.labeling.result import REASONS, Labels, short_names
+from listwise.labeling.rounds import PhotoMatches
 from listwise.results.report.classes import breakable
 from listwise.results.report.page import json_for_html, source_digest
 from listwise.results.report.thumbnails import thumbnails

@@ -18,9 +18,9 @@ from listwise.labeling.candidates import (
     neighbor_rounds,
     similar_looks,
 )
+from listwise.labeling.comparisons import MatchRecord, Pairs, unique_pairs
 from listwise.labeling.descriptors import Vectors, describe_photos, nearest, nearest_of_class
 from listwise.labeling.groups import Groups
-from listwise.labeling.matching import MatchRecord, Pairs, unique_pairs
 from listwise.labeling.settings import LabelSettings
 from listwise.labeling.store import FeatureStore
 from listwise.labeling.workers import Workers
