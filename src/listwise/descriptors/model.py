@@ -19,6 +19,7 @@ from listwise.data import (
     Images,
     LabelledImages,
     PhotoFile,
+    decode_photos,
     read_labelled,
     whole_image,
 )
@@ -29,6 +30,7 @@ from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
 from listwise.descriptors.tuned import SETTINGS_FILE, TunedSettings
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening
+from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.calibration import CALIBRATION_FILE, Calibration, fit_calibration
@@ -40,8 +42,10 @@ from listwise.models.embed import (
     embed_parts,
     inference_network,
 )
+from listwise.models.onnx_net import Network, OnnxNet
 from listwise.progress import FEW, counting
 
+QUANTIZED_FROM = 100  # photos on which the ranges of int8 are measured
 IN_MEMORY = 64  # photos given as images or arrays that are described together
 
 
@@ -70,9 +74,10 @@ class Model:
     """A network and the whitening of its descriptors; `load_model` loads one.
 
     Attributes:
-        net: the network, images [B, 3, H, W] -> [B, C].
+        net: the network, images [B, 3, H, W] -> [B, C]: a `RetrievalNet`, or an `OnnxNet` for an
+            ONNX file.
         whitening: applied to the network's descriptors, [n, C] -> [n, dim]; None for none.
-        folder: the folder that the model was loaded from or saved to.
+        folder: the folder or ONNX file that the model was loaded from, or was saved to.
         name: the timm backbone, if the model was loaded by its name.
         calibration: turns scores into the probability that two photos show the same thing; None
             for a model that is not calibrated.
@@ -85,7 +90,7 @@ class Model:
         (2, 2048)
     """
 
-    net: RetrievalNet
+    net: Network
     whitening: Whitening | None = None
     folder: Path | None = None
     name: str = ""
@@ -170,7 +175,7 @@ class Model:
 
     def save(self, folder: str | Path) -> None:
         """Write the network, whitening and settings into a folder that `load_model` can load."""
-        self.net.save(folder)
+        self._trainable("saved as a folder").save(folder)
         if self.whitening is not None:
             self.whitening.save(folder, self.net.fingerprint())
         else:
@@ -184,6 +189,63 @@ class Model:
         else:
             (Path(folder) / SETTINGS_FILE).unlink(missing_ok=True)
         object.__setattr__(self, "folder", Path(folder).absolute())
+
+    def _trainable(self, purpose: str) -> RetrievalNet:
+        """Return the network, or refuse that of an ONNX file."""
+        if isinstance(self.net, OnnxNet):
+            raise InputError(
+                f"{self.folder} is an ONNX file and cannot be {purpose}: use the model that it was "
+                "exported from"
+            )
+        return self.net
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        max_side: int | None = None,
+        int8: Photos | None = None,
+        opset: int = 18,
+    ) -> Path:
+        """Write an ONNX file, which `load_model` loads and which runs without PyTorch.
+
+        The file has normalization, pooling and whitening inside, and takes any number of images of
+        any height and width: input `images`, float32 [batch, 3, height, width] in [0, 1]; output
+        `descriptors`, float32 [batch, dim] with unit rows. The descriptors of photos differ from
+        those of this model by at most 1e-4. The settings of the model are in the metadata.
+
+        Args:
+            path: the file to write; its name ends with .onnx.
+            max_side: long side to which users of the file reduce larger photos unless they choose
+                another; by default that of a tuned model, or the original size.
+            int8: about 100 photos like those to be described, to quantize the network to int8: a
+                folder, table, list or data set. The file is smaller and faster, and its
+                descriptors are those of another model.
+            opset: the version of ONNX's operators, from 18 to 23.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            InputError: the path cannot be written, or the network cannot be exported.
+
+        Examples:
+            >>> model.export("model.onnx")                                  # doctest: +SKIP
+            >>> listwise.load("model.onnx").encode("chair.jpg").shape       # doctest: +SKIP
+            (2048,)
+        """
+        from listwise.descriptors.exporting import export_network
+
+        net = self._trainable("exported again")
+        settings = self.settings(max_side)
+        tuned = self.tuned
+        if settings.max_side != (tuned and tuned.max_side):
+            tuned = tuned or TunedSettings(network="")
+            tuned = tuned.model_copy(update={"max_side": settings.max_side})
+        photos = None if int8 is None else self._decoded(int8, settings)
+        return export_network(
+            path, net, self.whitening, tuned, self.calibration, opset=opset, photos=photos
+        )
 
     def calibrate(
         self,
@@ -228,7 +290,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device of the network."""
-        return next(self.net.parameters()).device
+        return self.net.mean.device
 
     @cached_property
     def fingerprint(self) -> str:
@@ -251,6 +313,11 @@ class Model:
         the power 3. A `max_side` of 0 stands for the original size.
         """
         default = self.tuned or TunedSettings(network="")
+        if isinstance(self.net, OnnxNet) and precision not in (None, "float32"):
+            raise InputError(
+                f"{self.folder} computes in the precision that it was exported with: leave out "
+                "`precision`"
+            )
         return make_settings(
             default.max_side if max_side is None else max_side,
             default.scales if scales is None else tuple(scales),
@@ -390,6 +457,22 @@ class Model:
     @cached_property
     def _half_network(self) -> PhotoNet:
         return PhotoNet(self.net, torch.bfloat16)
+
+    def _decoded(self, photos: Photos, settings: ExtractSettings) -> list[torch.Tensor]:
+        """Decode some photos, spread over all: uint8 [3, H, W] each."""
+        given = list_photos(photos)
+        step = max(1, len(given) // QUANTIZED_FROM)
+        rows = range(0, len(given), step)[:QUANTIZED_FROM]
+        if isinstance(given, Images):
+            chosen = given.subset(list(rows))
+            decoded = decode_photos(chosen.files(), Decoding(settings.max_side))
+            found = [photo.pixels for photo in decoded if isinstance(photo, DecodedPhoto)]
+        else:
+            opened = (open_photo(given[row]) for row in rows)
+            found = [whole_image(photo, settings.max_side) for photo in opened]
+        if not found:
+            raise InputError("`int8` has no photo that can be read: give photos to quantize with")
+        return found
 
     def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
         rows: npt.NDArray[np.float32] = descriptors.float().numpy()

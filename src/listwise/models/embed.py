@@ -17,6 +17,7 @@ from listwise.models.areas import UnsupportedNetwork
 from listwise.models.folding import make_folded_copy
 from listwise.models.mixed import MixedNet, mixes
 from listwise.models.net import RetrievalNet
+from listwise.models.onnx_net import Network, OnnxNet
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
@@ -110,13 +111,16 @@ class PhotoNet:
 
     def __init__(
         self,
-        net: RetrievalNet,
+        net: Network,
         autocast: torch.dtype | None,
-        fastest: RetrievalNet | None = None,
+        fastest: Network | None = None,
     ) -> None:
         self._net = fastest or inference_network(net, autocast)
-        self.mixed = MIXED.get(net.mean.device.type, False) and mixes(net, autocast is not None)
-        self._mixed_net = MixedNet(self._net) if self.mixed else None
+        self._mixed_net = None
+        if MIXED.get(net.mean.device.type, False) and isinstance(net, RetrievalNet):
+            assert isinstance(self._net, RetrievalNet)
+            self._mixed_net = MixedNet(self._net) if mixes(net, autocast is not None) else None
+        self.mixed = self._mixed_net is not None
 
     def __call__(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of these heights and widths in images [B, 3, H, W]: [B, dim].
@@ -146,13 +150,13 @@ class PhotoNet:
         )
 
 
-def inference_network(
-    net: RetrievalNet, autocast: torch.dtype | None, photos: int = 1
-) -> RetrievalNet:
+def inference_network(net: Network, autocast: torch.dtype | None, photos: int = 1) -> Network:
     """Return the fastest network that computes what `net` computes now under this autocast.
 
     `photos` is the number of photos to compute, as far as it is known.
     """
+    if isinstance(net, OnnxNet):
+        return net
     if autocast is None and (photos < FOLDED_PHOTOS or net.mean.device.type != "cpu"):
         return net
     training = net.training
@@ -176,7 +180,7 @@ def example_image(net: RetrievalNet) -> Tensor:
 
 
 def embed_parts(
-    net: RetrievalNet,
+    net: Network,
     files: Iterable[PhotoFile],
     sizes: Iterable[int],
     how: Decoding,
@@ -206,7 +210,7 @@ def embed_parts(
     Yields:
         The result of each part; `kept` has positions in the part.
     """
-    device = next(net.parameters()).device
+    device = net.mean.device
     if describe is None:
         network = PhotoNet(net, autocast)
         describe, mixed = network, network.mixed

@@ -18,6 +18,7 @@ from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.embed import PhotoNet, embed_parts
 from listwise.models.folding import sharing_copy
+from listwise.models.onnx_net import Network
 from listwise.models.pooling import GeM, SeveralGeM
 
 
@@ -115,11 +116,12 @@ def describe_at_scales(
     return ScaledDescriptors(rows, tuple(scales), tuple(powers), times, found.kept, found.errors)
 
 
-def _with_powers(net: RetrievalNet, powers: Sequence[float | None]) -> RetrievalNet:
+def _with_powers(net: Network, powers: Sequence[float | None]) -> Network:
     """Return a copy with the same weights that pools with each power; `net` if there are none."""
     known = [power for power in powers if power is not None]
     if not known:
         return net
+    assert isinstance(net, RetrievalNet)
     assert isinstance(net.pooling, GeM)
     twin = sharing_copy(net)
     assert isinstance(twin, RetrievalNet)

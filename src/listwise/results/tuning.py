@@ -25,6 +25,7 @@ from listwise.descriptors.tuned import Expansion, TunedSettings
 from listwise.errors import InputError
 from listwise.evaluation import Gain, JudgedQueries, compare_ap, evaluate_descriptors
 from listwise.models.calibration import fit_calibration
+from listwise.models.onnx_net import OnnxNet
 from listwise.models.pooling import GeM
 from listwise.progress import counting
 from listwise.results.scaling import ScaledDescriptors, describe_at_scales
@@ -174,6 +175,11 @@ def tune(
         raise InputError(
             f"{model} is the name of a backbone, and tuned settings are kept in a model folder: "
             "save the model in a folder first"
+        )
+    if isinstance(opened.net, OnnxNet):
+        raise InputError(
+            f"{opened.folder} is an ONNX file, whose settings cannot be changed: tune the model "
+            "that it was exported from, and export it again"
         )
     name = str(Path(photos).resolve()) if isinstance(photos, str | Path) else "photos"
     labelled = photos if isinstance(photos, LabelledImages) else labelled_of(photos)

@@ -484,7 +484,7 @@ def _remembered_model(store: Store, device: str) -> Model:
     source = header.model_folder or header.model_name
     if not source:
         raise InputError(f"the model of {store.uri} was never saved: give it as `model`")
-    if header.model_folder and not Path(source).is_dir():
+    if header.model_folder and not Path(source).exists():
         raise InputError(
             f"no model at {source}, where the model of {store.uri} was: give its folder as `model`"
         )

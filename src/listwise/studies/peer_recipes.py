@@ -19,6 +19,7 @@ from listwise.evaluation import evaluate_labelled
 from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.embed import Describe, embed_parts, inference_network
+from listwise.models.onnx_net import Network
 from listwise.optional import requires
 from listwise.settings import CropSettings, TrainConfig
 from listwise.training import Counts, MultistageStep
@@ -259,7 +260,7 @@ def evaluate_photos(
     return evaluate_labelled(found.descriptors.float().numpy(), labels).figures
 
 
-def _center_cropped(net: RetrievalNet, recipe: PeerRecipe) -> Describe:
+def _center_cropped(net: Network, recipe: PeerRecipe) -> Describe:
     """Return a function that describes the centers of photos uint8 [B, 3, H, W] of one shape."""
 
     def describe(photos: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:

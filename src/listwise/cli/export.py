@@ -1,0 +1,59 @@
+"""`listwise export`: write a model to an ONNX file."""
+
+from pathlib import Path
+from typing import Annotated
+
+from listwise.cli import options
+from listwise.cli.output import open_console, print_result
+
+EXAMPLES = """Examples:
+  listwise export runs/a/model model.onnx
+  listwise export runs/a/model small.onnx --max-side 1024 --int8 photos
+  listwise evaluate model.onnx photos
+  listwise serve shop --model model.onnx
+"""
+
+
+def export(
+    model: options.Model,
+    out: Annotated[Path, options.argument("OUT", "ONNX file to write (.onnx).")],
+    max_side: Annotated[
+        int | None,
+        options.integer(
+            "Longer side to which users of the file reduce larger photos; 0 keeps the original "
+            "size.",
+            min=0,
+            show_default="of a tuned model, or original size",
+        ),
+    ] = None,
+    int8: Annotated[
+        str | None,
+        options.option(
+            "PHOTOS",
+            "Quantize the network to int8 with these photos: about 100 like those to be described.",
+        ),
+    ] = None,
+    opset: Annotated[
+        int, options.integer("Version of ONNX's operators, from 18 to 23.", show_default="18")
+    ] = 18,
+    json: options.AsJson = False,
+) -> None:
+    """Write a model to an ONNX file, which every command reads and which runs without PyTorch."""
+    import time
+
+    from listwise.descriptors import load_model
+    from listwise.descriptors.exporting import check_path
+
+    path = check_path(out)
+    console = open_console(json)
+    started = time.perf_counter()
+    with console.status(f"loading {model}"):
+        opened = load_model(model, "cpu")
+    with console.status(f"exporting {model}"):
+        opened.export(path, max_side=max_side, int8=int8, opset=opset)
+    size = path.stat().st_size
+    seconds = time.perf_counter() - started
+    facts = {"file": path, "dim": opened.dim, "bytes": size, "seconds": round(seconds, 2)}
+    facts |= {"precision": "float32" if int8 is None else "int8", "opset": opset}
+    text = f"wrote {path}: {opened.dim} dimensions, {size / 1e6:.1f} MB ({seconds:.0f} s)"
+    print_result(console, json, facts, text)

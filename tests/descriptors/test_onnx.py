@@ -1,0 +1,237 @@
+"""Models in ONNX files: the same descriptors as in PyTorch, and everything else that models do."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import listwise
+from listwise.data import read_images
+from listwise.descriptors import DescriptorFile, Model, Whitening, extract
+from listwise.descriptors.exporting import compare
+from listwise.errors import InputError
+from listwise.models import RetrievalNet
+from listwise.models.backbone import create_backbone
+from listwise.models.calibration import Calibration
+
+# A model of `tiny_model`, exported by the first version of this format.
+KEPT = Path(__file__).with_name("version-1.onnx")
+
+
+def tiny_model(seed: int = 0) -> Model:
+    """A network of two convolutions with a whitening to 6 dimensions."""
+    torch.manual_seed(seed)
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1)
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for value in (backbone[1].running_mean, backbone[1].bias.data):
+            value.normal_()
+    random = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
+    return Model(RetrievalNet(backbone).eval(), Whitening.learn([random], dim=6))
+
+
+def pixels(*sizes: tuple[int, int]) -> list[np.ndarray]:
+    random = np.random.default_rng(2)
+    return [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+
+
+PHOTOS = pixels((64, 48), (40, 97), (64, 48))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> tuple[Model, Path]:
+    """A model with everything that a model may have, and its file."""
+    model = tiny_model()
+    known = {"source": "photos", "photos": 9, "pairs": 20, "positives": 5}
+    fitted = Calibration(slope=9.0, intercept=-5.0, model=model.fingerprint, **known)
+    model = Model(model.net, model.whitening, calibration=fitted)
+    return model, model.export(tmp_path_factory.mktemp("onnx") / "model.onnx", max_side=60)
+
+
+def test_gives_the_descriptors_of_pytorch(exported):
+    model, path = exported
+    loaded = listwise.load(path)
+    assert (loaded.dim, loaded.folder, loaded.device.type) == (6, path, "cpu")
+    for settings in ({}, {"scales": (1.0, 0.6)}, {"max_side": 0}):
+        expected = model.encode(PHOTOS, **{"max_side": 60} | settings)
+        np.testing.assert_allclose(loaded.encode(PHOTOS, **settings), expected, atol=1e-5)
+    assert loaded.fingerprint == model.fingerprint
+    assert loaded.calibration == model.calibration
+    assert (loaded.tuned.max_side, loaded.tuned.network) == (60, model.net.fingerprint())
+
+
+def test_other_programs_get_whitened_descriptors_of_any_shape(exported):
+    model, path = exported
+    session = onnxruntime.InferenceSession(path)
+    assert [each.shape for each in session.get_outputs()] == [["batch", 6], ["batch", 16]]
+    for shape in ((1, 3, 33, 50), (3, 3, 70, 40)):
+        images = torch.rand(shape, generator=torch.Generator().manual_seed(3))
+        found, _ = session.run(None, {"images": images.numpy()})
+        expected = model.whitening.apply(model.net(images).detach())
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    info = json.loads(session.get_modelmeta().custom_metadata_map["listwise"])
+    assert (info["dim"], info["tuned"]["max_side"]) == (6, 60)
+    assert info["network"]["mean"] == list(model.net.config.mean)
+
+
+def test_a_file_of_the_first_version_is_still_read():
+    model = tiny_model()
+    loaded = listwise.load(KEPT)
+    np.testing.assert_allclose(loaded.encode(PHOTOS), model.encode(PHOTOS), atol=1e-5)
+    assert loaded.fingerprint == model.fingerprint
+
+
+# A ResNet is exported by the tests of the command.
+FAMILIES = {
+    "EfficientNet": lambda: create_backbone("test_efficientnet"),
+    "ConvNeXt": lambda: create_backbone("test_convnext", depths=(1, 1, 1, 1)),
+    "ViT": lambda: create_backbone("test_vit", depth=1, embed_dim=32, num_heads=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_of_networks(family, tmp_path):
+    torch.manual_seed(0)
+    model = Model(RetrievalNet(FAMILIES[family]()).eval())
+    model.export(tmp_path / "model.onnx")
+    photos = pixels((160, 224), (97, 131), (250, 90))
+    found = listwise.load(tmp_path / "model.onnx").encode(photos)
+    np.testing.assert_allclose(found, model.encode(photos), atol=1e-4)
+
+
+def test_an_index_of_pytorch_is_searched_with_the_file(exported, photos, tmp_path):
+    model, path = exported
+    model.save(tmp_path / "model")
+    with listwise.open_index(tmp_path / "shop", model, max_side=60) as index:
+        index.add(photos / "class0")
+    query = photos / "class0" / "3.jpg"
+    with listwise.open_index(tmp_path / "shop", path) as index:
+        assert index.search(query, k=1)[0].id.endswith("3.jpg")
+    with listwise.open_index(tmp_path / "other", path) as index:
+        index.add(photos / "class1")
+    with listwise.open_index(tmp_path / "other") as index:  # it remembers the file
+        assert index.model.folder == path
+        assert len(index.search(query, k=3)) == 3
+
+
+def test_evaluate_and_extract(exported, photos, tmp_path):
+    model, path = exported
+    expected = listwise.evaluate(model, photos, max_side=60, workers=0)
+    found = listwise.evaluate(path, photos, workers=0)
+    assert found.figures["Labels"] == expected.figures["Labels"]
+    file = extract(listwise.load(path), read_images(photos), tmp_path / "out.parquet", workers=0)
+    assert DescriptorFile.open(file.path).model == model.fingerprint
+
+
+def test_a_file_cannot_be_saved_tuned_or_exported_again(exported, photos, tmp_path):
+    loaded = listwise.load(exported[1])
+    with pytest.raises(
+        InputError, match=r"model\.onnx is an ONNX file and cannot be saved as a fol"
+    ):
+        loaded.save(tmp_path / "folder")
+    with pytest.raises(InputError, match="cannot be exported again"):
+        loaded.export(tmp_path / "again.onnx")
+    with pytest.raises(InputError, match="tune the model that it was exported from"):
+        listwise.tune(loaded, photos)
+    with pytest.raises(InputError, match="leave out `precision`"):
+        loaded.encode(PHOTOS, precision="bfloat16")
+    with pytest.raises(InputError, match=r"runs on the CPU: leave out `device`"):
+        listwise.load(exported[1], "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.pt", r"model\.pt must end with \.onnx"),
+        ("missing/model.onnx", "cannot write .*the folder .*missing does not exist"),
+        ("folder.onnx", "is a folder: give a file such as"),
+    ],
+)
+def test_a_path_that_cannot_be_written(name, message, tmp_path):
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(InputError, match=message):
+        tiny_model().export(tmp_path / name)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="Permission denied"):
+        tiny_model().export(tmp_path / "model.onnx")
+
+
+def test_an_unknown_opset(tmp_path):
+    with pytest.raises(InputError, match="`opset` must be from 18 to 23, not 7"):
+        tiny_model().export(tmp_path / "model.onnx", opset=7)
+    assert not list(tmp_path.iterdir())
+
+
+class DependsOnValues(nn.Module):
+    """A pooling that does different things for different values, which no graph can express."""
+
+    def forward(self, features):
+        return features.amax((2, 3)) if features.mean().item() > 0 else features.amin((2, 3))
+
+
+@pytest.mark.parametrize("pooling", [DependsOnValues(), "rmac"], ids=["values", "rmac"])
+def test_a_network_that_cannot_be_exported(pooling, tmp_path):
+    model = Model(RetrievalNet(nn.Conv2d(3, 4, 3, 8), pooling).eval())
+    with pytest.raises(InputError, match="cannot be exported for images of any size") as error:
+        model.export(tmp_path / "model.onnx")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_computes_something_else_is_refused():
+    with pytest.raises(InputError, match=r"images of 224 × 224 pixels its descriptors differ by"):
+        compare(tiny_model(seed=1).net, onnx.load(KEPT))
+
+
+def damaged(path: Path, kind: str) -> None:
+    graph = onnx.load(KEPT)
+    settings = json.loads(graph.metadata_props[0].value)
+    if kind == "other":
+        del graph.metadata_props[:]
+    elif kind == "newer":
+        settings["format_version"] = 2
+    elif kind == "settings":
+        settings["dim"] = "many"
+    elif kind == "weights":
+        weight = next(w for w in graph.graph.initializer if w.name == "whitening.mean")
+        weight.raw_data = weight.raw_data[::-1]
+    elif kind == "opset":
+        graph.opset_import[0].version = 99
+    if graph.metadata_props:
+        graph.metadata_props[0].value = json.dumps(settings)
+    content = graph.SerializeToString()
+    path.write_bytes(b"no protobuf at all" if kind == "bytes" else content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "no file .*model.onnx: write it with listwise export"),
+        ("bytes", "is not an ONNX file, or is damaged"),
+        ("other", "is not an ONNX file of Listwise: write one with listwise export MODEL model.on"),
+        ("newer", "was written by a newer Listwise .*pip install --upgrade listwise"),
+        ("settings", "the settings in .*model.onnx are damaged"),
+        ("weights", "is damaged or was edited: its weights do not match the checksum"),
+        ("opset", r"onnxruntime [\d.]+ cannot run .*model.onnx .*: update onnxruntime"),
+    ],
+)
+def test_a_file_that_cannot_be_used(kind, message, tmp_path):
+    path = tmp_path / "model.onnx"
+    if kind != "missing":
+        damaged(path, kind)
+    with pytest.raises(InputError, match=message) as error:
+        listwise.load(path)
+    assert "\n" not in str(error.value)
