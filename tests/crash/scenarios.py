@@ -39,6 +39,7 @@ import listwise
 import listwise.search.filling
 import listwise.search.folder.store
 import listwise.search.folder.table
+import listwise.search.upgrading
 from listwise.data import read_images
 from listwise.descriptors import extract, learn_whitening, load_model
 from listwise.descriptors.storage import DescriptorFile
@@ -185,6 +186,52 @@ class Local(IndexOperation):
                     assert sha(code) == expected["local"][entry.id], f"{entry.id} is damaged"
 
 
+class Upgrade(IndexOperation):
+    """`listwise index upgrade`, in several commits, then `rollback` and `upgrade` again."""
+
+    first = 9
+
+    def __init__(self, work: Path, photos: Path) -> None:
+        super().__init__(work, photos)
+        self.new = work / "new"
+
+    def prepare(self) -> None:
+        super().prepare()
+        torch.manual_seed(1)
+        RetrievalNet(MODEL, weights="random", pooling="mac").save(self.new)
+
+    def run(self) -> None:
+        listwise.search.upgrading.PART["cpu"] = 4
+        new = load_model(self.new, "cpu")
+        with open_index(self.index, device="cpu") as index:
+            index.upgrade(new, workers=0)
+            if index.info()["generations"]["previous"] is not None:
+                index.rollback(workers=0)
+                index.upgrade(new, workers=0)
+            index.discard_earlier()
+
+    def observe(self) -> Any:
+        with open_index(self.index, load_model(self.new, "cpu")) as index:
+            rows = index.store.vectors([entry.key for entry in index])
+            found = [hit.id for hit in index.search(self.photos[0], k=3)]
+            assert index.info()["generations"] == {"current": 1, "previous": None, "building": None}
+        assert not (self.index / "entries.lance").exists()
+        vectors = {entry.id: sha(row) for entry, row in zip(index, rows, strict=True)}
+        return {"vectors": vectors, "found": found}
+
+    def check_interrupted(self, expected: Any) -> None:
+        """All entries are there, with the descriptors of one model."""
+        new = load_model(self.new, "cpu")
+        with open_index(self.index, device="cpu") as index:
+            rows = index.store.vectors([entry.key for entry in index])
+            vectors = {entry.id: sha(row) for entry, row in zip(index, rows, strict=True)}
+            assert vectors.keys() == expected["vectors"].keys()
+            upgraded = index.header.model == new.fingerprint
+            same = [vectors[name] == row for name, row in expected["vectors"].items()]
+            assert all(same) if upgraded else not any(same)
+            index.search(self.photos[0], k=3)
+
+
 class Serve(IndexOperation):
     """`listwise serve`, while a client adds two photos and removes the first of them."""
 
@@ -306,7 +353,7 @@ class Train(Extract):
         """Nothing can be said before the run is resumed."""
 
 
-KINDS = (Build, Add, Remove, Tidy, Tune, Local, Serve, Extract, Whiten, Train)
+KINDS = (Build, Add, Remove, Tidy, Tune, Local, Upgrade, Serve, Extract, Whiten, Train)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 

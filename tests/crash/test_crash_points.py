@@ -26,6 +26,7 @@ OPERATIONS = [
     "tidy",
     "tune",
     "local",
+    "upgrade",
     "serve",
     "extract",
     "whiten",

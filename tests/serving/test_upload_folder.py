@@ -15,7 +15,7 @@ def uploads(index, tmp_path):
     folder = tmp_path / "uploads"
     folder.mkdir()
     (folder / NAME).write_bytes(b"a photo without an entry")
-    return UploadFolder(index, folder, 64)
+    return UploadFolder(index, folder, lambda: 64)
 
 
 def left_after_cleaning(uploads, mark):

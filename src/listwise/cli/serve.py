@@ -127,6 +127,6 @@ def _announced(
 
     if not settings.local:
         return nullcontext()
-    limit = longest_side(index, settings.limits)
+    limit = longest_side(index.generation, settings.limits)
     reduced = None if limit == index.header.settings.max_side else limit
     return announce(place, address, settings.instance, reduced)

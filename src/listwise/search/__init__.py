@@ -8,11 +8,14 @@ from listwise.search.exact import ExactIndex, exact_search
 from listwise.search.expansion import VectorIndex, alpha_query_expansion, database_augmentation
 from listwise.search.filling import Added, add_descriptors, add_photos
 from listwise.search.filters import Facet, Filter, parse_filter
+from listwise.search.generation import Generation, header_of
+from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit
 from listwise.search.index import Index
-from listwise.search.opening import check_index, create_store, header_of, open_index, open_store
+from listwise.search.opening import check_index, create_store, open_index, open_store
 from listwise.search.refinement import diffusion_scores, refined_search, superglobal_scores
 from listwise.search.store import IndexHeader, SearchIntent, Store
+from listwise.search.upgrading import UpgradeResult
 
 __all__ = [
     "Added",
@@ -23,10 +26,13 @@ __all__ = [
     "ExactIndex",
     "Facet",
     "Filter",
+    "Generation",
     "Hit",
     "Index",
     "IndexHeader",
+    "IndexUpgradedError",
     "NewEntries",
+    "UpgradeResult",
 ]
 __all__ += ["SearchIntent", "Store", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index", "create_store"]

@@ -23,6 +23,8 @@ SUMS = ("descriptor_sum", "entry_sum", "thumbnail_sum")
 """Names of the checksum columns, in every engine."""
 LOCAL_SUM = "local_sum"
 """Name of the column with the size and checksum of local features."""
+NO_LOCAL = -1
+"""In the place of that checksum, for an entry without local features."""
 
 _VALUES = ("id", "path", "width", "height", "box", "digest", "attributes")
 _NORM = 0.01  # a unit descriptor has a norm of 1 within this
@@ -64,6 +66,14 @@ def damage(uri: str, what: str) -> DamagedIndexError:
     """An error that reports what is damaged, and the command that repairs it."""
     place = shlex.quote(uri)
     return DamagedIndexError(f"{uri} is damaged: {what}; run listwise index check {place} --repair")
+
+
+def without_checksums(uri: str) -> InputError:
+    """An error for an index of an earlier version, and the command that adds checksums."""
+    return InputError(
+        f"{uri} was built by an earlier version of Listwise and has entries without checksums: run "
+        f"listwise index check {shlex.quote(uri)} --repair first, or build another index"
+    )
 
 
 def damaged_entries(uri: str, names: Sequence[str]) -> DamagedIndexError:

@@ -98,6 +98,7 @@ def add_photos(
     workers: int | None = None,
     max_side: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
+    result: Added | None = None,
 ) -> Added:
     """Add new and changed photos to a store.
 
@@ -115,11 +116,15 @@ def add_photos(
         workers: the number of processes that decode; chosen from the cores by default.
         max_side: the long side that larger photos are reduced to, in an index without a maximum.
         on_progress: called with the number of photos that were just processed.
+        result: what an earlier attempt has done, to be completed; photos that it has added count
+            as added, not as unchanged.
     """
     store.refresh()  # another process may store local features since
     store.header.check(model.fingerprint, store.uri)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
-    result = Added()
+    result = Added() if result is None else result
+    before = {*result.added, *result.replaced, *result.updated}
+    result.unchanged, result.copies, result.errors = [], [], []
     waiting: deque[tuple[Entry, bool]] = deque()
     with (
         closing(_new_photos(store, images, result, waiting, on_progress)) as files,
@@ -145,6 +150,7 @@ def add_photos(
             result.errors += found.errors
             for entry, known in new:
                 (result.replaced if known else result.added).append(entry.id)
+    result.unchanged = [name for name in result.unchanged if name not in before]
     return result
 
 
@@ -405,7 +411,8 @@ def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
     if not moves:
         return
     keys = [old.key for old, _ in moves]
-    small = [store.thumbnail(key) or b"" for key in keys]
+    thumbnails = store.thumbnails(keys)
+    small = [thumbnails.get(key, b"") for key in keys]
     new = [entry for _, entry in moves]
     codes = store.local(keys)
     local = [codes.get(key, b"") for key in keys]

@@ -1,19 +1,20 @@
 """An index of photos: add photos, and search for similar ones."""
 
 import math
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from listwise.data import Images
 from listwise.data.catalog import photos_of
 from listwise.data.given import Photo, open_photo
-from listwise.data.images import Box, cut_out, load_image
+from listwise.data.images import Box, load_image
 from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
@@ -29,16 +30,25 @@ from listwise.search.filling import (
     add_photos,
     enable_local_features,
     open_sources,
-    settings_here,
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
-from listwise.search.hits import Hit, Query, ThresholdError, find_hits, lowest_score
+from listwise.search.generation import Generation
+from listwise.search.generations import IndexUpgradedError
+from listwise.search.hits import Hit, Query, find_hits, lowest_score
 from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
+from listwise.search.upgrading import (
+    UpgradeOptions,
+    UpgradeResult,
+    discard_generations,
+    roll_back,
+    upgrade_generation,
+)
 
 if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
 
+Result = TypeVar("Result")
 Names = str | int | Iterable[str | int]
 """One or several ids or keys of entries."""
 
@@ -57,13 +67,13 @@ class Index:
     """
 
     def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
-        if model is not None:
-            store.header.check(model.fingerprint, store.uri)
-        self.store = store
-        self.device = device
-        self._model = model
-        self._opening = threading.Lock()
+        self.generation = Generation(store, model, device)
         self._reranker: Reranker | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store of the entries."""
+        return self.generation.store
 
     @property
     def uri(self) -> str:
@@ -72,30 +82,18 @@ class Index:
 
     @property
     def header(self) -> IndexHeader:
-        """The model and the settings that the index was created with."""
+        """The model and the settings of the descriptors."""
         return self.store.header
 
     @property
     def model(self) -> Model:
         """The model that computes the descriptors of this index."""
-        with self._opening:
-            if self._model is None:
-                self._model = _remembered_model(self.store, self.device)
-            return self._model
+        return self.generation.model
 
     @property
     def calibration(self) -> Calibration | None:
-        """The calibration of the model: as it is now if it is loaded, else as it was stored.
-
-        A model that was tuned to other settings since is calibrated for other scores than those of
-        this index, so the stored calibration applies.
-        """
-        stored, model = self.header.calibration, self._model
-        if model is None or model.calibration is None:
-            return stored
-        ours, theirs = self.header.settings, model.settings(precision="float32")
-        same = ours.without_precision() == theirs.without_precision()
-        return model.calibration if same else stored
+        """The calibration of the model; see `Generation.calibration`."""
+        return self.generation.calibration
 
     def expands(
         self,
@@ -103,20 +101,15 @@ class Index:
         refine: str | None = None,
         min_probability: float | None = None,
     ) -> bool:
-        """Whether a search expands its query.
+        """Whether a search expands its query; see `Generation.expands`."""
+        return self.generation.expands(wanted, refine, min_probability)
 
-        By default, if the model is tuned to it and `refine` and `min_probability` are None.
-        `ThresholdError` if a minimum probability is given and expansion is wanted: probabilities
-        are those of the query before expansion, which the hits are not sorted by.
-        """
-        if wanted and min_probability is not None:
-            raise ThresholdError(
-                "`min_probability` does not work with an expanded query: leave out `expand`, or "
-                "give `min_score`"
-            )
-        tuned = self.header.expansion is not None
-        default = tuned and refine is None and min_probability is None
-        return default if wanted is None else wanted
+    def refresh(self) -> None:
+        """Read the changes of other processes, also an upgrade to another model."""
+        if self.store.is_current():
+            self.store.refresh()
+        else:
+            self.generation = self.generation.reopened()
 
     def __len__(self) -> int:
         return len(self.store)
@@ -178,25 +171,40 @@ class Index:
         """
         total = Added()
         if local:
-            enable_local_features(self.store)
+            self._change(lambda: enable_local_features(self.store))
         for source in open_sources(photos):
-            with counting("adding", len(source), progress) as advance:
-                if isinstance(source, DescriptorFile):
-                    found = add_descriptors(
-                        self.store, source, root, thumbnails=thumbnails, on_progress=advance
-                    )
-                else:
-                    found = add_photos(
-                        self.store,
-                        self.model,
-                        source,
-                        thumbnails=thumbnails,
-                        workers=workers,
-                        on_progress=advance,
-                    )
+            found = self._change(
+                partial(self._add_source, source, Added(), thumbnails, root, workers, progress)
+            )
             for name, ids in vars(found).items():
                 getattr(total, name).extend(ids)
         return total
+
+    def _add_source(
+        self,
+        source: Images | DescriptorFile,
+        result: Added,
+        thumbnails: bool,
+        root: str | Path | None,
+        workers: int | None,
+        progress: bool | None,
+    ) -> Added:
+        """Add the photos of one source; `result` has what an earlier attempt has done."""
+        current = self.generation
+        with counting("adding", len(source), progress) as advance:
+            if isinstance(source, DescriptorFile):
+                return add_descriptors(
+                    current.store, source, root, thumbnails=thumbnails, on_progress=advance
+                )
+            return add_photos(
+                current.store,
+                current.model,
+                source,
+                thumbnails=thumbnails,
+                workers=workers,
+                on_progress=advance,
+                result=result,
+            )
 
     def add_local_features(
         self, *, workers: int | None = None, progress: bool | None = None
@@ -213,10 +221,14 @@ class Index:
         Returns:
             The ids that were updated, and a line for each photo that could not be read.
         """
-        enable_local_features(self.store)
-        missing = len(self) - self.store.count_local()[0]
-        with counting("extracting", missing, progress) as advance:
-            return add_local_features(self.store, workers=workers, on_progress=advance)
+
+        def extract() -> Added:
+            enable_local_features(self.store)
+            missing = len(self) - self.store.count_local()[0]
+            with counting("extracting", missing, progress) as advance:
+                return add_local_features(self.store, workers=workers, on_progress=advance)
+
+        return self._change(extract)
 
     def search(
         self,
@@ -262,23 +274,24 @@ class Index:
         chosen = as_filter(where)
         method = None if refine is None else find_refinement(refine)
         examples = [self.entry(name) for name in _listed(like)]
-        photos, vectors = self._described(query, box)
+        current = self.generation  # another thread may switch to another one meanwhile
+        photos, vectors = _described(current, query, box)
         # After the model is loaded: its calibration may be newer than the stored one.
-        lowest = lowest_score(self.calibration, min_score, min_probability)
-        expand = self.expands(expand, refine, min_probability)
+        lowest = lowest_score(current.calibration, min_score, min_probability)
+        expand = current.expands(expand, refine, min_probability)
         if examples:
-            known = self.store.vectors(np.array([entry.key for entry in examples], np.int64))
+            known = current.store.vectors(np.array([entry.key for entry in examples], np.int64))
             vectors = np.concatenate([vectors, known])
         left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
         if not rerank:
             one = Query(vectors, k, expand, left_out, chosen, lowest, method)
-            return find_hits(self.store, [one], self.calibration)[0]
+            return find_hits(current.store, [one], current.calibration)[0]
         if not photos and not examples:
             raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
         from listwise.local.rerank import TOP
 
         many = Query(vectors, max(k, TOP), expand, left_out, chosen, lowest, method)
-        hits = find_hits(self.store, [many], self.calibration)[0]
+        hits = find_hits(current.store, [many], current.calibration)[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
         return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]
 
@@ -299,6 +312,9 @@ class Index:
         chosen = as_filter(where)
         if photos is None and chosen is None:
             raise InputError("nothing to remove: give `photos` or `where`")
+        return self._change(lambda: self._remove(photos, chosen))
+
+    def _remove(self, photos: Any, chosen: Filter | None) -> int:
         matching = None if chosen is None else self.store.matching(chosen).tolist()
         if photos is None:
             return self.store.remove(matching or [])
@@ -381,6 +397,78 @@ class Index:
         """Choose a search method that meets the intent, measure it, and save the choice."""
         return self.store.tune(intent, on_note)
 
+    def upgrade(
+        self,
+        model: Model | str | Path,
+        *,
+        skip_missing: bool = False,
+        workers: int | None = None,
+        progress: bool | None = None,
+        on_note: Note = lambda note: None,
+    ) -> UpgradeResult:
+        """Describe all photos with another model, while searches use the descriptors of this one.
+
+        When all photos are described, the index switches to the new descriptors in one step; other
+        processes notice. The same call resumes after an interruption. Entries, attributes,
+        thumbnails and local features are kept, and so are changes that are made meanwhile. The
+        earlier descriptors stay for `rollback` until the next upgrade or `discard_earlier`.
+
+        Args:
+            model: the new model: a `Model` that was saved, its folder, or the name of a timm
+                backbone. A tuned model is used with its settings, any other with the settings of
+                the index.
+            skip_missing: leave out entries whose photo is missing, has changed or cannot be read.
+                By default they are an error.
+            workers: the number of processes that decode; chosen from the cores by default.
+            progress: show a progress bar; by default on a terminal, for more than a few photos.
+            on_note: called with a sentence about what is done, first with an estimate of time and
+                disk space.
+
+        Returns:
+            The number of entries, and a line for each entry that was left out.
+
+        Example:
+            >>> index.upgrade("runs/better/model")           # doctest: +SKIP
+            UpgradeResult(generation=1, entries=6049, described=6049, skipped=[])
+        """
+        new = model if isinstance(model, Model) else load_model(model, self.generation.device)
+        options = UpgradeOptions(skip_missing, workers, progress, on_note)
+        done = self._change(lambda: upgrade_generation(self.generation, new, options))
+        if not self.store.is_current():
+            self.generation = Generation(
+                self.store.open_generation(done.generation), new, self.generation.device
+            )
+        return done
+
+    def rollback(
+        self,
+        *,
+        skip_missing: bool = False,
+        workers: int | None = None,
+        progress: bool | None = None,
+        on_note: Note = lambda note: None,
+    ) -> UpgradeResult:
+        """Return to the descriptors and the model from before the last upgrade.
+
+        Photos that were added since are described with the earlier model first. Another call
+        returns to the upgraded index. The arguments are those of `upgrade`.
+
+        Example:
+            >>> index.rollback()                             # doctest: +SKIP
+            UpgradeResult(generation=0, entries=6049, described=0, skipped=[])
+        """
+        options = UpgradeOptions(skip_missing, workers, progress, on_note)
+        done = self._change(lambda: roll_back(self.generation, options))
+        self.refresh()
+        return done
+
+    def discard_earlier(self) -> None:
+        """Free the disk space of the descriptors before the last upgrade, or of an unfinished one.
+
+        After that, `rollback` is not possible any more.
+        """
+        discard_generations(self.store)
+
     def check(
         self, *, photos: bool = False, repair: bool = False, progress: bool | None = None
     ) -> CheckResult:
@@ -411,13 +499,7 @@ class Index:
         self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
     ) -> Float32:
         """Compute descriptors of n upright RGB photos, or boxes in them: float32 [n, C]."""
-        parts = [
-            photo if box is None else cut_out(photo, box, f"photo {number}")
-            for number, (photo, box) in enumerate(
-                zip(photos, boxes or [None] * len(photos), strict=True), 1
-            )
-        ]
-        return self.model.describe_photos(parts, settings_here(self.store, self.model))
+        return self.generation.describe(photos, boxes)
 
     def rerank(
         self,
@@ -434,23 +516,13 @@ class Index:
             self._reranker = Reranker()
         return rerank_hits(self._reranker, photos, hits, boxes, until, store=self.store)
 
-    def _described(
-        self, query: Any, box: Any
-    ) -> tuple[list[tuple[Image.Image, Box | None]], Float32]:
-        """The photos of a query with their boxes, and its descriptors [n, dim]."""
-        if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
-            return [], np.atleast_2d(query).astype(np.float32)
-        several = isinstance(query, Sequence) and not isinstance(query, str)
-        given = query if several else [] if query is None else [query]
-        boxes = [box] if query is not None and not several else list(box or [None] * len(given))
-        if len(boxes) != len(given):
-            raise InputError(
-                f"`box` has {len(boxes)} boxes for {len(given)} photos: give one per photo"
-            )
-        photos = [open_photo(photo) for photo in given]
-        if not photos:
-            return [], np.empty((0, self.header.dim), np.float32)
-        return list(zip(photos, boxes, strict=True)), self.describe(photos, boxes)
+    def _change(self, change: Callable[[], Result]) -> Result:
+        """Change the index; repeat it if another process has switched to another generation."""
+        try:
+            return change()
+        except IndexUpgradedError:
+            self.refresh()
+            return change()
 
     def _keys(self, named: str | int | Path | Entry) -> list[int]:
         """The keys of the entries that a user gave by id, key, file or folder."""
@@ -478,20 +550,20 @@ def _key(name: str | int) -> int:
     return name if isinstance(name, int) else entry_key(name)
 
 
-def _remembered_model(store: Store, device: str) -> Model:
-    """Load the model of an index from its folder or by its name."""
-    header = store.header
-    source = header.model_folder or header.model_name
-    if not source:
-        raise InputError(f"the model of {store.uri} was never saved: give it as `model`")
-    if header.model_folder and not Path(source).exists():
+def _described(
+    current: Generation, query: Any, box: Any
+) -> tuple[list[tuple[Image.Image, Box | None]], Float32]:
+    """The photos of a query with their boxes, and its descriptors [n, dim]."""
+    if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
+        return [], np.atleast_2d(query).astype(np.float32)
+    several = isinstance(query, Sequence) and not isinstance(query, str)
+    given = query if several else [] if query is None else [query]
+    boxes = [box] if query is not None and not several else list(box or [None] * len(given))
+    if len(boxes) != len(given):
         raise InputError(
-            f"no model at {source}, where the model of {store.uri} was: give its folder as `model`"
+            f"`box` has {len(boxes)} boxes for {len(given)} photos: give one per photo"
         )
-    model = load_model(source, device)
-    if model.fingerprint != header.model:
-        raise InputError(
-            f"the model in {source} has changed since {store.uri} was created: give the original "
-            "model as `model`, or build another index"
-        )
-    return model
+    photos = [open_photo(photo) for photo in given]
+    if not photos:
+        return [], np.empty((0, current.header.dim), np.float32)
+    return list(zip(photos, boxes, strict=True)), current.describe(photos, boxes)

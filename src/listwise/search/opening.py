@@ -12,6 +12,7 @@ from listwise.machine import Machine
 from listwise.models.backbone import choose_backbone
 from listwise.optional import requires
 from listwise.search.checking import CheckResult
+from listwise.search.generation import header_of
 from listwise.search.index import Index
 from listwise.search.store import IndexHeader, Store
 
@@ -124,31 +125,6 @@ def check_index(
     with open_index(uri, model, device=device, create=False) as index:
         result = index.check(photos=photos, repair=repair, progress=progress)
     return replace(result, files=files + result.files, repaired=repaired + result.repaired)
-
-
-def header_of(
-    model: Model,
-    *,
-    max_side: int | None = None,
-    scales: Sequence[float] | None = None,
-    power: float | None = None,
-) -> IndexHeader:
-    """Make the header of a new index of the descriptors of a model.
-
-    The settings are those of `listwise.descriptors.extract`. The precision of the network depends
-    on the machine and is not part of the header.
-    """
-    return IndexHeader(
-        model=model.fingerprint,
-        model_folder="" if model.folder is None else str(model.folder),
-        # A backbone with a whitening cannot be loaded by name.
-        model_name="" if model.folder or model.whitening else model.name,
-        whitened=model.whitening is not None,
-        dim=model.dim,
-        settings=model.settings(max_side, scales, power, "float32"),
-        calibration=model.calibration,
-        expansion=None if model.tuned is None else model.tuned.expansion,
-    )
 
 
 def store_exists(uri: str) -> bool:

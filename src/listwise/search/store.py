@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -18,6 +19,7 @@ from listwise.models.calibration import Calibration
 from listwise.search.checksums import EntryCheck
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
 from listwise.search.filters import Filter
+from listwise.search.generations import GenerationRecord, IndexUpgradedError
 
 
 class IndexHeader(FileHeader):
@@ -51,7 +53,8 @@ class IndexHeader(FileHeader):
             source = self.model_folder or self.model_name or "Python"
             raise InputError(
                 f"{where} holds descriptors of the model {self.model[:12]} (from {source}), "
-                f"not of {model[:12]}: use that model, or build another index"
+                f"not of {model[:12]}: use that model, upgrade the index to the other "
+                "one, or build another index"
             )
 
 
@@ -113,6 +116,7 @@ class Store(ABC):
     engine: ClassVar[str]
     uri: str
     header: IndexHeader
+    generation: int
 
     @abstractmethod
     def __len__(self) -> int:
@@ -164,9 +168,13 @@ class Store(ABC):
     def attribute_texts(self) -> Iterator[list[str]]:
         """Read the attributes of all entries as JSON texts, part by part."""
 
-    @abstractmethod
     def thumbnail(self, key: int) -> bytes | None:
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
+        return self.thumbnails([key]).get(key)
+
+    @abstractmethod
+    def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """Return the thumbnails of entries by key; entries without one are left out."""
 
     @abstractmethod
     def store_local(self) -> None:
@@ -240,6 +248,71 @@ class Store(ABC):
         """Read the changes of other processes."""
 
     @abstractmethod
+    def versions(self) -> tuple[Keys, Keys]:
+        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3].
+
+        Two stores with equal versions have the same entries, thumbnails and local features.
+
+        Raises:
+            InputError: an earlier version of Listwise wrote entries without checksums.
+        """
+
+    @abstractmethod
+    def record(self) -> GenerationRecord:
+        """Read which generations the index has now."""
+
+    @abstractmethod
+    def save_record(self, record: GenerationRecord) -> None:
+        """Replace the record of the generations in one step."""
+
+    @abstractmethod
+    def open_generation(self, number: int, *, aside: bool = False) -> "Store":
+        """Open another generation of the index.
+
+        A store of the current generation refuses changes with `IndexUpgradedError` as soon as
+        another generation is the current one. With `aside`, the store of another generation may
+        be changed too; only an upgrade does this.
+        """
+
+    @abstractmethod
+    def create_generation(self, number: int, header: IndexHeader) -> "Store":
+        """Create an empty generation and open it with `aside`; it replaces an unfinished one."""
+
+    @abstractmethod
+    def drop_generations(self) -> None:
+        """Delete the data of the generations that the record does not name."""
+
+    def free_bytes(self) -> int | None:
+        """Free space where the index is stored; None if it is not known."""
+        return None
+
+    @abstractmethod
+    def upgrading(self) -> AbstractContextManager[None]:
+        """Allow one upgrade at a time."""
+
+    @abstractmethod
+    def pausing(self) -> AbstractContextManager[None]:
+        """Hold back changes of the entries by all processes, for the moment of a switch.
+
+        Raises:
+            IndexUpgradedError: another generation is the current one.
+        """
+
+    def switch(self, to: int) -> None:
+        """Make another generation the current one, in one step; call it within `pausing`."""
+        self.save_record(self.record().switched(to))
+
+    def is_current(self) -> bool:
+        """Whether searches use this generation; if not, the index was upgraded or rolled back."""
+        return self.record().current == self.generation
+
+    def upgraded(self) -> IndexUpgradedError:
+        """The error for a change of a generation that is not the current one."""
+        return IndexUpgradedError(
+            f"{self.uri} was upgraded or rolled back meanwhile: run the command again"
+        )
+
+    @abstractmethod
     def close(self) -> None:
         """Close files and connections."""
 
@@ -270,6 +343,7 @@ class Store(ABC):
             "settings": header.settings.model_dump(mode="json"),
             "local": self._local_facts(),
             "version": header.listwise,
+            "generations": self._generation_facts(),
             **self.facts(),
         }
 
@@ -279,6 +353,15 @@ class Store(ABC):
             return None
         entries, size = self.count_local()
         return {"entries": entries, "bytes": size}
+
+    def _generation_facts(self) -> dict[str, int | None] | None:
+        """What `info` shows about generations; None for an index that was never upgraded."""
+        record = self.record()
+        return (
+            None
+            if record == GenerationRecord()
+            else record.model_dump(include={"current", "previous", "building"})
+        )
 
     def __enter__(self) -> Self:
         return self

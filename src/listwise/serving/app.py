@@ -92,6 +92,7 @@ def create_app(index: Index, settings: ServeSettings, trial_seconds: float = 0.0
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
         yield
         await to_thread.run_sync(service.close)
 
@@ -248,12 +249,13 @@ def _add_overviews(app: FastAPI, service: Service) -> None:
 
 
 def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    settings, limits, header = service.settings, service.limits, service.store.header
+    settings, limits = service.settings, service.limits
     engine = str(service.store.info()["engine"])
 
     @app.get("/api/info")
     def info() -> Info:
         """Describe the index, and what a client may do."""
+        header = service.store.header
         return Info(
             name=PurePath(service.store.uri).name,
             entries=len(service.store),

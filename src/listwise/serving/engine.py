@@ -1,5 +1,6 @@
 """Searches from photos and keys to hits, in batches and within the limits."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from listwise.machine import core_count
 from listwise.models.embed import BATCH_PIXELS
 from listwise.search.entries import Float32
 from listwise.search.filters import Filter
+from listwise.search.generation import Generation
 from listwise.search.hits import Hit, Query, entry_vectors, find_hits, lowest_score
 from listwise.search.index import Index
 from listwise.search.refinement import RefineMethod, find_refinement
@@ -23,7 +25,7 @@ from listwise.search.reranking import rerank_hits
 from listwise.search.store import Store
 from listwise.serving.batching import ClientGoneError
 from listwise.serving.decoding import QueryPhoto, check_photo, check_pixels, decode_query
-from listwise.serving.memory import FEATURE_BYTES, TRIAL_SIDE, PixelBudget, longest_side
+from listwise.serving.memory import FEATURE_BYTES, TRIAL_SIDE, PixelBudget, load, longest_side
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
@@ -34,6 +36,8 @@ ANSWER_SHARE = 10
 REFINE_COSTS: dict[RefineMethod, float] = {"superglobal": 5.0, "diffusion": 25.0}
 # Work of a plain search, in the unit of `Engine.check`.
 SEARCH_COST = 0.01
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +92,57 @@ class Engine:
         self.index = index
         self.limits = limits
         self.decoding = PixelBudget(limits.pixels)
-        self.max_side = longest_side(index, limits)
-        self._scale = max(index.header.settings.scales)
         self._pool = ThreadPoolExecutor(core_count(), "decode")
         self._reranker = _BoundedReranker(self.decoding)
         self._refreshed = time.monotonic()
+        self._switching = threading.Lock()
+        self._closed = threading.Event()
 
-    def fresh(self, seconds: float = REFRESH_SECONDS) -> Store:
-        """The store of the index, with what other processes wrote up to some seconds ago."""
+    @property
+    def max_side(self) -> int:
+        """Long side in pixels of the largest image that the network gets."""
+        return longest_side(self.index.generation, self.limits)
+
+    @property
+    def _scale(self) -> float:
+        return max(self.index.header.settings.scales)
+
+    def fresh(
+        self, seconds: float = REFRESH_SECONDS, generation: Generation | None = None
+    ) -> Store:
+        """The store of a generation, with what other processes wrote up to some seconds ago."""
+        store = (generation or self.index.generation).store
         if time.monotonic() - self._refreshed >= seconds:
             self._refreshed = time.monotonic()
-            self.index.store.refresh()
-        return self.index.store
+            store.refresh()
+        return store
+
+    def switch(self) -> bool:
+        """Use the current generation after an upgrade or a rollback; False if it is used already.
+
+        The store and the model are loaded first, and requests use the earlier ones meanwhile.
+        """
+        with self._switching:
+            generation = self.index.generation
+            if generation.store.is_current():
+                return False
+            new = generation.reopened()
+            load(new, self.limits)
+            self.index.generation = new
+            logger.warning("%s was switched to generation %d", new.store.uri, new.store.generation)
+            return True
+
+    def watch(self) -> None:
+        """Switch after an upgrade by another process, until the engine is closed."""
+        reported = ""
+        while not self._closed.wait(REFRESH_SECONDS):
+            try:
+                self.switch()
+                reported = ""
+            except Exception as error:  # the earlier generation is served until this is fixed
+                if str(error) != reported:
+                    reported = str(error)
+                    logger.error("cannot switch to the upgraded index: %s", reported)
 
     def check(self, photos: Sequence[Upload]) -> float:
         """Refuse files that are not photos or too large; return the expected work.
@@ -132,8 +175,10 @@ class Engine:
 
     def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         """Search for each request; an error in the place of hits concerns that request alone."""
-        described = self._describe(batch)
-        store = self.fresh()
+        # Descriptors and store of one generation: an upgrade replaces both.
+        generation = self.index.generation
+        described = self._describe(generation, batch)
+        store = self.fresh(generation=generation)
         answers: list[list[Hit] | Exception] = []
         queries: list[tuple[int, Query]] = []
         for place, (request, rows) in enumerate(zip(batch, described, strict=True)):
@@ -141,23 +186,24 @@ class Engine:
             if isinstance(rows, Exception):
                 continue
             try:
-                queries.append((place, self._query(store, request, rows)))
+                queries.append((place, self._query(generation, request, rows)))
             except Exception as error:
                 answers[place] = error
         plain = [(place, query) for place, query in queries if query.refine is None]
         if plain:
-            found = find_hits(store, [query for _, query in plain], self.index.calibration)
+            found = find_hits(store, [query for _, query in plain], generation.calibration)
             for (place, _), hits in zip(plain, found, strict=True):
                 answers[place] = hits
         for place, query in queries:
             if query.refine is not None:
                 # Refinement is slow: each search has its turn, and nobody may wait for it by then.
-                answers[place] = self._refine_one(store, batch[place], query)
+                answers[place] = self._refine_one(generation, batch[place], query)
         return answers
 
-    def _query(self, store: Store, request: SearchRequest, rows: Float32) -> Query:
+    def _query(self, generation: Generation, request: SearchRequest, rows: Float32) -> Query:
         """The query of a request whose photos have the descriptors `rows` [n, C]."""
-        lowest = lowest_score(self.index.calibration, request.min_score, request.min_probability)
+        store = generation.store
+        lowest = lowest_score(generation.calibration, request.min_score, request.min_probability)
         if request.where is not None:
             store.check_filter(request.where)
         if request.keys:
@@ -166,16 +212,16 @@ class Engine:
         k = max(k, TOP) if request.rerank else k
         left_out = set(request.keys)
         method = None if request.refine is None else find_refinement(request.refine)
-        expand = self.index.expands(request.expand, request.refine, request.min_probability)
+        expand = generation.expands(request.expand, request.refine, request.min_probability)
         return Query(rows, k, expand, left_out, request.where, lowest, method)
 
     def _refine_one(
-        self, store: Store, request: SearchRequest, query: Query
+        self, generation: Generation, request: SearchRequest, query: Query
     ) -> list[Hit] | Exception:
         if request.finished.is_set():
             return ClientGoneError()
         try:
-            return find_hits(store, [query], self.index.calibration)[0]
+            return find_hits(generation.store, [query], generation.calibration)[0]
         except Exception as error:
             return error
 
@@ -183,9 +229,11 @@ class Engine:
         """Re-rank hits; example photos that no longer exist are left out."""
         return [self._rerank_one(each) for each in batch]
 
-    def _describe(self, batch: Sequence[SearchRequest]) -> list[Float32 | Exception]:
+    def _describe(
+        self, generation: Generation, batch: Sequence[SearchRequest]
+    ) -> list[Float32 | Exception]:
         """Descriptors [n, C] of the photos of each request, or an error."""
-        empty = np.empty((0, self.index.model.dim), np.float32)
+        empty = np.empty((0, generation.model.dim), np.float32)
         rows: list[list[Float32]] = [[empty] for _ in batch]
         errors: dict[int, Exception] = {}
         for part in self._parts(batch):
@@ -206,7 +254,7 @@ class Engine:
                 else:
                     ready.append((example.place, photo.image))
             if ready:
-                described = self.index.describe([image for _, image in ready])
+                described = generation.describe([image for _, image in ready])
                 for (place, _), row in zip(ready, described, strict=True):
                     rows[place].append(row[None])
         return [errors.get(place) or np.concatenate(parts) for place, parts in enumerate(rows)]
@@ -278,6 +326,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the threads."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._reranker.close()
 

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from listwise.machine import core_count
+from listwise.search.generation import Generation
 from listwise.search.index import Index
 from listwise.serving.settings import MAX_SIDE, Limits
 
@@ -65,6 +66,19 @@ class PixelBudget:
                 self._changed.notify_all()
 
 
+def load(generation: Generation, limits: Limits) -> None:
+    """Load a generation of an index and its model, so that the first request is fast.
+
+    The network runs on a photo of the largest size.
+    """
+    zero = np.zeros((1, generation.model.dim), np.float32)
+    if len(generation.store):
+        generation.store.search(zero, 1)
+    # Photos that are added have the size of the index, also where searches are reduced further.
+    side = generation.header.settings.max_side or longest_side(generation, limits)
+    generation.describe([Image.new("RGB", (side, side))])
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What was measured before a server starts.
@@ -89,9 +103,7 @@ def prepare(index: Index, limits: Limits) -> Preparation:
     index.search(np.zeros(index.model.dim, np.float32), 1)
     _restart_peak()
     before = resident_bytes()
-    # Photos that are added have the size of the index, also where searches are reduced further.
-    side = index.header.settings.max_side or longest_side(index, limits)
-    index.describe([Image.new("RGB", (side, side))])
+    load(index.generation, limits)
     now, peak = resident_bytes(), _peak_bytes()
     network = max(0, peak - before)
     memory = now + (
@@ -110,9 +122,9 @@ def prepare(index: Index, limits: Limits) -> Preparation:
     return Preparation(memory if now and peak else 0, time.perf_counter() - started)
 
 
-def longest_side(index: Index, limits: Limits) -> int:
+def longest_side(generation: Generation, limits: Limits) -> int:
     """Long side in pixels of the largest image that the network gets."""
-    sides = (limits.max_side, index.header.settings.max_side)
+    sides = (limits.max_side, generation.header.settings.max_side)
     return min((side for side in sides if side), default=MAX_SIDE)
 
 

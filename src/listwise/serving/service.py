@@ -21,6 +21,7 @@ from listwise.search.duplicates import DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.filters import Facet, count_facets
+from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.store import Store
@@ -61,7 +62,7 @@ class Service:
         self._facets: tuple[int, float, list[Facet]] | None = None
         self._uploads = None
         if settings.uploads is not None:
-            self._uploads = UploadFolder(index, settings.uploads, self._engine.max_side)
+            self._uploads = UploadFolder(index, settings.uploads, lambda: self._engine.max_side)
             if settings.can_write:
                 self._uploads.clean()
         limits = self.limits
@@ -87,6 +88,7 @@ class Service:
             self._writes,
         )
         metrics.watch("queue_length", "Waiting requests", lambda: sum(map(len, self._queues)))
+        metrics.watch("generation", "Upgrades of the index", lambda: self.store.generation)
         metrics.watch("entries", "Photos in the index", lambda: len(self.store))
         metrics.watch("held_bytes", "Bytes of uploads in memory", lambda: self.held.total)
 
@@ -95,9 +97,14 @@ class Service:
         """The store of the index, with recent changes of other processes."""
         return self._engine.fresh()
 
+    def start(self) -> None:
+        """Watch for an upgrade of the index by another process, until `close` is called."""
+        threading.Thread(target=self._engine.watch, name="watch", daemon=True).start()
+
     def refresh(self) -> None:
-        """Read what other processes wrote to the index."""
-        self._engine.fresh(0.0)
+        """Read what other processes wrote to the index, also an upgrade."""
+        if not self._engine.switch():
+            self._engine.fresh(0.0)
 
     @property
     def calibrated(self) -> bool:
@@ -211,14 +218,15 @@ class Service:
 
     def _compare(self, threshold: float) -> Future[list[DuplicateGroup]]:
         """Start a comparison unless it runs or its groups are known."""
-        wanted = len(self.store), threshold
+        store = self.store
+        wanted = store.generation, len(store), threshold
         with self._comparison_lock:
             comparison = self._comparison
             if comparison is None or comparison.wanted != wanted or comparison.failed:
                 if comparison is not None:
                     comparison.stop()
                 comparison = self._comparison = _Comparison(wanted)
-                comparison.start(self._comparing, self.store)
+                comparison.start(self._comparing, store)
             return comparison.groups
 
     def facets(self) -> list[Facet]:
@@ -264,8 +272,15 @@ class Service:
         return await self._pictures.result(job, until, client)
 
     async def _write(self, write: Callable[[], Any], client: Client) -> Any:
+        def write_to_current() -> Any:
+            try:
+                return write()
+            except IndexUpgradedError:
+                self._engine.switch()
+                return write()
+
         until = time.monotonic() + self.limits.seconds
-        job = self._writes.submit(write, owner=client.address)
+        job = self._writes.submit(write_to_current, owner=client.address)
         try:
             return await self._writes.result(job, until, client, finish=True)
         except (OSError, InputError) as error:
@@ -286,16 +301,16 @@ class Service:
 
 
 class _Comparison:
-    """A search for duplicates, for a number of entries and a threshold."""
+    """A search for duplicates, for a generation, a number of entries and a threshold."""
 
-    def __init__(self, wanted: tuple[int, float]) -> None:
+    def __init__(self, wanted: tuple[int, int, float]) -> None:
         self.wanted = wanted
         self.groups: Future[list[DuplicateGroup]]
         self._stopped = threading.Event()
 
     def start(self, pool: ThreadPoolExecutor, store: Store) -> None:
         """Begin in a thread of the pool."""
-        threshold = self.wanted[1]
+        threshold = self.wanted[2]
         self.groups = pool.submit(find_duplicates, store, threshold, on_progress=self._proceed)
 
     def stop(self) -> None:

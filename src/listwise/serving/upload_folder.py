@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class UploadFolder:
     lock on it while it adds or removes photos, and an exclusive one while it cleans up.
     """
 
-    def __init__(self, index: Index, folder: Path, max_side: int) -> None:
+    def __init__(self, index: Index, folder: Path, max_side: Callable[[], int]) -> None:
         self.index = index
         self.folder = folder.absolute()
         self.max_side = max_side
@@ -50,12 +50,18 @@ class UploadFolder:
             boxes=None,
             attributes=tuple({"name": photo.name} for photo in contents.values()),
         )
-        store, model = self.index.store, self.index.model
+        generation = self.index.generation
         with self._pending(contents):
             try:
                 for path, photo in zip(paths.values(), contents.values(), strict=True):
                     self._write(path, photo.getvalue())
-                result = add_photos(store, model, images, workers=0, max_side=self.max_side)
+                result = add_photos(
+                    generation.store,
+                    generation.model,
+                    images,
+                    workers=0,
+                    max_side=self.max_side(),
+                )
             finally:
                 self._delete_unused(contents)
         errors = list(result.errors)

@@ -1,7 +1,7 @@
 """`listwise index`: build, change, tune and check an index of photos."""
 
 from listwise.cli.help import Program
-from listwise.cli.index import build, duplicates, entries, manage
+from listwise.cli.index import build, duplicates, entries, manage, upgrade
 
 app = Program(
     help="Build an index of photos, add photos to it or remove them.",
@@ -17,6 +17,9 @@ app.command(epilog=build.ADD)(build.add)
 app.command("list", epilog=entries.LIST)(entries.list_entries)
 app.command(epilog=entries.REMOVE)(entries.remove)
 app.command(epilog=duplicates.EXAMPLES)(duplicates.duplicates)
+app.command(epilog=upgrade.UPGRADE)(upgrade.upgrade)
+app.command(epilog=upgrade.ROLLBACK)(upgrade.rollback)
+app.command(epilog=upgrade.DISCARD)(upgrade.discard)
 app.command(epilog=manage.LOCAL)(manage.local)
 app.command(epilog=manage.TUNE)(manage.tune)
 app.command(epilog=manage.INFO)(manage.info)

@@ -92,7 +92,7 @@ class Mirror(Generic[Search]):
         lacking = int(self._new(there.keys, there.values).sum())
         if lacking and table.version == seen:
             what = f"{lacking} of {len(there)} entries cannot be found by their keys"
-            raise damage(str(table.folder), what)
+            raise damage(table.uri, what)
         self.seen = seen
 
     def _new(self, keys: Keys, stamps: Keys) -> NDArray[np.bool_]:

@@ -1,6 +1,7 @@
 """An index in a folder: LanceDB holds the entries, FAISS searches their descriptors."""
 
 import logging
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,16 @@ from listwise.search.folder import guards
 from listwise.search.folder.attributes import matching_rows
 from listwise.search.folder.compressed import CompressedSearch, trained_index, training_size
 from listwise.search.folder.flat import FlatSearch
+from listwise.search.folder.generations import (
+    RECORDS,
+    damaged_records,
+    drop_unused,
+    generation_folder,
+    has_record,
+    read_record,
+    sound_record,
+    write_record,
+)
 from listwise.search.folder.mirror import DescriptorSearch, Mirror
 from listwise.search.folder.search_cache import (
     SearchState,
@@ -46,11 +57,13 @@ from listwise.search.folder.tuning import (
     set_probes,
     shortcomings,
 )
+from listwise.search.generations import GenerationRecord
 from listwise.search.measuring import ExactNeighbors, measure, median_milliseconds
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER = "index.json"
 _LOCK = "lock"
+_UPGRADE_LOCK = "upgrade.lock"
 _OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # files of an unfinished index
 _SUMMED = 4096  # entries whose checksums are added in one commit
 _FILTERS = 8  # filters whose results are kept in memory
@@ -64,9 +77,15 @@ class FolderStore(Store):
 
     engine = "embedded"
 
-    def __init__(self, folder: Path, header: IndexHeader, table: EntryTable) -> None:
-        self.uri = str(folder)
-        self._folder = folder
+    def __init__(
+        self, root: Path, header: IndexHeader, table: EntryTable, number: int, aside: bool = False
+    ) -> None:
+        self.uri = str(root)
+        self.generation = number
+        self._root = root
+        self._folder = generation_folder(root, number)
+        self._aside = aside  # may be changed although it is not the current generation
+        self._earlier: FolderStore | None = None  # the previous generation, to remove entries from
         self._table = table
         self.header = self._with_local(header)
         self._changes = threading.RLock()  # guards changes of the table and the mirror
@@ -78,18 +97,25 @@ class FolderStore(Store):
     @staticmethod
     def exists(place: str) -> bool:
         """Whether a folder holds an index."""
-        return (Path(place) / _HEADER).is_file()
+        folder = Path(place)
+        # Without the header of generation 0, a record shows that the index was upgraded.
+        return (folder / _HEADER).is_file() or has_record(folder)
 
     @classmethod
     def open(cls, place: str) -> "FolderStore":
         """Open the index in a folder."""
-        folder = Path(place)
-        header = _read_header(folder)
+        root = Path(place)
+        return cls._open(root, read_record(root).current)
+
+    @classmethod
+    def _open(cls, root: Path, number: int, aside: bool = False) -> "FolderStore":
+        folder = generation_folder(root, number)
+        header = _read_header(folder, root)
         # Before LanceDB reads them: a wrong number in its files can end the process.
         damaged = guards.damaged_files(folder)
         if damaged:
-            raise damage(str(folder), f"{', '.join(damaged[:3])} changed after it was written")
-        return cls(folder, header, EntryTable.open(folder))
+            raise damage(str(root), f"{', '.join(damaged[:3])} changed after it was written")
+        return cls(root, header, EntryTable.open(folder, str(root)), number, aside)
 
     @classmethod
     def create(cls, place: str, header: IndexHeader) -> "FolderStore":
@@ -102,17 +128,24 @@ class FolderStore(Store):
                 raise InputError(
                     f"{folder} holds other files ({min(foreign)}): give another folder"
                 )
-            with FileLock(folder / _LOCK):
-                if cls.exists(place):
-                    raise InputError(f"an index at {folder} exists already")
-                table = EntryTable.create(folder, header.dim)
-                guards.sync(folder)
-                # Written last: a folder without it is not an index, and the next attempt restarts.
-                write_text(folder / _HEADER, header.model_dump_json(indent=2))
-                guards.update(folder)
+            return cls._create(folder, header, 0)
         except OSError as error:
             raise InputError(f"cannot create an index at {folder}: {error.strerror}") from error
-        return cls(folder, header, table)
+
+    @classmethod
+    def _create(
+        cls, root: Path, header: IndexHeader, number: int, aside: bool = False
+    ) -> "FolderStore":
+        folder = generation_folder(root, number)
+        with FileLock(folder / _LOCK):
+            if (folder / _HEADER).exists():
+                raise InputError(f"an index at {root} exists already")
+            table = EntryTable.create(folder, header.dim, str(root))
+            guards.sync(folder)
+            # Written last: a folder without it is not an index, and the next attempt restarts.
+            write_text(folder / _HEADER, header.model_dump_json(indent=2))
+            guards.update(folder)
+        return cls(root, header, table, number, aside)
 
     def __len__(self) -> int:
         return self._table.count()
@@ -136,6 +169,9 @@ class FolderStore(Store):
         if not keys:
             return 0
         with self._commit():
+            # First from the generation that a rollback would return to: after a kill in between,
+            # the entries are still there to be removed again.
+            self._remove_earlier(keys)
             count = self._table.remove(keys)
             if self._mirror is not None:
                 self._mirror.remove(np.array(keys, np.int64))
@@ -182,9 +218,9 @@ class FolderStore(Store):
         """Read the attributes of all entries as JSON texts, part by part."""
         return (texts.to_pylist() for _, texts in self._table.attributes())
 
-    def thumbnail(self, key: int) -> bytes | None:
-        """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
-        return self._table.thumbnail(key) if possible_keys([key]) else None
+    def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """Return the thumbnails of entries by key; entries without one are left out."""
+        return self._table.thumbnails(possible_keys(keys))
 
     def store_local(self) -> None:
         """Store local features of photos from now on; the header says so."""
@@ -265,7 +301,7 @@ class FolderStore(Store):
         """Size on disk, search method and measurements."""
         state = read_state(self._folder)
         return {
-            "bytes": disk_bytes(self._folder),
+            "bytes": disk_bytes(self._root),
             "intent": (state.intent if state else SearchIntent()).model_dump(mode="json"),
             "method": state.tuned.method if state else "exact, not measured",
             "recall": state.tuned.recall if state else None,
@@ -293,7 +329,8 @@ class FolderStore(Store):
         for keys in in_parts(self._table.stamps()[0].tolist(), _SUMMED):
             entries = list(self.get(keys).values())
             some = [entry.key for entry in entries]
-            small = [self.thumbnail(key) or b"" for key in some]
+            known = self.thumbnails(some)
+            small = [known.get(key, b"") for key in some]
             new = NewEntries(entries, self.vectors(np.array(some, np.int64)), small)
             with self._commit():
                 self._table.set_sums(some, new_sums(new))
@@ -301,9 +338,14 @@ class FolderStore(Store):
     @staticmethod
     def damaged_files(place: str) -> list[str]:
         """Names of the damaged files of an index, relative to its folder."""
-        folder = Path(place)
+        root = Path(place)
+        records, record = damaged_records(root), sound_record(root)
+        if record is None:
+            return records
+        folder = generation_folder(root, record.current)
         files = guards.damaged_files(folder) + guards.damaged_copies(folder)
-        return files + damaged_caches(folder) + _lost_changes(folder)
+        files += damaged_caches(folder) + _lost_changes(folder)
+        return records + [str((folder / file).relative_to(root)) for file in files]
 
     @classmethod
     def repair_files(cls, place: str) -> list[str]:
@@ -312,18 +354,21 @@ class FolderStore(Store):
         Raises:
             DamagedIndexError: a file cannot be repaired.
         """
-        folder = Path(place)
+        root = Path(place)
+        record = sound_record(root)
+        if record is None:
+            raise _not_repaired(root, RECORDS)
+        folder = generation_folder(root, record.current)
         with FileLock(folder / _LOCK):
             damaged = cls.damaged_files(place)
+            if damaged_records(root):
+                write_record(root, record)
             left = guards.restore(folder)
             for file in _lost_changes(folder):
                 (folder / file).unlink()
             lost = [file for file in left if not guards.is_index_file(file)]
             if lost:
-                raise DamagedIndexError(
-                    f"{folder} cannot be repaired: {', '.join(lost[:3])} has no copy; restore a "
-                    "backup of it, or build the index again"
-                )
+                raise _not_repaired(root, lost)
             if left:
                 EntryTable.open(folder).rebuild_indices()
             # The new version uses none of these, or makes them again.
@@ -332,6 +377,57 @@ class FolderStore(Store):
             guards.sync(folder)
             guards.update(folder)
         return damaged
+
+    def versions(self) -> tuple[Keys, Keys]:
+        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
+        return self._table.versions()
+
+    def record(self) -> GenerationRecord:
+        """Read which generations the index has now."""
+        return read_record(self._root)
+
+    def save_record(self, record: GenerationRecord) -> None:
+        """Replace the record of the generations in one step."""
+        write_record(self._root, record)
+
+    def open_generation(self, number: int, *, aside: bool = False) -> "FolderStore":
+        """Open another generation of the index."""
+        return self._open(self._root, number, aside)
+
+    def create_generation(self, number: int, header: IndexHeader) -> "FolderStore":
+        """Create an empty generation; it replaces an unfinished one."""
+        folder = generation_folder(self._root, number)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / _HEADER).exists():
+            return self._open(self._root, number, aside=True)
+        return self._create(self._root, header, number, aside=True)
+
+    def drop_generations(self) -> None:
+        """Delete the data of the generations that the record does not name."""
+        drop_unused(self._root, self.record())
+
+    def free_bytes(self) -> int:
+        """Free space on the disk of the folder."""
+        return shutil.disk_usage(self._root).free
+
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
+        """Allow one upgrade at a time."""
+        try:
+            with FileLock(self._root / _UPGRADE_LOCK, timeout=0):
+                yield
+        except Timeout:
+            raise InputError(
+                f"another process upgrades {self.uri}, or rolls it back: wait until it is done"
+            ) from None
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Hold back changes of the entries by all processes, for the moment of a switch."""
+        with self._locked():
+            if not self.is_current():
+                raise self.upgraded()
+            yield
 
     def refresh(self) -> None:
         """Read the changes of other processes."""
@@ -360,6 +456,9 @@ class FolderStore(Store):
             self._locked(),
             self._changes,
         ):  # in this order, so that a waiting writer blocks no reader
+            # A switch needs the lock too, so the generation stays the current one meanwhile.
+            if not self._aside and not self.is_current():
+                raise self.upgraded()
             mirror = self._mirror
             nothing_missed = mirror is not None and self._table.version == mirror.seen
             yield
@@ -373,6 +472,16 @@ class FolderStore(Store):
                 guards.update(self._folder)
             if mirror is not None and nothing_missed:
                 mirror.seen = self._table.version
+
+    def _remove_earlier(self, keys: Sequence[int]) -> None:
+        """Remove entries from the previous generation too, if there is one."""
+        number = None if self._aside else self.record().previous
+        if number is None:
+            self._earlier = None
+            return
+        if self._earlier is None or self._earlier.generation != number:
+            self._earlier = self._open(self._root, number, aside=True)
+        self._earlier.remove(keys)
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
@@ -549,10 +658,17 @@ def _distinct(new: NewEntries) -> NewEntries:
     )
 
 
-def _read_header(folder: Path) -> IndexHeader:
+def _not_repaired(root: Path, files: Sequence[str]) -> DamagedIndexError:
+    return DamagedIndexError(
+        f"{root} cannot be repaired: {', '.join(files[:3])} has no copy; restore a backup of it, "
+        "or build the index again"
+    )
+
+
+def _read_header(folder: Path, root: Path) -> IndexHeader:
     path = folder / _HEADER
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    return IndexHeader.parse(content, path, f"run listwise index check {folder} --repair")
+    return IndexHeader.parse(content, path, f"run listwise index check {root} --repair")

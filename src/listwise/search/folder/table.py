@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from listwise.errors import InputError
 from listwise.search.checksums import (
     LOCAL_SUM,
+    NO_LOCAL,
     SUMS,
     check_entry,
     check_local,
@@ -25,6 +26,7 @@ from listwise.search.checksums import (
     local_sum,
     new_sums,
     sound_descriptors,
+    without_checksums,
 )
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row, in_parts
 
@@ -79,27 +81,28 @@ class EntryTable:
     checksums of `listwise.search.checksums`.
     """
 
-    def __init__(self, folder: Path, table: Any) -> None:
+    def __init__(self, folder: Path, table: Any, uri: str = "") -> None:
         self.folder = folder
+        self.uri = uri or str(folder)  # the name of the index in messages
         self._table = table
         self._dropped = -np.inf
         self._has_sums = False
 
     @classmethod
-    def create(cls, folder: Path, dim: int) -> "EntryTable":
+    def create(cls, folder: Path, dim: int, uri: str = "") -> "EntryTable":
         """Create an empty table; it replaces the table of an unfinished attempt."""
-        with _one_line_errors(folder):
+        with _one_line_errors(uri or folder):
             mode = "overwrite" if (folder / f"{_NAME}.lance").exists() else "create"
             table = _connect(folder).create_table(_NAME, schema=_schema(dim), mode=mode)
-            created = cls(folder, table)
+            created = cls(folder, table, uri)
             created._index_columns()
             return created
 
     @classmethod
-    def open(cls, folder: Path) -> "EntryTable":
-        """Open the table of an index."""
-        with _one_line_errors(folder):
-            return cls(folder, _connect(folder).open_table(_NAME))
+    def open(cls, folder: Path, uri: str = "") -> "EntryTable":
+        """Open the table of an index; `uri` is its name in messages, by default the folder."""
+        with _one_line_errors(uri or folder):
+            return cls(folder, _connect(folder).open_table(_NAME), uri)
 
     @classmethod
     def can_read(cls, folder: Path) -> bool:
@@ -113,12 +116,12 @@ class EntryTable:
     @property
     def version(self) -> int:
         """The number of the last commit of any process."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             return int(self._table.version)
 
     def count(self) -> int:
         """The number of entries."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             return int(self._table.count_rows())
 
     def put(self, new: NewEntries, stamp: int, replacing: bool) -> None:
@@ -127,7 +130,7 @@ class EntryTable:
         With `replacing`, they replace entries with the same keys. Without, no entry may have one
         of the keys, and writing is faster.
         """
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             rows = _as_table(new, stamp, self._table.schema)
             if replacing:
                 self._merge(rows)
@@ -136,19 +139,19 @@ class EntryTable:
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one commit and return their number."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             # A single condition, because a kill could come between two deletions.
             return int(self._table.delete(_among("key", keys)).num_deleted_rows)
 
     def has_any(self, keys: Keys) -> bool:
         """Whether an entry has one of these keys."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             parts = in_parts(keys.tolist(), _NAMED)
             return any(self._table.count_rows(_among("key", part)) for part in parts)
 
     def stamps(self) -> tuple[Keys, Keys]:
         """Keys and stamps of all entries: [N], [N]."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             found = self._table.search().select(["key", "stamp"]).to_arrow()
         return found["key"].to_numpy(), found["stamp"].to_numpy()
 
@@ -158,7 +161,7 @@ class EntryTable:
         Raises:
             DamagedIndexError: a descriptor is not what was written.
         """
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             columns = self._present(_DESCRIPTORS)
             if keys is None:
                 query = self._table.search().select(columns)
@@ -170,7 +173,7 @@ class EntryTable:
 
     def get(self, keys: Sequence[int]) -> list[Entry]:
         """The entries with these keys, in any order."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             columns = self._present(_COLUMNS)
             parts = [self._taken(part, columns) for part in in_parts(keys, _NAMED)]
             return [entry for part in parts for entry in self._as_entries(part)]
@@ -179,7 +182,7 @@ class EntryTable:
         """The entries with these digests, in any order."""
         asked = [digest for digest in digests if digest]
         found: list[Entry] = []
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             columns = self._present(_COLUMNS)
             for part in in_parts(asked, _NAMED):
                 query = self._table.search().where(_among("digest", part)).select(columns)
@@ -188,35 +191,49 @@ class EntryTable:
 
     def page(self, start: int, count: int) -> list[Entry]:
         """`count` entries from position `start`, in the order of the table."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             query = self._table.search().select(self._present(_COLUMNS))
             return self._as_entries(query.offset(start).limit(count).to_arrow())
 
     def attributes(self) -> Iterator[tuple[Keys, pa.Array]]:
         """Keys and attributes of all entries as JSON texts, part by part: [n], n texts."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             query = self._table.search().select(["key", "attributes"])
             for batch in query.to_batches(batch_size=_TEXTS):
                 yield batch["key"].to_numpy(), batch["attributes"]
 
-    def thumbnail(self, key: int) -> bytes | None:
-        """The thumbnail of an entry; None if it has none."""
-        with _one_line_errors(self.folder):
-            found = self._taken([key], self._present(_THUMBNAIL)).to_pylist()
-        if not found:
-            return None
-        content = bytes(found[0]["thumbnail"] or b"")
-        check_thumbnail(str(self.folder), key, content, found[0].get("thumbnail_sum"))
-        return content or None
+    def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """The thumbnails of entries that have one, by key."""
+        thumbnails: dict[int, bytes] = {}
+        with _one_line_errors(self.uri):
+            for part in in_parts(keys, _NAMED):
+                for row in self._taken(part, self._present(_THUMBNAIL)).to_pylist():
+                    content = bytes(row["thumbnail"] or b"")
+                    check_thumbnail(self.uri, row["key"], content, row.get("thumbnail_sum"))
+                    if content:
+                        thumbnails[row["key"]] = content
+        return thumbnails
+
+    def versions(self) -> tuple[Keys, Keys]:
+        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
+        names = ["entry_sum", "thumbnail_sum", *([LOCAL_SUM] if self.has_local() else [])]
+        with _one_line_errors(self.uri):
+            found = self._table.search().select(self._present(["key", *names])).to_arrow()
+        if len(found.column_names) <= len(names) or found["entry_sum"].null_count:
+            raise without_checksums(self.uri)
+        sums = np.full((found.num_rows, 3), NO_LOCAL, np.int64)
+        for place, name in enumerate(names):
+            sums[:, place] = found[name].fill_null(NO_LOCAL).to_numpy()
+        return found["key"].to_numpy(), sums
 
     def has_local(self) -> bool:
         """Whether the table has columns for local features."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             return LOCAL_SUM in self._table.schema.names
 
     def add_local_columns(self) -> None:
         """Add the columns of local features if they are missing."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             if not self.has_local():
                 kinds = (pa.binary(), pa.int64())
                 self._table.add_columns([*map(pa.field, _LOCAL, kinds)])
@@ -224,14 +241,14 @@ class EntryTable:
     def local(self, keys: Sequence[int]) -> dict[int, bytes]:
         """The local features of entries that have them, by key."""
         found: dict[int, bytes] = {}
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             if not self.has_local():
                 return found
             for part in in_parts(keys, _NAMED):
                 for row in self._taken(part, ["key", *_LOCAL]).to_pylist():
                     if row[LOCAL_SUM] is not None:
                         found[row["key"]] = row["local"]
-                        check_local(str(self.folder), row["key"], row["local"], row[LOCAL_SUM])
+                        check_local(self.uri, row["key"], row["local"], row[LOCAL_SUM])
         return found
 
     def put_local(self, digests: Mapping[int, str], local: Mapping[int, bytes]) -> None:
@@ -240,7 +257,7 @@ class EntryTable:
         Rows are written as a whole: to change a column, LanceDB would rewrite it for all rows of
         a file.
         """
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             rows = self._taken(list(digests), self._table.schema.names)
             keys = rows["key"].to_pylist()
             same = [
@@ -259,7 +276,7 @@ class EntryTable:
 
     def without_local(self) -> list[int]:
         """The keys of the entries without local features."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             query = self._table.search().select(["key"])
             if self.has_local():
                 query = query.where(f"{LOCAL_SUM} IS NULL")
@@ -268,7 +285,7 @@ class EntryTable:
 
     def local_sums(self) -> Keys:
         """Sizes and checksums of the local features of the entries that have them: [n]."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             if not self.has_local():
                 return np.zeros(0, np.int64)
             found = self._table.search().select([LOCAL_SUM]).to_arrow()[LOCAL_SUM]
@@ -277,7 +294,7 @@ class EntryTable:
 
     def raw(self) -> Iterator[RawRows]:
         """All rows part by part, unchecked, with None for what LanceDB cannot read."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             numbers = self._table.search().select(["_rowid"]).with_row_id(True).to_arrow()
             groups = [self._present(names) for names in (_COLUMNS, _DESCRIPTORS, _THUMBNAIL)]
             groups.append(["key", *(_LOCAL if self.has_local() else ())])
@@ -287,25 +304,25 @@ class EntryTable:
 
     def remove_rows(self, numbers: Sequence[int]) -> None:
         """Remove rows by their numbers in the current version, in one commit."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             self._table.delete(_among("_rowid", numbers))
 
     def add_sum_columns(self) -> None:
         """Add the checksum columns that a table of an earlier version does not have."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             missing = [name for name in SUMS if name not in self._table.schema.names]
             if missing:
                 self._table.add_columns([pa.field(name, pa.int64()) for name in missing])
 
     def set_sums(self, keys: Sequence[int], sums: dict[str, list[int]]) -> None:
         """Set the checksums of entries: n keys, n checksums of each kind."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             rows = pa.table({"key": keys, **sums})
             self._table.merge_insert("key").when_matched_update_all().execute(rows)
 
     def rebuild_indices(self) -> None:
         """Build the indices of keys and digests again."""
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             self._index_columns()
 
     def tidy(self) -> None:
@@ -313,7 +330,7 @@ class EntryTable:
 
         Only the process that holds the lock may call it. Entries and stamps do not change.
         """
-        with _one_line_errors(self.folder):
+        with _one_line_errors(self.uri):
             if self._table.version % _TIDY_EVERY:
                 return
             self._join_small_files()
@@ -354,7 +371,7 @@ class EntryTable:
 
     def _read_or_none(self, numbers: Any, columns: list[str]) -> pa.Table | None:
         try:
-            with _one_line_errors(self.folder):
+            with _one_line_errors(self.uri):
                 found = self._table.take_row_ids(numbers.tolist()).select(columns).to_arrow()
                 return found if len(found) == len(numbers) else None
         except InputError:
@@ -364,7 +381,7 @@ class EntryTable:
         rows = as_rows(found)
         sound = sound_descriptors(rows.keys, rows.descriptors, sums_of(found))
         if not sound.all():
-            raise damaged_entries(str(self.folder), self._names(rows.keys[~sound]))
+            raise damaged_entries(self.uri, self._names(rows.keys[~sound]))
         return rows
 
     def _names(self, keys: Keys) -> list[str]:
@@ -378,7 +395,7 @@ class EntryTable:
     def _as_entries(self, found: pa.Table) -> list[Entry]:
         rows = found.to_pylist()
         for row in rows:
-            check_entry(str(self.folder), row)
+            check_entry(self.uri, row)
         return [from_row(row) for row in rows]
 
     def _index_columns(self) -> None:
@@ -515,26 +532,26 @@ def disk_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
+def _one_line_errors(uri: str | Path) -> Iterator[None]:
     """Raise an error of LanceDB as an `InputError` of one line."""
     try:
         yield
     except InputError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        raise _plain(folder, error) from error
+        raise _plain(uri, error) from error
     except BaseException as error:
         # An unexpected value in a file makes LanceDB panic, which is not an `Exception`.
         if type(error).__name__ != "PanicException":
             raise
-        raise damage(str(folder), "LanceDB cannot read one of its files") from None
+        raise damage(str(uri), "LanceDB cannot read one of its files") from None
 
 
-def _plain(folder: Path, error: Exception) -> InputError:
+def _plain(uri: str | Path, error: Exception) -> InputError:
     """An error of LanceDB without the names of its source files."""
     reason = " ".join(str(error).split())
     reason = re.sub(r",? ?\(?(/[^\s,]*|[\w./-]*)\.rs:\d+(:\d+)?\)?", "", reason)[:200]
     return InputError(
-        f"the index {folder} cannot be used: {reason.rstrip(' .,:')}; listwise index check "
-        f"{folder} shows whether it is damaged"
+        f"the index {uri} cannot be used: {reason.rstrip(' .,:')}; listwise index check "
+        f"{uri} shows whether it is damaged"
     )

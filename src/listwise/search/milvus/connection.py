@@ -56,10 +56,15 @@ def parse_place(uri: str) -> Place:
 
 
 class Connection:
-    """A client of one collection with one-line errors. Several threads may use it."""
+    """A client of one collection with one-line errors. Several threads may use it.
 
-    def __init__(self, place: Place) -> None:
+    Generation 0 of an index is the collection of its name, which also has the record of the
+    generations. Generation N is a collection of its own.
+    """
+
+    def __init__(self, place: Place, generation: int = 0) -> None:
         self.place = place
+        self.collection = self.collection_of(generation)
         client, self._errors = _pymilvus(place)
         if place.file is not None:
             _check_file(place)
@@ -80,14 +85,33 @@ class Connection:
                 f"{_reason(error)}"
             ) from error
 
-    def call(self, method: str, *, timeout: float | None = _ANSWER, **arguments: Any) -> Any:
-        """Call a method of the pymilvus client on the collection."""
+    def collection_of(self, generation: int) -> str:
+        """The name of the collection of a generation."""
+        base = self.place.collection
+        return f"{base}_generation_{generation}" if generation else base
+
+    def call(
+        self,
+        method: str,
+        *,
+        timeout: float | None = _ANSWER,
+        collection: str = "",
+        **arguments: Any,
+    ) -> Any:
+        """Call a method of the pymilvus client on the collection, or on another one."""
         try:
             return getattr(self._client, method)(
-                collection_name=self.place.collection, timeout=timeout, **arguments
+                collection_name=collection or self.collection, timeout=timeout, **arguments
             )
         except self._errors as error:
             raise InputError(f"{self.place.shown}: {method} failed: {_reason(error)}") from error
+
+    def collections(self) -> list[str]:
+        """The names of all collections."""
+        try:
+            return list(self._client.list_collections(timeout=_ANSWER))
+        except self._errors as error:
+            raise InputError(f"{self.place.shown} does not answer: {_reason(error)}") from error
 
     @property
     def version(self) -> str:

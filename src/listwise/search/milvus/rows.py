@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from listwise.errors import InputError
-from listwise.search.checksums import LOCAL_SUM, SUMS, local_sum, new_sums
+from listwise.search.checksums import LOCAL_SUM, NO_LOCAL, SUMS, local_sum, new_sums
 from listwise.search.entries import NewEntries, as_row
 from listwise.search.milvus import filters
 
@@ -16,7 +16,6 @@ ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
 OLDEST_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
 OLD_FIELDS = {*OLDEST_FIELDS, *SUMS}  # of versions without filters and local features
 FIELDS = {*OLD_FIELDS, filters.FIELD, "local", LOCAL_SUM}
-NO_LOCAL = -1  # the checksum of an entry without local features
 MESSAGE = 16 << 20  # bytes per message; servers accept 64 MiB
 _TEXT = 65535  # maximum bytes of a text in Milvus
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text

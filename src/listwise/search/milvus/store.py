@@ -3,7 +3,11 @@
 import base64
 import json
 import math
+import secrets
+import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from listwise.errors import InputError
 from listwise.search.checksums import (
     LOCAL_SUM,
+    NO_LOCAL,
     SUMS,
     EntryCheck,
     check_entry,
@@ -22,6 +27,7 @@ from listwise.search.checksums import (
     damaged_entries,
     examine_rows,
     sound_descriptors,
+    without_checksums,
 )
 from listwise.search.entries import (
     Entry,
@@ -34,14 +40,14 @@ from listwise.search.entries import (
 )
 from listwise.search.exact import best_of
 from listwise.search.filters import Filter, FilterError, attribute_names, unknown_attribute
+from listwise.search.generations import GenerationRecord
 from listwise.search.measuring import ExactNeighbors, measure
 from listwise.search.milvus import filters
-from listwise.search.milvus.connection import Connection, parse_place
+from listwise.search.milvus.connection import Connection, Place, parse_place
 from listwise.search.milvus.rows import (
     ENTRY,
     FIELDS,
     MESSAGE,
-    NO_LOCAL,
     OLD_FIELDS,
     OLDEST_FIELDS,
     as_rows,
@@ -52,6 +58,8 @@ from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
+_RECORD = "listwise.generations"  # property of the collection of generation 0
+_OWNER = "listwise.generation_of"  # property of the collection of another generation
 _MOST = 16384  # maximum rows per answer of a server
 _NAMED = 1000  # maximum keys or digests per request
 _FEW = 1000  # entries that match a filter and are compared exactly
@@ -65,6 +73,8 @@ _FAST = 200.0  # milliseconds up to which exact search is used by default
 _RECALL = 0.99
 _SCORE = 1.5  # times the norm of the query: no search of unit descriptors scores more
 _GAIN = 0.001  # minimum gain of recall from twice the effort
+_PAUSE = 60.0  # seconds after which a pause is one of a killed process
+_POLL = 0.1  # seconds between two looks at the record during a pause
 _NO_WALK: tuple[Keys, int] = (np.zeros(0, np.int64), 0)
 
 
@@ -86,10 +96,22 @@ class MilvusStore(Store):
 
     engine = "milvus"
 
-    def __init__(self, connection: Connection, header: IndexHeader, state: _State) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        header: IndexHeader,
+        state: _State,
+        generation: int,
+        aside: bool = False,
+    ) -> None:
         self.uri = connection.place.shown
+        self.generation = generation
         self.header = header
         self._connection = connection
+        self._pause = ""  # the mark of this process in the record
+        self._aside = aside  # may be changed although it is not the current generation
+        # The last search that uses a generation closes its connection after a switch.
+        weakref.finalize(self, connection.close)
         self._state = state
         self._walk: tuple[Keys, int] = _NO_WALK
         found = connection.call("describe_collection")["fields"]
@@ -114,9 +136,19 @@ class MilvusStore(Store):
     @classmethod
     def open(cls, place: str) -> "MilvusStore":
         """Open an index that exists."""
-        connection = Connection(parse_place(place))
+        where = parse_place(place)
+        connection = Connection(where)
         try:
-            index = cls(connection, *_remembered(connection))
+            current = _read_record(connection).current
+        finally:
+            connection.close()
+        return cls._open(where, current)
+
+    @classmethod
+    def _open(cls, place: Place, number: int, aside: bool = False) -> "MilvusStore":
+        connection = Connection(place, number)
+        try:
+            index = cls(connection, *_remembered(connection), number, aside)
             index._build()
             index._wait_for_writes()
         except BaseException:
@@ -127,16 +159,23 @@ class MilvusStore(Store):
     @classmethod
     def create(cls, place: str, header: IndexHeader) -> "MilvusStore":
         """Create an empty index; it replaces an unfinished one."""
-        connection = Connection(parse_place(place))
+        return cls._create(parse_place(place), header, 0)
+
+    @classmethod
+    def _create(
+        cls, place: Place, header: IndexHeader, number: int, aside: bool = False
+    ) -> "MilvusStore":
+        connection = Connection(place, number)
         try:
             _make_place(connection)
             connection.call(
                 "create_collection", schema=schema(header.dim), consistency_level=_SESSION
             )
-            index = cls(connection, header, _State())
+            index = cls(connection, header, _State(), number, aside)
             index._build()
             # Written last: a collection without a header is not an index.
-            index._remember({_HEADER: header.model_dump_json()})
+            owner = {_OWNER: place.collection} if number else {}
+            index._remember({_HEADER: header.model_dump_json(), **owner})
         except BaseException:
             connection.close()
             raise
@@ -155,18 +194,25 @@ class MilvusStore(Store):
         self.check_new(new)
         made = as_rows(new, self._fields)
         rows = {entry.key: row for entry, row in zip(new.entries, made, strict=True)}
-        for message in messages(rows.values()):
-            self._connection.call("upsert", data=message)
+        with self._change():
+            for message in messages(rows.values()):
+                self._connection.call("upsert", data=message)
         self._walk = _NO_WALK
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries and return their number."""
         removed = 0
-        for some in in_parts(sorted({int(key) for key in keys}), _MOST):
-            present = [row["key"] for row in self._rows(some, ["key"])]
-            if present:
-                self._connection.call("delete", ids=present)
-            removed += len(present)
+        with self._change() as record:
+            for some in in_parts(sorted({int(key) for key in keys}), _MOST):
+                present = [row["key"] for row in self._rows(some, ["key"])]
+                if present and record is not None and record.previous is not None:
+                    # First from the generation that a rollback would return to: after a kill in
+                    # between, the entries are still there to be removed again.
+                    earlier = self._connection.collection_of(record.previous)
+                    self._connection.call("delete", collection=earlier, ids=present)
+                if present:
+                    self._connection.call("delete", ids=present)
+                removed += len(present)
         if removed:
             self._wait_for_writes()
         self._walk = _NO_WALK
@@ -213,14 +259,16 @@ class MilvusStore(Store):
         for keys in in_parts(self._keys(), _NAMED):
             yield [row["attributes"] for row in self._rows(keys, ["attributes"])]
 
-    def thumbnail(self, key: int) -> bytes | None:
-        """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
-        rows = self._rows([key], self._with_sum(["thumbnail"], "thumbnail_sum"))
-        if not rows:
-            return None
-        content = _decoded(rows[0]["thumbnail"])
-        check_thumbnail(self.uri, key, content, rows[0].get("thumbnail_sum"))
-        return content or None
+    def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
+        """Return the thumbnails of entries by key; entries without one are left out."""
+        found: dict[int, bytes] = {}
+        for some in in_parts(keys, MESSAGE // _ROW):
+            for row in self._rows(some, self._with_sum(["thumbnail"], "thumbnail_sum")):
+                content = _decoded(row["thumbnail"])
+                check_thumbnail(self.uri, row["key"], content, row.get("thumbnail_sum"))
+                if content:
+                    found[row["key"]] = content
+        return found
 
     def store_local(self) -> None:
         """Store local features of photos from now on; the header says so."""
@@ -255,7 +303,8 @@ class MilvusStore(Store):
         ]
         if same:
             keys = [entry.key for entry, _ in same]
-            small = [self.thumbnail(key) or b"" for key in keys]
+            known = self.thumbnails(keys)
+            small = [known.get(key, b"") for key in keys]
             codes = [content for _, content in same]
             vectors = self.vectors(np.array(keys, np.int64))
             self.put(NewEntries([present[key] for key in keys], vectors, small, codes))
@@ -382,6 +431,116 @@ class MilvusStore(Store):
         self._wait_for_writes()
         self._walk = _NO_WALK
         self._names = set()
+
+    def versions(self) -> tuple[Keys, Keys]:
+        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
+        if LOCAL_SUM not in self._fields:
+            raise without_checksums(self.uri)
+        self._wait_for_writes()
+        self._walk = _NO_WALK
+        names = ["entry_sum", "thumbnail_sum", LOCAL_SUM]
+        rows = [
+            [row["key"], *(row[name] for name in names)]
+            for some in in_parts(self._keys(), _NAMED)
+            for row in self._rows(some, names)
+        ]
+        found = np.array(rows, np.int64).reshape(-1, 4)
+        return found[:, 0], found[:, 1:]
+
+    def record(self) -> GenerationRecord:
+        """Read which generations the index has now."""
+        return _read_record(self._connection)
+
+    def save_record(self, record: GenerationRecord) -> None:
+        """Replace the record of the generations in one step."""
+        self._connection.call(
+            "alter_collection_properties",
+            collection=self._connection.place.collection,
+            properties={_RECORD: record.write()},
+        )
+
+    def open_generation(self, number: int, *, aside: bool = False) -> "MilvusStore":
+        """Open another generation of the index."""
+        return self._open(self._connection.place, number, aside)
+
+    def create_generation(self, number: int, header: IndexHeader) -> "MilvusStore":
+        """Create an empty generation; it replaces an unfinished one."""
+        collection = self._connection.collection_of(number)
+        found = _properties(self._connection, collection)
+        if found.get(_OWNER) == self._connection.place.collection:
+            return self.open_generation(number, aside=True)
+        return self._create(self._connection.place, header, number, aside=True)
+
+    def drop_generations(self) -> None:
+        """Delete the data of the generations that the record does not name."""
+        base, numbers = self._connection.place.collection, self.record().numbers
+        named = {self._connection.collection_of(number) for number in numbers}
+        for name in self._connection.collections():
+            if name in named or not name.startswith(f"{base}_generation_"):
+                continue
+            if _properties(self._connection, name).get(_OWNER) == base:
+                self._connection.call("drop_collection", collection=name)
+        if 0 not in numbers:
+            # The collection itself stays, because it has the record.
+            self._connection.call("load_collection", collection=base, timeout=None)
+            self._connection.call("delete", collection=base, filter="key >= 0", timeout=None)
+            self._connection.call("release_collection", collection=base)
+
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
+        """Do nothing: processes on several machines have no lock in common."""
+        yield
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Hold back changes of the entries by all processes, for the moment of a switch.
+
+        A process looks at the record before and after each of its changes. If it finds a pause, it
+        waits for the end; if it then finds another generation, it repeats the change there.
+        """
+        record = self.record()
+        if record.current != self.generation:
+            raise self.upgraded()
+        self._pause = secrets.token_hex(8)
+        self.save_record(record.model_copy(update={"paused": self._pause}))
+        try:
+            yield
+        finally:
+            now = self.record()
+            if now.paused == self._pause:
+                self.save_record(now.model_copy(update={"paused": ""}))
+
+    def switch(self, to: int) -> None:
+        """Make another generation the current one, in one step; call it within `pausing`."""
+        record = self.record()
+        if record.paused != self._pause:
+            raise InputError(
+                f"{self.uri} answers too slowly: another process ended the pause of its changes; "
+                "run the command again"
+            )
+        self.save_record(record.switched(to))
+
+    @contextmanager
+    def _change(self) -> Iterator[GenerationRecord | None]:
+        """Make a change that no switch to another generation can miss."""
+        if self._aside:
+            yield None
+            return
+        yield self._running_record()
+        self._running_record()
+
+    def _running_record(self) -> GenerationRecord:
+        """The record, after the end of a pause; `IndexUpgradedError` for another generation."""
+        started = time.monotonic()
+        while True:
+            record = self.record()
+            if record.current != self.generation:
+                raise self.upgraded()
+            if not record.paused:
+                return record
+            if time.monotonic() > started + _PAUSE:
+                self.save_record(record.model_copy(update={"paused": ""}))
+            time.sleep(_POLL)
 
     def close(self) -> None:
         """Close the connection; milvus-lite releases its file."""
@@ -587,11 +746,24 @@ def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Float32, NDArray[np
     return found, sound_descriptors(keys, found, [row.get("descriptor_sum") for row in rows])
 
 
-def _properties(connection: Connection) -> dict[str, str]:
+def _properties(connection: Connection, collection: str = "") -> dict[str, str]:
     """The properties of a collection; empty if it does not exist."""
-    if not connection.call("has_collection"):
+    if not connection.call("has_collection", collection=collection):
         return {}
-    return dict(connection.call("describe_collection").get("properties") or {})
+    found = connection.call("describe_collection", collection=collection)
+    return dict(found.get("properties") or {})
+
+
+def _read_record(connection: Connection) -> GenerationRecord:
+    """Read the record of the generations of an index."""
+    where = connection.place
+    found = _properties(connection, where.collection).get(_RECORD)
+    if found is None:
+        return GenerationRecord()
+    record = GenerationRecord.read(found)
+    if record is None:
+        raise InputError(f"the record of the generations of {where.shown} is damaged")
+    return record
 
 
 def _make_place(connection: Connection) -> None:

@@ -1,0 +1,147 @@
+"""One generation of an index: a store, and the model of its descriptors."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from listwise.data.images import Box, cut_out
+from listwise.descriptors import Model, load_model
+from listwise.errors import InputError
+from listwise.models.calibration import Calibration
+from listwise.search.entries import Float32
+from listwise.search.filling import settings_here
+from listwise.search.hits import ThresholdError
+from listwise.search.store import IndexHeader, Store
+
+
+class Generation:
+    """A store of entries and the model that computes their descriptors [n, C].
+
+    An upgrade replaces both together. Whoever computes descriptors and then searches for them takes
+    both from one generation. The model is loaded when it is first needed. Several threads may use
+    one generation.
+
+    Args:
+        store: the store of an index.
+        model: the model of the index; by default it is loaded from where the index remembers it.
+        device: the device that the model is loaded to.
+    """
+
+    def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
+        if model is not None:
+            store.header.check(model.fingerprint, store.uri)
+        self.store = store
+        self.device = device
+        self._model = model
+        self._opening = threading.Lock()
+
+    @property
+    def header(self) -> IndexHeader:
+        """The model and the settings of the descriptors."""
+        return self.store.header
+
+    @property
+    def model(self) -> Model:
+        """The model that computes the descriptors."""
+        with self._opening:
+            if self._model is None:
+                self._model = _remembered_model(self.store, self.device)
+            return self._model
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of the model: as it is now if it is loaded, else as it was stored.
+
+        A model that was tuned to other settings since is calibrated for other scores than those of
+        this index, so the stored calibration applies.
+        """
+        stored, model = self.header.calibration, self._model
+        if model is None or model.calibration is None:
+            return stored
+        ours, theirs = self.header.settings, model.settings(precision="float32")
+        same = ours.without_precision() == theirs.without_precision()
+        return model.calibration if same else stored
+
+    def expands(
+        self,
+        wanted: bool | None,
+        refine: str | None = None,
+        min_probability: float | None = None,
+    ) -> bool:
+        """Whether a search expands its query.
+
+        By default, if the model is tuned to it and `refine` and `min_probability` are None.
+        `ThresholdError` if a minimum probability is given and expansion is wanted: probabilities
+        are those of the query before expansion, which the hits are not sorted by.
+        """
+        if wanted and min_probability is not None:
+            raise ThresholdError(
+                "`min_probability` does not work with an expanded query: leave out `expand`, or "
+                "give `min_score`"
+            )
+        tuned = self.header.expansion is not None
+        default = tuned and refine is None and min_probability is None
+        return default if wanted is None else wanted
+
+    def describe(
+        self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
+    ) -> Float32:
+        """Compute descriptors of n upright RGB photos, or boxes in them: float32 [n, C]."""
+        parts = [
+            photo if box is None else cut_out(photo, box, f"photo {number}")
+            for number, (photo, box) in enumerate(
+                zip(photos, boxes or [None] * len(photos), strict=True), 1
+            )
+        ]
+        return self.model.describe_photos(parts, settings_here(self.store, self.model))
+
+    def reopened(self) -> "Generation":
+        """The generation that is the current one now."""
+        current = self.store.record().current
+        return Generation(self.store.open_generation(current), device=self.device)
+
+
+def header_of(
+    model: Model,
+    *,
+    max_side: int | None = None,
+    scales: Sequence[float] | None = None,
+    power: float | None = None,
+) -> IndexHeader:
+    """Make the header of a new index of the descriptors of a model.
+
+    The settings are those of `listwise.descriptors.extract`. The precision of the network depends
+    on the machine and is not part of the header.
+    """
+    return IndexHeader(
+        model=model.fingerprint,
+        model_folder="" if model.folder is None else str(model.folder),
+        # A backbone with a whitening cannot be loaded by name.
+        model_name="" if model.folder or model.whitening else model.name,
+        whitened=model.whitening is not None,
+        dim=model.dim,
+        settings=model.settings(max_side, scales, power, "float32"),
+        calibration=model.calibration,
+        expansion=None if model.tuned is None else model.tuned.expansion,
+    )
+
+
+def _remembered_model(store: Store, device: str) -> Model:
+    """Load the model of an index from its folder or by its name."""
+    header = store.header
+    source = header.model_folder or header.model_name
+    if not source:
+        raise InputError(f"the model of {store.uri} was never saved: give it as `model`")
+    if header.model_folder and not Path(source).exists():
+        raise InputError(
+            f"no model at {source}, where the model of {store.uri} was: give its folder as `model`"
+        )
+    model = load_model(source, device)
+    if model.fingerprint != header.model:
+        raise InputError(
+            f"the model in {source} has changed since {store.uri} was created: give the original "
+            "model as `model`, or build another index"
+        )
+    return model

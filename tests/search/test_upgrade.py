@@ -1,0 +1,288 @@
+"""An index is upgraded to another model while it is used, and rolled back."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from listwise.descriptors import Model, load_model
+from listwise.errors import InputError
+from listwise.models import RetrievalNet
+from listwise.search import (
+    DamagedIndexError,
+    IndexUpgradedError,
+    check_index,
+    open_index,
+    upgrading,
+)
+from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.opening import create_store, open_store
+from listwise.search.store import IndexHeader, SearchIntent
+
+PHOTOS = 10
+
+
+@pytest.fixture(scope="module")
+def new_folder(tmp_path_factory):
+    """Another model, with other weights and another number of dimensions."""
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("upgrade") / "new"
+    RetrievalNet("test_resnet.r160_in1k", weights="random", pooling="mac").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def new_model(new_folder):
+    return load_model(new_folder, "cpu")
+
+
+@pytest.fixture
+def few(photos, tmp_path):
+    """A folder of a few photos that a test may change."""
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))[: PHOTOS * 3 : 3]):
+        shutil.copy(path, folder / f"{number}.jpg")
+    return folder
+
+
+@pytest.fixture(params=["embedded", "lite", "server"])
+def place(request):
+    return request.getfixturevalue(f"{request.param}_places")()
+
+
+@pytest.fixture
+def shop(few, model, tmp_path):
+    """The folder of an index of the few photos."""
+    with open_index(tmp_path / "shop", model) as index:
+        index.add(few, workers=0)
+    return tmp_path / "shop"
+
+
+def contents(index):
+    """Entries and descriptors by id, and what else is stored with an entry."""
+    entries = sorted(index, key=lambda entry: entry.id)
+    keys = [entry.key for entry in entries]
+    rows = index.store.vectors(keys)
+    small, local = index.store.thumbnails(keys), index.store.local(keys)
+    return {
+        entry.id: (entry, row.round(4).tolist(), small.get(entry.key), local.get(entry.key))
+        for entry, row in zip(entries, rows, strict=True)
+    }
+
+
+def built(place, model, photos):
+    """What an index of these photos has that was built with a model."""
+    with open_index(place, model) as index:
+        index.add(photos, workers=0)
+        return contents(index)
+
+
+def rows_of(found):
+    return {name: values[1] for name, values in found.items()}
+
+
+def test_every_engine_upgrades_and_rolls_back(place, few, model, new_model, tmp_path):
+    wanted = rows_of(built(tmp_path / "wanted", new_model, few))
+    table = tmp_path / "photos.csv"
+    table.write_text("path,color\n" + "".join(f"{few}/{n}.jpg,c{n}\n" for n in range(PHOTOS)))
+    with open_index(place, model) as index:
+        index.add(table, workers=0)
+        before = contents(index)
+        names = sorted(before)
+        notes = []
+        done = index.upgrade(new_model, workers=0, on_note=notes.append)
+        assert (done.entries, done.described, done.skipped) == (PHOTOS, PHOTOS, [])
+        assert f"{PHOTOS} photos to describe" in notes[0]
+        after = contents(index)
+        assert rows_of(after) == {name: wanted[name.rpartition("/")[2]] for name in names}
+        # Attributes, thumbnails and everything else stay.
+        assert [after[n][0] for n in names] == [before[n][0] for n in names]
+        assert [after[n][2:] for n in names] == [before[n][2:] for n in names]
+        assert index.header.model == new_model.fingerprint
+        assert index.search(few / "3.jpg", k=1)[0].id == names[3]
+        assert index.info()["generations"] == {"current": 1, "previous": 0, "building": None}
+        # Photos that are added or removed now are so after a rollback too.
+        index.remove([names[0]])
+        Image.new("RGB", (64, 48), "red").save(few / "red.jpg")
+        index.add(few / "red.jpg", workers=0)
+        assert index.rollback(workers=0).described == 1
+        assert index.header.model == model.fingerprint
+        found = contents(index)
+        assert len(found) == PHOTOS
+        assert {name: found[name] for name in names[1:]} == {n: before[n] for n in names[1:]}
+        assert names[0] not in found
+        assert index.search(few / "red.jpg", k=1)[0].score > 0.999
+        # And forward again: nothing has to be described.
+        assert index.upgrade(new_model).described == 0
+        assert index.header.model == new_model.fingerprint
+        index.discard_earlier()
+        with pytest.raises(InputError, match="no earlier generation"):
+            index.rollback()
+    with open_index(place, create=False, device="cpu") as index:
+        assert index.header.model == new_model.fingerprint
+        assert len(index) == PHOTOS
+        assert index.check().ok
+        # The place of generation 0 is used no more, and the next upgrade does not need it.
+        assert index.upgrade(model, workers=0).generation == 2
+        assert index.search(few / "3.jpg", k=1)[0].id == names[3]
+
+
+def test_another_process_notices_at_its_next_change(shop, few, new_model):
+    with open_index(shop, device="cpu") as other, open_index(shop) as index:
+        stale = other.store
+        index.upgrade(new_model, workers=0)
+        assert other.header.model != new_model.fingerprint
+        with pytest.raises(IndexUpgradedError, match="upgraded or rolled back"):
+            stale.remove([next(iter(stale)).key])
+        assert len(stale) == PHOTOS
+        Image.new("RGB", (64, 48), "red").save(few / "red.jpg")
+        assert len(other.add(few / "red.jpg", workers=0).added) == 1
+        assert other.header.model == new_model.fingerprint
+        index.rollback(workers=0)
+        other.refresh()
+        assert other.header.model == index.header.model
+        assert other.remove(few / "red.jpg") == 1
+        assert len(index) == PHOTOS
+
+
+def test_changes_during_an_upgrade_are_in_both(shop, few, model, new_model, monkeypatch, tmp_path):
+    described, original = [], upgrading._Copy._put
+
+    def put(self, entries, descriptors):
+        """After the first part, somebody adds a photo, replaces one, and removes one."""
+        original(self, entries, descriptors)
+        if not described:
+            Image.new("RGB", (64, 48), "red").save(few / "red.jpg")
+            Image.new("RGB", (64, 48), "blue").save(few / "3.jpg")
+            with open_index(shop, model) as other:
+                other.add(few, workers=0)
+                other.remove(["0.jpg", "9.jpg"])
+                other.add_local_features(workers=0)
+        described.extend(entry.id for entry in entries)
+
+    monkeypatch.setattr(upgrading._Copy, "_put", put)
+    monkeypatch.setitem(upgrading.PART, "cpu", 4)
+    with open_index(shop, model) as index:
+        done = index.upgrade(new_model, workers=0)
+        assert done.entries == PHOTOS - 1
+        after = contents(index)
+    (few / "0.jpg").unlink()
+    (few / "9.jpg").unlink()
+    with open_index(tmp_path / "wanted", new_model) as wanted:
+        wanted.add(few, local=True, workers=0)
+        assert contents(wanted) == after
+
+
+def test_photos_that_are_gone_are_refused_or_left_out(shop, few, new_model):
+    (few / "2.jpg").unlink()
+    with open_index(shop) as index:
+        with pytest.raises(InputError, match=r"1 of the 10 photos .*2\.jpg.*`skip_missing`"):
+            index.upgrade(new_model, workers=0)
+        shutil.copy(few / "3.jpg", few / "2.jpg")  # other content
+        with pytest.raises(InputError, match=r"1 photos .*has changed.*`skip_missing`"):
+            index.upgrade(new_model, workers=0)
+        assert index.header.model != new_model.fingerprint
+        done = index.upgrade(new_model, skip_missing=True, workers=0)
+        assert (done.entries, done.described) == (PHOTOS - 1, 0)  # the work before was kept
+        assert [line.split(":")[0] for line in done.skipped] == ["2.jpg"]
+        # They are only left out of the new generation.
+        assert index.rollback().entries == PHOTOS
+        assert index.entry("2.jpg").path == str(few / "2.jpg")
+
+
+def test_an_upgrade_to_another_model_replaces_an_unfinished_one(shop, few, new_model, tmp_path):
+    (few / "2.jpg").rename(tmp_path / "away.jpg")
+    with open_index(shop) as index:
+        with pytest.raises(InputError, match="do not exist any more"):
+            index.upgrade(new_model, workers=0)
+        assert index.info()["generations"]["building"] == 1
+        (tmp_path / "away.jpg").rename(few / "2.jpg")
+        torch.manual_seed(2)
+        RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
+        notes = []
+        assert index.upgrade(tmp_path / "third", workers=0, on_note=notes.append).generation == 2
+        assert "discarding an unfinished upgrade" in notes[0]
+        assert not (shop / "generations" / "1").exists()
+        # An upgrade to the model that the index has is done already.
+        assert index.upgrade(tmp_path / "third").described == 0
+
+
+def test_the_limits_of_search_are_kept(shop, new_model):
+    with open_index(shop) as index:
+        index.tune(SearchIntent(memory=1))
+        assert "compressed" in index.info()["method"]
+        index.upgrade(new_model, workers=0)
+        assert "compressed" in index.info()["method"]
+        assert index.info()["intent"]["memory"] == 1
+
+
+def test_a_model_must_be_saved(shop, new_folder):
+    net = load_model(new_folder, "cpu").net
+    with open_index(shop) as index, pytest.raises(InputError, match="save the model first"):
+        index.upgrade(Model(net))
+
+
+def test_a_disk_that_is_too_small_is_refused(shop, new_model, monkeypatch):
+    usage = shutil.disk_usage(shop)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with open_index(shop) as index, pytest.raises(InputError, match=r"needs about .* 100 bytes are"):
+        index.upgrade(new_model, workers=0)
+
+
+def test_two_upgrades_at_one_time_are_refused(shop, new_model):
+    with open_index(shop) as index, open_store(shop) as other, other.upgrading():
+        with pytest.raises(InputError, match="another process upgrades"):
+            index.upgrade(new_model, workers=0)
+        with pytest.raises(InputError, match="another process upgrades"):
+            index.rollback()
+
+
+def test_a_damaged_record_is_repaired_from_its_copy(shop, new_model):
+    with open_index(shop) as index:
+        index.upgrade(new_model, workers=0)
+    record = shop / "generations.json"
+    text = record.read_text()
+    record.write_text(text.replace('"current":1', '"current":0'))
+    with pytest.raises(DamagedIndexError, match=r"generations\.json changed"):
+        open_index(shop)
+    assert check_index(shop).files == ["generations.json"]
+    assert check_index(shop, repair=True).ok
+    assert record.read_text() == text
+    record.unlink()
+    with pytest.raises(DamagedIndexError, match=r"generations\.json is missing"):
+        open_index(shop)
+    for name in ("generations.json", "generations.copy.json"):
+        (shop / name).write_text("nothing")
+    with pytest.raises(DamagedIndexError, match="cannot be repaired"):
+        check_index(shop, repair=True)
+
+
+def test_a_damaged_file_of_a_generation_is_repaired(shop, new_model):
+    with open_index(shop) as index:
+        index.upgrade(new_model, workers=0)
+    header = shop / "generations" / "1" / "index.json"
+    header.write_text(header.read_text().replace("resnet", "resmet", 1) + " ")
+    assert check_index(shop).files == ["generations/1/index.json"]
+    assert check_index(shop, repair=True).ok
+
+
+def test_versions_tell_entries_apart(embedded_places, lite_places):
+    header = IndexHeader(model="m", model_folder="m", whitened=False, dim=4)
+    found = []
+    for place in (embedded_places(), lite_places()):
+        with create_store(place, header) as store:
+            rows = np.eye(2, 4, dtype=np.float32)
+            store.put(NewEntries([Entry("a", "", 1, 1), Entry("b", "", 1, 1)], rows, [b"x", b""]))
+            found.append(versions_of(store))
+            store.put(NewEntries([Entry("a", "", 1, 2)], rows[:1], [b"x"]))
+            changed = versions_of(store)
+            assert [key for key in changed if changed[key] != found[-1][key]] == [entry_key("a")]
+    assert found[0] == found[1]
+
+
+def versions_of(store):
+    keys, versions = store.versions()
+    return dict(zip(keys.tolist(), versions.tolist(), strict=True))
