@@ -17,10 +17,10 @@ UPGRADE = """Examples:
   listwise index upgrade shop --model runs/better/model --skip-missing
   listwise index upgrade milvus://127.0.0.1:19530/shop --model resnet101 --json
 
-Searches use the earlier model until all photos are described; then the index and its running servers
-switch to the new one. Run the same command again to resume after an interruption. The earlier
-descriptors stay on the disk for listwise index rollback, until the next upgrade or listwise index
-discard.
+Searches use the earlier model until all photos are described; then the index and its running
+servers switch to the new one. Run the same command again to resume after an interruption. The
+earlier descriptors stay on the disk for listwise index rollback, until the next upgrade or listwise
+index discard.
 """
 ROLLBACK = """Examples:
   listwise index rollback shop
@@ -61,8 +61,8 @@ def upgrade(
     from listwise.search import open_index
 
     with open_index(index, device=device, create=False) as opened, stoppable():
-        how = {"skip_missing": skip_missing, "workers": workers}
-        done = opened.upgrade(model, **how, on_note=partial(note, console))
+        on_note = partial(note, console)
+        done = opened.upgrade(model, skip_missing=skip_missing, workers=workers, on_note=on_note)
         _report(console, opened, done, json)
 
 
@@ -79,8 +79,8 @@ def rollback(
     from listwise.search import open_index
 
     with open_index(index, device=device, create=False) as opened, stoppable():
-        how = {"skip_missing": skip_missing, "workers": workers}
-        done = opened.rollback(**how, on_note=partial(note, console))
+        on_note = partial(note, console)
+        done = opened.rollback(skip_missing=skip_missing, workers=workers, on_note=on_note)
         _report(console, opened, done, json)
 
 
