@@ -1,5 +1,6 @@
 """Optional packages: errors that name the command which installs a missing one."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -21,6 +22,9 @@ DISTRIBUTIONS = {
     "pytorch_metric_learning": "pytorch-metric-learning",
     "yaml": "pyyaml",
 }
+
+
+_TRIAL = threading.Lock()
 
 
 class MissingDependencyError(ImportError, InputError):
@@ -63,12 +67,17 @@ def has_triton() -> bool:
     return (int(major), int(minor)) >= (3, 3)
 
 
-@cache
 def runs_triton(device: "torch.device") -> bool:
     """Whether Triton can compile and run kernels on a device; a trial shows it once.
 
     Triton also needs a C compiler and a GPU that it supports.
     """
+    with _TRIAL:  # another thread may be trying it
+        return _triton_trial(device)
+
+
+@cache
+def _triton_trial(device: "torch.device") -> bool:
     if not has_triton():
         return False
     try:

@@ -20,6 +20,6 @@ def test_they_arrive_whole_and_in_order(place):
         near = crop.to(device)
         busy = torch.rand(2000, 2000, device=device)
         for _ in range(20):
-            busy = busy @ busy / 1000
+            busy = torch.tanh(busy @ busy)
         sums.append(near.long().sum((1, 2, 3)) + busy[0, 0].mul(0).long())
     assert torch.equal(torch.cat(sums).cpu(), images.long().sum((1, 2, 3)))

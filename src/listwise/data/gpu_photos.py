@@ -2,10 +2,12 @@
 
 import io
 import math
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -29,6 +31,8 @@ from listwise.optional import runs_triton
 
 # Tensors of files share the memory of the content, and nothing writes to them.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+
+_TRIAL = threading.Lock()
 
 GROUP = 8  # files that a thread reads at a time
 GROUPS_AHEAD = 32
@@ -70,7 +74,30 @@ class _JpegDecoder(NamedTuple):
 
 def gpu_decodes(device: torch.device) -> bool:
     """Return whether a device can decode and resample photos; tests it once."""
-    return device.type == "cuda" and runs_triton(device) and _jpeg_decoder(device) is not None
+    if device.type != "cuda" or not runs_triton(device):
+        return False
+    with _TRIAL:  # another thread may be trying it
+        return _jpeg_decoder(device) is not None
+
+
+def prepare_gpu(device: str) -> None:
+    """Start to load what a GPU needs in a thread; nothing happens for another device.
+
+    The libraries of a GPU take more than a second to load, in which this thread can import others.
+    """
+    if torch.device(device).type == "cuda":
+        # Not a daemon: the program must not end while libraries are being loaded.
+        threading.Thread(target=_load_libraries, args=(device,), name="gpu").start()
+
+
+def _load_libraries(name: str) -> None:
+    with suppress(Exception):  # the program itself reports the error when it uses the GPU
+        index = torch.device(name).index
+        device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        images = torch.zeros(1, 8, 8, 8, dtype=torch.bfloat16, device=device)
+        torch.conv2d(images, images)
+        torch.mm(images[0, 0], images[0, 0])
+        gpu_decodes(device)
 
 
 def decode_on_gpu(

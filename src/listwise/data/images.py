@@ -144,28 +144,35 @@ def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
 
 def list_images(folder: str | Path) -> list[Path]:
     """List all image files below a folder by their suffix, sorted, without hidden ones."""
-    folder = Path(folder)
-    if not folder.is_dir():
+    return [Path(folder, name) for name in image_names(folder)]
+
+
+def image_names(folder: str | Path) -> list[str]:
+    """List the same files as `list_images`, by their paths inside of the folder."""
+    if not os.path.isdir(folder):
         raise InputError(f"{folder}: no such folder")
-    return sorted(_walk(folder, ()))
+    return list(_walk(str(folder), "", ()))
 
 
-def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    """List image files below `folder`; follow links unless they lead to a folder above."""
+def _walk(folder: str, inside: str, above: tuple[str, ...]) -> Iterator[str]:
+    """List image files below `folder`; follow links unless they lead to a folder above.
+
+    Paths are text: a `Path` for each of thousands of files takes long.
+    """
     real = os.path.realpath(folder)
     if real in above:
         return
     try:
-        entries = list(os.scandir(folder))
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
     for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _walk(folder / entry.name, (*above, real))
-        elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES:
-            yield folder / entry.name
+            yield from _walk(entry.path, f"{inside}{entry.name}/", (*above, real))
+        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            yield inside + entry.name
 
 
 @contextmanager

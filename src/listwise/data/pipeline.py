@@ -294,9 +294,10 @@ Canvas = tuple[int, int]
 def canvas_side(side: int) -> int:
     """Return the side of the smallest canvas for a side of a photo.
 
-    Few canvases have little space outside of the photos: a GPU prepares each new shape.
+    Few different canvases are faster than little space outside of the photos: a GPU prepares each
+    new shape, and photos of more canvases wait longer for others.
     """
-    step = 32 if side <= 256 else 64 if side <= 1024 else 128
+    step = 32 if side <= 256 else 64 if side <= 384 else 128
     return -(-side // step) * step
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from listwise.data.checks import first_names
-from listwise.data.images import IMAGE_SUFFIXES, Box, list_images
+from listwise.data.images import IMAGE_SUFFIXES, Box, image_names
 from listwise.data.labelled import Images, LabelledImages
 from listwise.errors import InputError
 from listwise.files import read_text
@@ -118,10 +118,8 @@ def _labelled(rows: list[_ListedImage]) -> LabelledImages:
 
 
 def _folder_rows(folder: Path) -> list[_ListedImage]:
-    root = Path(os.path.abspath(folder))
-    rows = [
-        _ListedImage(str(path), path.relative_to(root).as_posix()) for path in list_images(root)
-    ]
+    root = os.path.abspath(folder)
+    rows = [_ListedImage(os.path.join(root, name), name) for name in image_names(root)]
     if not rows:
         suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
         raise InputError(f"{folder}: no image in this folder or below it (names in {suffixes})")

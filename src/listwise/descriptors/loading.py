@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from listwise.data.gpu_photos import prepare_gpu
 from listwise.descriptors.model import Model
 from listwise.descriptors.onnx_file import SUFFIX, read_onnx
 from listwise.descriptors.tuned import TunedSettings
@@ -92,6 +93,7 @@ def _off_the_shelf(name: str, weights: str | Path, pooling: str | nn.Module, dev
     except InputError as error:
         raise InputError(f"no model folder {name}, and {error}") from None
     machine = Machine.detect(device)
+    prepare_gpu(machine.device)
     try:
         net = RetrievalNet(name, pooling, weights=weights).eval()
     except MissingWeightsError as error:
@@ -109,8 +111,11 @@ def load_network(
     pooling: nn.Module | None = None,
 ) -> RetrievalNet:
     """Load the network of a model folder without its whitening, onto a device."""
+    machine = Machine.detect(device)
+    if (Path(folder) / CONFIG_FILE).exists():
+        prepare_gpu(machine.device)
     net = RetrievalNet.load(folder, backbone=backbone, pooling=pooling)
-    return _on_device(net, Machine.detect(device))
+    return _on_device(net, machine)
 
 
 def _on_device(net: RetrievalNet, machine: Machine) -> RetrievalNet:

@@ -6,7 +6,9 @@ mixes positions must see padding where a photo ends, not what the operations bef
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -46,9 +48,9 @@ def convolve_blocks(images: Tensor, conv: nn.Conv2d, blocks: BlockInput) -> Tens
 
 
 class _Unfinished(NamedTuple):
-    """The output of a convolution, and what is still to be added to it."""
+    """The output of a convolution, or of a sum with one, and what is still to be added to it."""
 
-    output: Tensor
+    output: "ReferenceType[Tensor]"
     bias: Tensor
     other: Tensor | None = None
 
@@ -118,7 +120,8 @@ class OwnAreas(TorchFunctionMode):
         super().__init__()
         self._device = canvases.device
         self._fused = FUSED[self._device.type] if fused is None else fused
-        self._unfinished: _Unfinished | None = None
+        self._unfinished: dict[int, _Unfinished] = {}  # by the identity of the output
+        self._known: dict[tuple[tuple[int, int], Rule], tuple[int, int]] = {}
         self._zero_outside: Tensor | None = None
         self._areas: dict[tuple[int, int], _Area] = {}
         self._add(_shape(canvases), np.array(sizes, dtype=np.int64))
@@ -134,8 +137,8 @@ class OwnAreas(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._unfinished is not None:
-            finished = self._continue(self._unfinished, func, args, kwargs or {})
+        if self._unfinished:
+            finished = self._continue(func, args, kwargs or {})
             if finished is not None:
                 return finished
         zero_outside, self._zero_outside = self._zero_outside, None
@@ -148,26 +151,55 @@ class OwnAreas(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if self._unfinished is not None and error[0] is None:
-            self._finish(self._unfinished, relu=False)
+        if error[0] is None:
+            self._finish_all()
 
-    def _continue(self, unfinished: _Unfinished, func: Any, args: Any, kwargs: Any) -> Any:
-        """Finish a convolution together with the next operation if that is a sum or a ReLU."""
-        if args and args[0] is unfinished.output:
-            if func in _RELUS and (func is not F.relu or kwargs.get("inplace")):
-                # Zeros are the same as padding for a maximum of values of at least 0.
-                self._zero_outside = self._finish(unfinished, relu=True)
-                return self._zero_outside
-            sums = func in _ADDS and len(args) == 2 and not kwargs and _alike(*args)
-            if sums and unfinished.other is None:
-                self._unfinished = unfinished._replace(other=args[1])
-                return unfinished.output
-        self._finish(unfinished, relu=False)
+    def _continue(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Finish a convolution together with a sum or a ReLU, or before another operation."""
+        first = self._find(args[0]) if args else None
+        if first is not None and func in _RELUS and (func is not F.relu or kwargs.get("inplace")):
+            # Zeros are the same as padding for a maximum of values of at least 0.
+            self._zero_outside = self._finish(args[0], first, relu=True)
+            return self._zero_outside
+        sums = func in _ADDS and len(args) == 2 and not kwargs and _alike(*args)
+        if sums and self._sum(args[0], args[1], first, self._find(args[1])):
+            return args[0]
+        # A convolution of other tensors may come first, as on the shortcut of a block. It changes
+        # nothing that is unfinished.
+        others = func is torch.conv2d and not kwargs and all(self._find(x) is None for x in args)
+        if not others:
+            self._finish_all()
         return None
 
-    def _finish(self, unfinished: _Unfinished, relu: bool) -> Tensor:
-        self._unfinished = None
-        output, bias, other = unfinished
+    def _find(self, tensor: Any) -> _Unfinished | None:
+        found = self._unfinished.get(id(tensor))
+        return found if found is not None and found.output() is tensor else None
+
+    def _sum(
+        self, x: Tensor, other: Tensor, first: _Unfinished | None, second: _Unfinished | None
+    ) -> bool:
+        """Note x += other, of which at least one is unfinished; return whether it is possible."""
+        unfinished = [each for each in (first, second) if each is not None]
+        if not unfinished or any(each.other is not None for each in unfinished):
+            return False
+        bias = unfinished[0].bias
+        if len(unfinished) == 2:  # as in a block with a convolution on the shortcut
+            wide = torch.float32 if bias.dtype in _HALF else bias.dtype
+            bias = bias.to(wide) + unfinished[1].bias.to(wide)
+        self._unfinished[id(x)] = _Unfinished(ref(x), bias, other)
+        return True
+
+    def _finish_all(self) -> None:
+        # Sums first: they add outputs that are not finished themselves.
+        for unfinished in sorted(self._unfinished.values(), key=lambda each: each.other is None):
+            output = unfinished.output()
+            if output is not None:  # else nothing reads it any more
+                self._finish(output, unfinished, relu=False)
+        self._unfinished.clear()
+
+    def _finish(self, output: Tensor, unfinished: _Unfinished, relu: bool) -> Tensor:
+        del self._unfinished[id(output)]
+        _, bias, other = unfinished
         area = self._area(output)
         if output.is_cuda:
             from listwise.models.epilogue import finish_convolution
@@ -197,6 +229,9 @@ class OwnAreas(TorchFunctionMode):
 
     def _made(self, area: _Area, output: Tensor, rule: Rule) -> Tensor:
         """Note how photos cover the output of an operation."""
+        if self._known.get((area.canvas, rule)) == _shape(output):
+            return output
+        self._known[area.canvas, rule] = _shape(output)
         self._add(_shape(output), np.stack([rule(area.sizes[:, i], i) for i in (0, 1)], axis=1))
         return output
 
@@ -225,7 +260,7 @@ class OwnAreas(TorchFunctionMode):
         else:
             padding = _pair(0 if padding == "valid" else padding)
             output = _convolve(x, weight, now, stride, padding, dilation, groups)
-            self._made(area, output, _strided(kernel, stride, padding, dilation))
+            self._made(area, output, _Strided(kernel, stride, padding, dilation))
         return output if now is bias else self._add_later(output, bias)
 
     def _convolve_blocks(self, images: Tensor, conv: nn.Conv2d, blocks: BlockInput) -> Tensor:
@@ -234,7 +269,7 @@ class OwnAreas(TorchFunctionMode):
         now = None if self._fuses(conv.weight) else conv.bias
         output = F.conv2d(x, conv.weight, now)
         self._made(
-            area, output, _strided(_pair(blocks.window), (2, 2), _pair(blocks.padding), (1, 1))
+            area, output, _Strided(_pair(blocks.window), (2, 2), _pair(blocks.padding), (1, 1))
         )
         return output if now is conv.bias else self._add_later(output, conv.bias)
 
@@ -243,7 +278,7 @@ class OwnAreas(TorchFunctionMode):
         assert bias is not None
         if output.is_cuda and not output.is_contiguous(memory_format=torch.channels_last):
             return output.add_(bias.view(-1, 1, 1))
-        self._unfinished = _Unfinished(output, bias)
+        self._unfinished[id(output)] = _Unfinished(ref(output), bias)
         return output
 
     def _fuses(self, weight: Tensor) -> bool:
@@ -270,7 +305,7 @@ class OwnAreas(TorchFunctionMode):
         if not filled:
             area.fill_outside(x, -math.inf)
         output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
-        rule = _strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
+        rule = _Strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
         return self._made(area, output, rule)
 
     def _avg_pool2d(
@@ -294,7 +329,7 @@ class OwnAreas(TorchFunctionMode):
             # The mean is over the part of the window that lies in the photo.
             inside = area.fill_outside(x.new_ones(len(x), 1, *area.canvas))
             output = output / F.avg_pool2d(inside, kernel, stride, padding, ceil_mode)
-        return self._made(area, output, _strided(kernel, stride, padding, (1, 1), ceil_mode))
+        return self._made(area, output, _Strided(kernel, stride, padding, (1, 1), ceil_mode))
 
     def _adaptive_avg_pool2d(self, x: Tensor, output_size: Any) -> Tensor:
         if _pair(output_size) != (1, 1):
@@ -347,24 +382,24 @@ def _alike(first: Any, second: Any) -> bool:
     )
 
 
-def _strided(
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    ceil_mode: bool = False,
-) -> Rule:
-    """Return the rule for the output sides of a convolution or pooling."""
+@dataclass(frozen=True)
+class _Strided:
+    """The rule for the output sides of a convolution or pooling."""
 
-    def rule(sides: Any, i: int) -> Any:
-        span = sides + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1
-        if not ceil_mode:
-            return span // stride[i] + 1
-        outputs = -(-span // stride[i]) + 1
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    ceil_mode: bool = False
+
+    def __call__(self, sides: Any, i: int) -> Any:
+        stride, padding = self.stride[i], self.padding[i]
+        span = sides + 2 * padding - self.dilation[i] * (self.kernel[i] - 1) - 1
+        if not self.ceil_mode:
+            return span // stride + 1
+        outputs = -(-span // stride) + 1
         # A window that would start behind the photo and its left padding is left out.
-        return outputs - ((outputs - 1) * stride[i] >= sides + padding[i])
-
-    return rule
+        return outputs - ((outputs - 1) * stride >= sides + padding)
 
 
 def _same_padded(

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from listwise.models.onnx_net import Network, OnnxNet
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
+# The factor for mixed batches on a GPU with this much memory: starting the kernels of many small
+# batches takes longer than computing them.
+LARGE_GPU, LARGE_BATCHES = 64 * 2**30, 2
 # Where photos of different shapes are computed in one batch. A CPU is as fast with batches of one
 # shape, and computes nothing outside of the photos.
 MIXED = {"cpu": False, "cuda": True}
@@ -115,12 +119,16 @@ class PhotoNet:
         autocast: torch.dtype | None,
         fastest: Network | None = None,
     ) -> None:
-        self._net = fastest or inference_network(net, autocast)
+        mixing = MIXED.get(net.mean.device.type, False) and isinstance(net, RetrievalNet)
+        with ThreadPoolExecutor(1, "trial") as thread:  # on the CPU, while the GPU is prepared
+            trial = thread.submit(mixes, net, autocast is not None) if mixing else None
+            self._net = fastest or inference_network(net, autocast)
+            self.mixed = trial is not None and trial.result()
         self._mixed_net = None
-        if MIXED.get(net.mean.device.type, False) and isinstance(net, RetrievalNet):
+        if self.mixed:
             assert isinstance(self._net, RetrievalNet)
-            self._mixed_net = MixedNet(self._net) if mixes(net, autocast is not None) else None
-        self.mixed = self._mixed_net is not None
+            self._mixed_net = MixedNet(self._net)
+        self._warned = False
 
     def __call__(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of these heights and widths in images [B, 3, H, W]: [B, dim].
@@ -131,7 +139,7 @@ class PhotoNet:
             try:
                 return self._mixed_net(images, sizes)
             except UnsupportedNetwork as reason:
-                self._warn(reason, images)
+                self._warn_once(reason)
         return self._alone(images, sizes)
 
     def _alone(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
@@ -141,13 +149,13 @@ class PhotoNet:
         photos = zip(images, sizes, strict=True)
         return torch.cat([self._net(photo[None, :, :h, :w]) for photo, (h, w) in photos])
 
-    def _warn(self, reason: UnsupportedNetwork, images: Tensor) -> None:
-        height, width = images.shape[2:]
-        warnings.warn(
-            f"photos of up to {width} × {height} pixels are computed one at a time, which takes "
-            f"longer: {reason}",
-            stacklevel=2,
-        )
+    def _warn_once(self, reason: UnsupportedNetwork) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"some photos are described one at a time, which takes longer: {reason}",
+                stacklevel=3,
+            )
 
 
 def inference_network(net: Network, autocast: torch.dtype | None, photos: int = 1) -> Network:
@@ -254,7 +262,7 @@ def embed_decoded(
     waiting: list[tuple[PhotoBatch, Tensor]] = []
     pixels = BATCH_PIXELS[device.type]
     if mixed:
-        batches = batch_by_canvas(photos, pixels)
+        batches = batch_by_canvas(photos, pixels * _batch_factor(device))
     else:
         batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
     # One autocast for all batches: it caches the cast weights until it ends.
@@ -283,6 +291,12 @@ def embed_decoded(
         [found[i][1].thumbnail for i in kept],
         [found[i][1].local for i in kept],
     )
+
+
+def _batch_factor(device: torch.device) -> int:
+    gpu = device.type == "cuda"
+    large = gpu and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU
+    return LARGE_BATCHES if large else 1
 
 
 def _descriptors(describe: Describe, batch: PhotoBatch, device: torch.device) -> Tensor:

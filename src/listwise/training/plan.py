@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
+from listwise.data.gpu_photos import prepare_gpu
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.optional import requires
@@ -99,6 +100,7 @@ def prepare(
     if images is None:
         images = labelled_of(data, split_column=config.split_column)
     images = _training_part(images)
+    prepare_gpu(machine.device)
     images, report = check_images(images, config.strict)
     train, validation = _divide(images, config)
     notes = report.lines()
