@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from listwise.data import CropDataset, Decoding, LabelledImages, decode_photos
+from listwise.data.gpu_photos import gpu_decodes
 from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
-from listwise.models.embed import PhotoNet, embed_decoded
+from listwise.models.embed import PhotoNet, embed_decoded, example_image
 from listwise.settings import TrainConfig
 from listwise.training.forward import Forward
 
@@ -31,8 +32,13 @@ START_SECONDS, VALIDATION_SECONDS = 5.0, 1.0
 # The last update and validation of a limited run may take this many times as long as the ones
 # before.
 STOP_PART = 1.5
-# Images and photos of a trial: few, because a large network takes seconds for each.
-TRIAL_IMAGES, TRIAL_PIXELS, TRIAL_PHOTOS = 8, 2**19, 4
+# Images and photos of a trial: few on a CPU, where a large network takes seconds for each, and many
+# on a GPU, which takes as long for a few.
+TRIAL_IMAGES = {"cpu": 8, "cuda": 256}
+TRIAL_PIXELS = {"cpu": 2**19, "cuda": 2**24}
+TRIAL_PHOTOS = {"cpu": 4, "cuda": 128}
+# A CPU cuts so many crops in a trial, at most.
+TRIAL_CROPS = 8
 # Trials are repeated until they have taken this many seconds, because other programs may disturb
 # some of them.
 TRIAL_SECONDS, MAX_TRIALS = 1.0, 4
@@ -206,21 +212,28 @@ class Trial:
         workers = min(core_count(), max(1, config.workers or 0))
         self._pass(crops.images[:1])  # the first pass copies the network
         image = _shortest(lambda: self._pass(crops.images)) / len(crops.images)
-        image += crops.seconds / workers
-        photo = self._photo_seconds(config, workers)
+        decode, photo = self._photo_seconds(config, workers)
+        if gpu_decodes(self.forward.device):  # while the network computes
+            image = max(image, decode)
+        else:
+            image += crops.seconds / workers
         self.forward.set_random_state(random_state)
-        return Speed(config.crops.size, image, photo)
+        return Speed(config.crops.size, image, decode + photo)
 
     def _crops(self, config: TrainConfig) -> "_Crops":
         """Cut a micro-batch of crops, and measure the seconds that one takes."""
         dataset = CropDataset(self.train, config.crops, config.seed)
-        count = max(1, min(TRIAL_IMAGES, TRIAL_PIXELS // config.crops.size**2))
-        step = max(1, len(self.train) // count)
-        keys = [(0, index) for index in range(0, len(self.train), step)][:count]
+        kind = self.forward.device.type
+        count = max(1, min(TRIAL_IMAGES[kind], TRIAL_PIXELS[kind] // config.crops.size**2))
+        crops = min(count, TRIAL_CROPS)
+        step = max(1, len(self.train) // crops)
+        keys = [(0, index) for index in range(0, len(self.train), step)][:crops]
         dataset[keys[0]]  # the first call imports libraries
         started = time.perf_counter()
         images = torch.stack([dataset[key].image for key in keys])
-        return _Crops(images, (time.perf_counter() - started) / len(keys))
+        seconds = (time.perf_counter() - started) / len(keys)
+        images = images.repeat(max(1, count // len(images)), 1, 1, 1)
+        return _Crops(images.to(self.forward.device), seconds)
 
     def _pass(self, images: torch.Tensor) -> None:
         """Compute what an update computes for a micro-batch: forward, and forward and backward."""
@@ -236,24 +249,26 @@ class Trial:
         for parameter, gradient in zip(forward.net.parameters(), earlier, strict=True):
             parameter.grad = gradient
 
-    def _photo_seconds(self, config: TrainConfig, workers: int) -> float:
+    def _photo_seconds(self, config: TrainConfig, workers: int) -> tuple[float, float]:
         """Measure the seconds of a validation photo: to decode it, and to describe it."""
-        some = self.validation.subset(list(range(min(TRIAL_PHOTOS, len(self.validation)))))
         device = self.forward.device
-        started = time.perf_counter()
-        photos = list(decode_photos(some.files(), Decoding(config.val_max_side), 0, device))
-        decode = (time.perf_counter() - started) / len(photos)
+        count = min(TRIAL_PHOTOS[device.type], len(self.validation))
+        some = self.validation.subset(list(range(count)))
+        on_gpu = gpu_decodes(device)
+        readers = workers if on_gpu else 0  # processes that decode would take long to start
+        how = Decoding(config.val_max_side)
+        photos = list(decode_photos(some.files(), how, readers, device))
+        decode = _shortest(lambda: list(decode_photos(some.files(), how, readers, device)))
+        decode /= len(photos) if on_gpu else len(photos) * workers
         net = cast(RetrievalNet, self.forward.net)
         half = self.forward.autocast
-        fast = None
-        if device.type == "cpu":  # as in the validations of a run
-            side = config.crops.size
-            fast = self.forward.evaluation_module(torch.zeros(1, 3, side, side))
-        network = PhotoNet(net, half, cast(RetrievalNet | None, fast))
+        # As in the validations of a run.
+        fast = self.forward.evaluation_module(example_image(net))
+        network = PhotoNet(net, half, cast(RetrievalNet, fast))
         describe = _shortest(
             lambda: embed_decoded(photos, network, net.dim, device, half, mixed=network.mixed)
         )
-        return decode / workers + describe / len(photos)
+        return decode, describe / len(photos)
 
 
 class _Crops(NamedTuple):
