@@ -119,9 +119,10 @@ class PhotoNet:
         autocast: torch.dtype | None,
         fastest: Network | None = None,
     ) -> None:
-        mixing = MIXED.get(net.mean.device.type, False) and isinstance(net, RetrievalNet)
+        trial = None
         with ThreadPoolExecutor(1, "trial") as thread:  # on the CPU, while the GPU is prepared
-            trial = thread.submit(mixes, net, autocast is not None) if mixing else None
+            if MIXED.get(net.mean.device.type, False) and isinstance(net, RetrievalNet):
+                trial = thread.submit(mixes, net, autocast is not None)
             self._net = fastest or inference_network(net, autocast)
             self.mixed = trial is not None and trial.result()
         self._mixed_net = None
