@@ -103,8 +103,8 @@ def test_an_unknown_name_lists_what_there_is(installed):
         check_name("loss", "spred")
     assert str(caught.value) == (
         "unknown loss 'spred': choose one of ap, tie-aware, triplet, contrastive, fastap, "
-        "smoothap, recall-at-k, infonce, roadmap, multi-similarity, or one of an installed package "
-        "(lost, margin, spread)"
+        "smoothap, recall-at-k, infonce, roadmap, multi-similarity, proxy-anchor, hierarchical-ap, "
+        "or one of an installed package (lost, margin, spread)"
     )
 
 

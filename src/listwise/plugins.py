@@ -16,7 +16,8 @@ Kind = Literal["loss", "pooling"]
 BUILT_IN: Final[dict[Kind, tuple[str, ...]]] = {
     "loss": (
         *("ap", "tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k"),
-        *("infonce", "roadmap", "multi-similarity"),
+        *("infonce", "roadmap", "multi-similarity", "proxy-anchor"),
+        "hierarchical-ap",
     ),
     "pooling": ("gem", "mac", "spoc", "rmac", "crow", "cls", "cls+gem"),
 }

@@ -7,7 +7,15 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from listwise.errors import InputError
 from listwise.optional import requires
@@ -112,6 +120,56 @@ class ContrastiveSettings(BaseModel):
     refresh: int = Field(2000, ge=1, description="Number of queries between two rounds of mining")
 
 
+class ProxyAnchorSettings(BaseModel):
+    """Settings of the Proxy-Anchor loss; defaults of Kim et al. (2020)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    margin: float = Field(0.1, description="Margin of the cosine between an image and a proxy")
+    scale: float = Field(32.0, gt=0, description="Factor of the cosines in the exponents")
+    rate_factor: float = Field(
+        100.0,
+        gt=0,
+        description="Learning rate of the proxies, as a multiple of the learning rate of the "
+        "network",
+    )
+
+
+class HierarchicalAPSettings(BaseModel):
+    """Settings of the hierarchical AP loss; defaults of Ramzi et al. (2022)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    alpha: float = Field(
+        1.0,
+        ge=0,
+        description="Exponent of the relevance: larger values make images that share only the "
+        "coarse levels of a label less relevant",
+    )
+    clustering: float = Field(
+        0.1, ge=0, le=1, description="Weight of the clustering term, from 0 to 1"
+    )
+    rate_factor: float = Field(
+        100.0,
+        gt=0,
+        description="Learning rate of the vectors of the clustering term, as a multiple of the "
+        "learning rate of the network",
+    )
+
+
+class RecallAtKSettings(BaseModel):
+    """Settings of the Recall@k loss; Patel et al. (2022)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    virtual: int = Field(
+        0,
+        ge=0,
+        description="Maximum number of virtual examples per class and batch (similarity mixup); 0 "
+        "is off",
+    )
+
+
 class TrainConfig(BaseModel):
     """All settings of a training run; the defaults are the paper's (section 4.2)."""
 
@@ -146,7 +204,8 @@ class TrainConfig(BaseModel):
     loss: str = Field(
         "ap",
         description="Loss: ap, tie-aware, triplet, contrastive, fastap, smoothap, recall-at-k, "
-        "infonce, roadmap, multi-similarity, or one of an installed package",
+        "infonce, roadmap, multi-similarity, proxy-anchor, hierarchical-ap, or one of an installed "
+        "package",
     )
     bins: int = Field(
         20, ge=2, description="Number of quantization bins of the losses ap and tie-aware"
@@ -157,6 +216,23 @@ class TrainConfig(BaseModel):
     )
     triplet: TripletSettings = TripletSettings()
     contrastive: ContrastiveSettings = ContrastiveSettings()
+    proxy_anchor: ProxyAnchorSettings = ProxyAnchorSettings()
+    hierarchical_ap: HierarchicalAPSettings = HierarchicalAPSettings()
+    recall_at_k: RecallAtKSettings = RecallAtKSettings()
+    matryoshka: list[Annotated[int, Field(ge=1)]] = Field(
+        [],
+        description="Also train the first dimensions of the descriptors, at these lengths, such as "
+        "512,128,64; descriptors of the model can then be cut to them",
+    )
+    memory: int = Field(
+        0,
+        ge=0,
+        description="Number of photos of earlier batches that every query ranks too (cross-batch "
+        "memory); 0 is off",
+    )
+    memory_warmup: int = Field(
+        10, ge=0, description="Number of updates before the memory is filled"
+    )
     # batches
     batch_size: int = Field(
         4096, ge=2, description="Images per update; not used by triplet and contrastive"
@@ -230,12 +306,34 @@ class TrainConfig(BaseModel):
     def _known_pooling(cls, name: str) -> str:
         return check_name("pooling", name)
 
+    @field_validator("matryoshka", mode="before")
+    @classmethod
+    def _parsed_lengths(cls, lengths: Any) -> Any:
+        return lengths.split(",") if isinstance(lengths, str) else lengths
+
+    @field_validator("memory")
+    @classmethod
+    def _whole_batches(cls, size: int, info: ValidationInfo) -> int:
+        loss = info.data.get("loss")
+        if size and loss in ("triplet", "contrastive"):
+            raise ValueError(f"the loss {loss} is trained on mined tuples, without a memory")
+        return size
+
     @property
     def mined(self) -> TripletSettings | ContrastiveSettings | None:
         """The settings of the tuples, if the loss needs mined tuples."""
         if self.loss == "triplet":
             return self.triplet
         return self.contrastive if self.loss == "contrastive" else None
+
+    @property
+    def rate_factor(self) -> float:
+        """Learning rate of the parameters of the loss, as a multiple of that of the network."""
+        factors = {
+            "proxy-anchor": self.proxy_anchor.rate_factor,
+            "hierarchical-ap": self.hierarchical_ap.rate_factor,
+        }
+        return factors.get(self.loss, 1.0)
 
     @property
     def images_per_update(self) -> int:
@@ -248,6 +346,9 @@ NESTED: dict[str, type[BaseModel]] = {
     "crops": CropSettings,
     "triplet": TripletSettings,
     "contrastive": ContrastiveSettings,
+    "proxy_anchor": ProxyAnchorSettings,
+    "hierarchical_ap": HierarchicalAPSettings,
+    "recall_at_k": RecallAtKSettings,
 }
 
 

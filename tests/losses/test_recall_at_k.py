@@ -11,11 +11,16 @@ from tuple_examples import batches, value_and_gradient
 
 from listwise.errors import InputError
 from listwise.losses import RecallAtKLoss, pairs
+from listwise.losses.recall_at_k import draw_pairs
 
 
 def formula(descriptors, labels, weights, ks, temperature, k_temperature):
     """Patel et al., Eq. 5 to 7: the database is the batch without the query."""
     scores = descriptors @ descriptors.T
+    return formula_of_scores(scores, labels, weights, ks, temperature, k_temperature)
+
+
+def formula_of_scores(scores, labels, weights, ks, temperature, k_temperature):
     weights = torch.ones(len(labels)) if weights is None else weights
     above, below = 0.0, 0.0
     for q in range(len(labels)):
@@ -74,6 +79,52 @@ def test_small_temperatures_give_the_true_recall():
     assert found(descriptors, labels, weights).item() == pytest.approx(expected, abs=1e-6)
 
 
+LABELS = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 2])
+
+
+def example():
+    torch.manual_seed(0)
+    return torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+
+
+def test_similarity_mixup_mixes_the_scores():
+    """Patel et al., section 3.4: scores of virtual examples are mixtures of scores."""
+    raw, weights = example(), torch.linspace(1, 2, 11, dtype=torch.float64)
+    descriptors = normalize(raw, dim=1)
+    first, second, share = draw_pairs(LABELS, 5)
+    assert LABELS[first].equal(LABELS[second])
+    assert (first != second).all()
+    drawn = {frozenset(pair) for pair in zip(first.tolist(), second.tolist(), strict=True)}
+    assert len(drawn) == len(first)
+    assert torch.bincount(LABELS[first]).tolist() == [0, 1, 5, 5]  # of 0, 1, 6 and 6 pairs
+    assert ((share >= 0) & (share <= 1)).all()
+
+    scores = descriptors @ descriptors.T
+    labels = LABELS
+    for x, z, a in zip(first, second, share, strict=True):
+        row = a * scores[x] + (1 - a) * scores[z]
+        own = a * row[x] + (1 - a) * row[z]
+        scores = torch.cat([scores, row[None]])
+        scores = torch.cat([scores, torch.cat([row, own[None]])[:, None]], 1)
+        labels = torch.cat([labels, LABELS[x][None]])
+        weights = torch.cat([weights, (a * weights[x] + (1 - a) * weights[z])[None]])
+    expected = formula_of_scores(scores, labels, weights, [1, 3], 0.1, 1.0)
+    value = RecallAtKLoss([1, 3], 0.1, virtual=5)(descriptors, LABELS, weights[:11])
+    torch.testing.assert_close(value, expected, atol=1e-10, rtol=0)
+    gradients = [torch.autograd.grad(each, raw, retain_graph=True)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-9)
+
+
+def test_shares_with_similarity_mixup_add_up_and_every_batch_draws_its_own():
+    descriptors = normalize(example(), dim=1)
+    loss = RecallAtKLoss([1, 3], 0.1, virtual=5)
+    shares = [loss(descriptors, LABELS, queries=rows) for rows in ((0, 1), (1, 6), (6, 11))]
+    torch.testing.assert_close(sum(shares), loss(descriptors, LABELS))
+    assert not draw_pairs(LABELS.flip(0), 5)[2].equal(draw_pairs(LABELS, 5)[2])
+    references = {"references": descriptors.detach(), "reference_labels": LABELS}
+    assert loss(descriptors, LABELS, **references).isfinite()
+
+
 def test_shares_of_the_queries_add_up():
     torch.manual_seed(0)
     descriptors = normalize(torch.randn(14, 5, dtype=torch.float64), dim=1)
@@ -87,6 +138,7 @@ def test_what_makes_no_sense_is_refused():
     for settings_, says in (
         ({"ks": []}, "ks is empty"),
         ({"ks": [0]}, "ks must be a whole number of at least 1"),
+        ({"virtual": -1}, "virtual must be a whole number of at least 0"),
         ({"temperature": 0}, "temperature must be above zero"),
         ({"k_temperature": -math.inf}, "k_temperature must be above zero"),
     ):

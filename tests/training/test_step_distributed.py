@@ -25,13 +25,18 @@ from torch.nn.parallel import DistributedDataParallel
 from listwise.errors import InputError
 from listwise.losses import (
     ContrastiveLoss,
+    HierarchicalAPLoss,
+    MatryoshkaLoss,
     MultiSimilarityLoss,
+    ProxyAnchorLoss,
     QuantizedAPLoss,
+    RecallAtKLoss,
     SmoothAPLoss,
     TripletLoss,
     class_balanced_weights,
 )
 from listwise.training import Trainer, distributed, prepare
+from listwise.training.cross_batch import CrossBatchMemory
 from listwise.training.objective import bind_tuples
 from listwise.training.step import MultistageStep
 
@@ -42,6 +47,18 @@ def mined_triplets():
 
 def mined_tuples():
     return bind_tuples(ContrastiveLoss(), 2)
+
+
+def mixed():
+    return RecallAtKLoss([1, 2], 0.1, virtual=4)
+
+
+def levels():
+    return HierarchicalAPLoss(torch.tensor([[0, 0], [0, 1], [1, 2]]), temperature=0.1)
+
+
+def lengths():
+    return MatryoshkaLoss(QuantizedAPLoss(), [6, 3])
 
 
 CASES = {
@@ -55,6 +72,9 @@ CASES = {
     "float32": (QuantizedAPLoss, torch.float32, 3, (7, 4), class_balanced_weights),
     "smooth": (SmoothAPLoss, torch.float64, 3, (7, 4), class_balanced_weights),
     "triplets of the batch": (TripletLoss, torch.float64, 3, (7, 4), class_balanced_weights),
+    "virtual examples": (mixed, torch.float64, 3, (7, 4), class_balanced_weights),
+    "levels": (levels, torch.float64, 3, (7, 4), class_balanced_weights),
+    "lengths": (lengths, torch.float64, 3, (7, 4), class_balanced_weights),
     "mined triplets": (mined_triplets, torch.float64, 3, (7, 5), None),
     "no query in a process": (mined_triplets, torch.float64, 3, (10, 2), None),
     "mined tuples": (mined_tuples, torch.float64, 3, (9, 5), None),
@@ -62,6 +82,32 @@ CASES = {
 }
 if find_spec("pytorch_metric_learning"):
     CASES["adapted"] = MultiSimilarityLoss, torch.float64, 3, (7, 4), class_balanced_weights
+
+
+def proxies():
+    torch.manual_seed(2)
+    return ProxyAnchorLoss(classes=5, dim=6, scale=4.0).double()
+
+
+def run_proxies(rank):
+    net, loss, (images, labels) = make_net(), proxies(), make_batch(11)
+    value = MultistageStep(net, loss, 3)(part(images, (7, 4), rank), part(labels, (7, 4), rank))
+    return value, gradients(net), loss.proxies.grad
+
+
+def run_memory(rank, parts=((7, 4), (5, 6))):
+    """Two updates with a memory; the second batch has photos of the first."""
+    net, memory = make_net(), CrossBatchMemory(9)
+    step = MultistageStep(
+        net, QuantizedAPLoss(), 3, memory=memory, weighting=class_balanced_weights
+    )
+    values = []
+    for first, part_sizes in enumerate(parts):
+        images, labels = make_batch(11 + first)
+        photos = torch.arange(11) + 4 * first
+        mine = (part(rows[:11], part_sizes, rank) for rows in (images, labels, photos))
+        values.append(step(*mine))
+    return torch.stack(values), gradients(net), memory.state()
 
 
 class WithSpareParts(nn.Module):
@@ -194,6 +240,8 @@ def worker(rank, folder, photos):
     results["fails later"] = run_failure(rank, RuntimeError("bad kernel"), with_graph=True)
     results["out of memory"] = run_out_of_memory(rank)
     results["spare parts"] = run_spare_parts(rank)
+    results["proxies"] = run_proxies(rank)
+    results["memory"] = run_memory(rank)
     results["whole batch"] = run_whole_batch_loss(rank, folder, photos)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -230,6 +278,29 @@ def test_two_processes_give_the_loss_and_gradients_of_one(results, name):
         assert counts.forwards == passes * sum(parts)
         assert counts.backwards == sum(parts)
     (_, first, _), (_, second, _) = results[0][name], results[1][name]
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_proxies_get_the_same_gradient_in_every_process(results):
+    net, loss, (images, labels) = make_net(), proxies(), make_batch(11)
+    value = loss(net(images), labels)
+    value.backward()
+    for result in results:
+        actual_value, actual, to_proxies = result["proxies"]
+        torch.testing.assert_close(actual_value, value.detach())
+        assert_equal_gradients(actual, gradients(net), 1e-9)
+        torch.testing.assert_close(to_proxies, loss.proxies.grad)
+    assert torch.equal(results[0]["proxies"][2], results[1]["proxies"][2])
+
+
+def test_the_memory_is_the_same_in_every_process(results):
+    values, expected, state = run_memory(0, ((11,), (11,)))
+    for result in results:
+        actual_values, actual, actual_state = result["memory"]
+        torch.testing.assert_close(actual_values, values)
+        assert_equal_gradients(actual, expected, 1e-9)
+        torch.testing.assert_close(actual_state, state)
+    first, second = (result["memory"][2] for result in results)
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 

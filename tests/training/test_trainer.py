@@ -293,6 +293,8 @@ def test_mining_comes_on_its_schedule_and_is_counted(
         *("tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k", "infonce"),
         "roadmap",
         "multi-similarity",
+        "proxy-anchor",
+        "hierarchical-ap",
     ],
 )
 def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):

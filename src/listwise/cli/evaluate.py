@@ -1,5 +1,6 @@
 """`listwise evaluate`: evaluate a model on a benchmark."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -20,7 +21,12 @@ EXAMPLES = """Examples:
   listwise evaluate runs/a/model roxford5k --qe --report report.html
   listwise evaluate runs/a/model roxford5k --refine diffusion
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
+  listwise evaluate runs/a/model roxford5k --dims 2048,512,128,64
 """
+DIMS = (
+    "Also evaluate the first dimensions of the descriptors at these lengths, stored as float32, "
+    "int8 and one bit per dimension."
+)
 EXPAND = "Also evaluate with α query expansion (αQE); by default if the model is tuned to it."
 
 
@@ -44,6 +50,7 @@ def evaluate(
         Path | None,
         options.path("Descriptor file of photos to add to the database as negatives."),
     ] = None,
+    dims: Annotated[str | None, options.numbers(DIMS)] = None,
     report: options.Report = None,
     data: options.Data = None,
     split: options.Split = None,
@@ -69,6 +76,7 @@ def evaluate(
             expand=expand,
             refine=cast(Any, refine or ()),
             distractors=distractors,
+            dims=options.parse_numbers(dims, "dims", int) if dims else (),
             max_side=max_side,
             scales=options.parse_numbers(scales, "scales") if scales else None,
             power=power,
@@ -88,7 +96,11 @@ def _print(console: Console, result: "Evaluation", json: bool) -> None:
     times = result.milliseconds
     if json:
         name = result.benchmark.name
-        print_json({"benchmark": name, "figures": result.rows, "milliseconds": times})
+        sizes = [asdict(size) for size in result.sizes]
+        found: dict[str, Any] = {"benchmark": name, "figures": result.rows, "milliseconds": times}
+        if result.levels:
+            found["levels"] = result.levels.figures
+        print_json(found | ({"sizes": sizes} if sizes else {}))
         return
     typer.echo(result.table())
     if len(times) > 1:

@@ -93,13 +93,17 @@ def _panel(path: tuple[str, ...]) -> str:
     """The heading under which the help shows a setting."""
     if len(path) == 1:
         return "Settings"
-    return "Settings of the crops" if path[0] == "crops" else f"Settings of the {path[0]} loss"
+    return (
+        "Settings of the crops"
+        if path[0] == "crops"
+        else f"Settings of the {path[0].replace('_', '-')} loss"
+    )
 
 
 def _default(name: str, value: Any) -> str:
     """What the help shows as the default."""
     shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-    shown = {"None": "none", "True": "on", "False": "off"}.get(shown, shown)
+    shown = {"[]": "none", "None": "none", "True": "on", "False": "off"}.get(shown, shown)
     if name in PAPER:
         return f"{CHOSEN[name]}; paper: {shown}"
     return CHOSEN.get(name, shown)
@@ -114,4 +118,6 @@ def _kind(annotation: Any) -> tuple[type, str | None]:
         return str, "|".join(map(str, arguments))
     if origin in (Union, UnionType):
         return str, "|".join(_kind(each)[1] or "" for each in arguments)
+    if origin is list:
+        return str, "INTEGER,..."
     return annotation, KINDS.get(annotation)

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
   listwise whiten runs/a/model labels.csv        # chosen on validation photos
-  listwise whiten runs/a/model labels.csv --dim 512
   listwise whiten runs/a/model photos --dim 1024 --power 0.25 --shrinkage 0
   listwise whiten runs/a/model photos.parquet    # a file of listwise extract
   listwise whiten runs/a/model labels.csv --supervised
+  listwise whiten runs/a/model --dim 128         # keep the first 128 dimensions
   listwise whiten runs/a/model --remove
 
 Learn from photos that resemble the database, but not from photos that you evaluate with. With
@@ -29,22 +29,19 @@ labels, dimension, power and shrinkage are chosen by mAP on the split val of a t
 that are held out. If no whitening helps, none is stored, unless you give one of the three.
 """
 
+_fraction = partial(options.decimal, min=0, max=1)
 Power = Annotated[
     float | None,
-    options.decimal(
+    _fraction(
         "Power of the variances by which whitening divides, from 0 to 1: 0.25 is the paper's "
         "square-rooted PCA, 0.5 is full whitening.",
-        min=0,
-        max=1,
         show_default="chosen by validation, without labels 0.25",
     ),
 ]
 Shrinkage = Annotated[
     float | None,
-    options.decimal(
+    _fraction(
         "Move the variances towards their mean: 0 leaves them, 1 makes them equal.",
-        min=0,
-        max=1,
         show_default="chosen by validation, without labels that of Ledoit and Wolf",
     ),
 ]
@@ -74,38 +71,31 @@ def whiten(
     supervised: Annotated[
         bool, options.flag("--supervised", "Learn from pairs of photos with the same label.")
     ] = False,
-    remove: Annotated[
-        bool, options.flag("--remove", "Remove the whitening from the model.")
-    ] = False,
+    remove: Annotated[bool, options.flag("--remove", "Remove the whitening.")] = False,
     max_side: options.MaxSide = None,
     device: options.Device = "auto",
     json: options.AsJson = False,
 ) -> None:
     """Learn a whitening from photos and store it in the model."""
     console = open_console(json)
-    if remove:
-        if source or supervised or {dim, power, shrinkage, max_side} != {None}:
-            raise InputError("--remove takes only MODEL and --json: leave out the other arguments")
-        from listwise.descriptors import remove_whitening
-
-        remove_whitening(model)
-        done = f"{model} no longer whitens its descriptors"
-        print_result(console, json, {"model": model, "method": None}, done)
-        return
+    if remove and (source or supervised or {dim, power, shrinkage, max_side} != {None}):
+        raise InputError("--remove takes only MODEL and --json: leave out the other arguments")
     if source is None:
-        raise InputError("give the photos to learn from: listwise whiten MODEL PHOTOS")
+        if not remove and (dim is None or supervised or {power, shrinkage, max_side} != {None}):
+            raise InputError("give the photos to learn from: listwise whiten MODEL PHOTOS")
+        _shorten(model, dim, console, json)
+        return
 
     from listwise.descriptors.learning import learn_whitening, whitening_source
 
     opened = whitening_source(source, supervised)
     choices: list[WhiteningChoice] = []
+    how: dict[str, Any] = {"dim": dim, "power": power, "shrinkage": shrinkage}
     with stoppable(), progress_bar(console, "computing descriptors", len(opened)) as advance:
         learned = learn_whitening(
             model,
             opened,
-            dim=dim,
-            power=power,
-            shrinkage=shrinkage,
+            **how,
             supervised=supervised,
             max_side=max_side,
             device=device,
@@ -114,10 +104,23 @@ def whiten(
             on_choice=choices.append,
             on_unreadable=partial(warn_of_unreadable, console),
         )
-    for choice in choices:
-        if not json:
-            typer.echo(f"{choice.table()}\n{choice}")
+    for choice in [] if json else choices:
+        typer.echo(f"{choice.table()}\n{choice}")
     _show(model, learned, choices, console, json)
+
+
+def _shorten(model: Path, dim: int | None, console: Console, json: bool) -> None:
+    """Keep the first dimensions of the descriptors of a model; None removes its whitening."""
+    from listwise.descriptors.learning import remove_whitening, truncate_model
+
+    facts: dict[str, Any] = {"model": model, "method": None}
+    done = f"{model} no longer whitens its descriptors"
+    if dim is None:
+        remove_whitening(model)
+    else:
+        facts |= {"method": truncate_model(model, dim).info.method, "dim": dim}
+        done = f"{model} now keeps the first {dim} dimensions of its descriptors"
+    print_result(console, json, facts, done)
 
 
 def _show(
@@ -140,11 +143,8 @@ def _show(
         return
     if choices and choices[0].gain.value < 0:
         note(console, "the validation mAP is lower than without whitening")
-    info = learned.info
-    kept = info.model_dump(exclude={"format_version"})
-    facts = {"model": model, **kept, "dim": learned.dim, **maps}
+    kept = learned.info.model_dump(exclude={"format_version"})
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"
-    done = (
-        f"{model} now whitens its descriptors: {dims}, learned from {info.learned_from} descriptors"
-    )
-    print_result(console, json, facts, done)
+    done = f"{model} now whitens its descriptors: {dims}, learned from {kept['learned_from']} "
+    facts = {"model": model, **kept, "dim": learned.dim, **maps}
+    print_result(console, json, facts, f"{done}descriptors")

@@ -113,6 +113,35 @@ class LabelledImages(Images):
         return self.subset(chosen)
 
 
+def label_levels(class_names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the groups of classes whose names have levels, such as `bird/sparrow`.
+
+    Args:
+        class_names: K names, each with the same number L of parts that "/" separates.
+
+    Returns:
+        Int64 [K, L]: for each class and level, the number of its group, from the coarsest level to
+        the class itself. Groups of different coarser groups have different numbers.
+
+    Examples:
+        >>> label_levels(["bird/sparrow", "bird/wren", "fish/cod"])
+        array([[0, 0],
+               [0, 1],
+               [1, 2]])
+    """
+    parts = [name.split("/") for name in class_names]
+    depth = len(parts[0])
+    for name, each in zip(class_names, parts, strict=True):
+        if len(each) != depth or not all(part.strip() for part in each):
+            raise InputError(
+                f"the label {name!r} has {len(each)} levels but {class_names[0]!r} has {depth}: "
+                "give all labels the same number of levels, such as bird/sparrow"
+            )
+    groups = [["/".join(each[: level + 1]) for each in parts] for level in range(depth)]
+    numbers = [np.unique(names, return_inverse=True)[1].reshape(-1) for names in groups]
+    return np.stack(numbers, axis=1).astype(np.int64)
+
+
 def hold_out_classes(
     images: LabelledImages, fraction: float, seed: int
 ) -> tuple[LabelledImages, LabelledImages]:

@@ -8,7 +8,8 @@
 
   ======================  ==================================================================
   `path`                  the image file: absolute, or relative to the folder of the table
-  `label`                 its class: any text or number
+  `label`                 its class: any text or number; `bird/sparrow` has two levels
+  `label1`, `label2` ...  the levels of its class in place of `label`, from coarse to fine
   `split`                 optional: `train` or `val`, or another name
   `box`                   optional: `"x0,y0,x1,y1"` or `"x0 y0 x1 y1"`, the part of the image
                           to use, in pixels of the upright image; empty for all of it
@@ -194,7 +195,8 @@ def _split_line(line: str) -> tuple[str, str]:
 def _table_rows(source: Path, split_column: str | None, need_label: bool) -> list[_ListedImage]:
     read = _csv_cells if source.suffix.lower() == ".csv" else _parquet_cells
     columns, cells = read(source)
-    required = ["path", "label"] if need_label else ["path"]
+    labels = _label_columns(source, columns) if need_label else []
+    required = ["path", *labels]
     missing = [name for name in required if name not in columns]
     if missing:
         hint = ""
@@ -231,7 +233,7 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
                 path=os.path.abspath(source.parent / written),
                 id=written,
                 box=read_box(place, row),
-                label=_cell_text(row["label"]) if need_label else None,
+                label="/".join(_cell_text(row[name]) for name in labels) if labels else None,
                 split=_cell_text(row[split_column]) if split_column else None,
                 attributes={name: text for name in others if (text := _cell_text(row[name]))},
             )
@@ -239,6 +241,19 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
     if not rows:
         raise InputError(f"{source}: the table has no rows")
     return rows
+
+
+def _label_columns(source: Path, columns: Sequence[str]) -> list[str]:
+    """Return the column of the label, or those of its levels from coarse to fine."""
+    levels = [f"label{level}" for level in range(1, 1 + sum("label" in name for name in columns))]
+    levels = [name for name in levels if name in columns]
+    if not levels:
+        return ["label"]
+    if "label" in columns:
+        raise InputError(
+            f"{source}: has a column label and {', '.join(levels)}; keep the one or the others"
+        )
+    return levels
 
 
 def _cell_text(value: Any) -> str:

@@ -122,6 +122,25 @@ def learn_whitening(
     return learned
 
 
+def truncate_model(folder: str | Path, dim: int) -> Whitening:
+    """Make the model in a folder keep only the first dimensions of its descriptors.
+
+    Args:
+        folder: the model folder, or the folder of a run.
+        dim: number of dimensions to keep.
+
+    Returns:
+        The whitening that is now in the folder: the earlier one with fewer dimensions, or one that
+        only cuts the descriptors of the network.
+    """
+    folder = find_model_folder(folder)
+    net = load_network(folder, "cpu")
+    whole = Whitening.load(folder, net.fingerprint()) or Whitening.prefix(net.dim, net.dim)
+    cut = whole.truncate(dim)
+    cut.save(folder, net.fingerprint())
+    return cut
+
+
 @dataclass(frozen=True)
 class _Settings:
     """What the user fixed of a whitening, and the functions that receive the other choices."""

@@ -282,6 +282,23 @@ class Model:
         fitted = fit_calibration(found.descriptors, labels, self.fingerprint, source)
         return replace(self, calibration=fitted)
 
+    def truncate(self, dim: int) -> "Model":
+        """Return a model whose descriptors are the first dimensions of this one's, as unit rows.
+
+        Use it after training with `matryoshka`, or with a whitening, whose first directions have
+        the most variance. The calibration of this model does not hold for other descriptors, so
+        the new model has none. `save` stores it in a folder of its own.
+
+        Args:
+            dim: number of dimensions to keep.
+
+        Examples:
+            >>> model.truncate(128).encode("chair.jpg").shape          # doctest: +SKIP
+            (128,)
+        """
+        whole = self.whitening or Whitening.prefix(self.net.dim, self.net.dim)
+        return replace(self, whitening=whole.truncate(dim), folder=None, calibration=None)
+
     @property
     def dim(self) -> int:
         """Number of dimensions of a descriptor."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, overload
 
@@ -34,7 +34,8 @@ class WhiteningInfo(BaseModel):
 
     Attributes:
         format_version: the version of the file format.
-        method: "pca", "supervised", or "imported" from a released checkpoint.
+        method: "pca", "supervised", "imported" from a released checkpoint, or "prefix", which only
+            keeps the first dimensions.
         power: the power of the variances that the PCA divides by.
         learned_from: the number of descriptors.
         shrinkage: how far the variances were moved towards their mean, from 0 to 1; None for 0.
@@ -43,7 +44,7 @@ class WhiteningInfo(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = FORMAT_VERSION
-    method: Literal["pca", "supervised", "imported"]
+    method: Literal["pca", "supervised", "imported", "prefix"]
     power: float | None = None
     learned_from: int | None = None
     shrinkage: float | None = None
@@ -99,6 +100,23 @@ class Whitening:
         rows = (descriptors.astype(np.float32, copy=False) - self.mean) @ self.projection.T
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+    @classmethod
+    def prefix(cls, dimensions: int, dim: int) -> "Whitening":
+        """Return a whitening that only keeps the first dimensions: [n, dimensions] -> [n, dim]."""
+        identity = np.eye(dimensions, dtype=np.float32)
+        info = WhiteningInfo(method="prefix")
+        return cls(np.zeros(dimensions, np.float32), identity, info).truncate(dim)
+
+    def truncate(self, dim: int) -> "Whitening":
+        """Return the whitening that keeps the first `dim` of its output dimensions.
+
+        The directions of a learned whitening are in the order of their variance, so the first ones
+        are the best to keep.
+        """
+        if not 1 <= dim <= self.dim:
+            raise InputError(f"`dim` must be from 1 to {self.dim}, not {dim}")
+        return replace(self, projection=self.projection[:dim])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the mean and the projection."""

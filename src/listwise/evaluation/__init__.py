@@ -16,15 +16,17 @@ from listwise.evaluation.evaluate import (
     mean_average_precision,
     ranks_of_positives,
 )
+from listwise.evaluation.hierarchical import HierarchicalResult, evaluate_hierarchical
 from listwise.evaluation.judged import JudgedQueries, Protocol
 from listwise.evaluation.metrics import ProtocolResult
 from listwise.evaluation.ranks import rank_judged, rank_scores
 
-__all__ = ["Gain", "JudgedQueries", "Protocol", "ProtocolResult", "Results"]
+__all__ = ["Gain", "HierarchicalResult", "JudgedQueries", "Protocol", "ProtocolResult", "Results"]
 __all__ += [
     "average_precision",
     "compare_ap",
     "evaluate_descriptors",
+    "evaluate_hierarchical",
     "evaluate_labelled",
     "evaluate_ranks",
 ]

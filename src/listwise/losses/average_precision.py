@@ -9,7 +9,13 @@ from torch import Tensor
 from listwise.errors import InputError
 from listwise.losses import checks
 from listwise.losses.base import PrecisionLoss
-from listwise.losses.histogram import label_histograms, on_gpu, score_histograms
+from listwise.losses.histogram import (
+    label_histograms,
+    on_gpu,
+    reference_histograms,
+    score_histograms,
+)
+from listwise.losses.lists import Lists
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
 
 Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -18,9 +24,8 @@ Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
 def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
     """Compute the quantized average precision AP_Q (Eq. 11) of each row of a score matrix.
 
-    Use it when queries and database differ, for example with a gallery, or with a memory of
-    earlier batches. A row without a relevant image has no average precision and gives NaN; use
-    `.nanmean()` for the mean.
+    Use it for scores of your own; a loss takes a gallery as `references`. A row without a relevant
+    image has no average precision and gives NaN; use `.nanmean()` for the mean.
 
     Args:
         scores: [Q, N] cosine similarities.
@@ -51,11 +56,20 @@ class _HistogramLoss(PrecisionLoss):
         self.include_self = include_self
         self._formula = formula
 
-    def precision(
-        self, descriptors: Tensor, labels: Tensor, positives: Tensor, start: int, stop: int
-    ) -> Tensor:
-        found = label_histograms(descriptors, labels, self.bins, self.include_self, (start, stop))
-        return self._formula(found[0], found[1], positives[start:stop].clamp(min=1))
+    def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:
+        if lists.within_batch:
+            found = label_histograms(
+                lists.descriptors, lists.labels, self.bins, self.include_self, (start, stop)
+            )
+        else:
+            found = reference_histograms(
+                lists.descriptors[start:stop],
+                lists.labels[start:stop],
+                lists.references,
+                lists.reference_labels,
+                self.bins,
+            )
+        return self._formula(found[0], found[1], positives)
 
     def extra_repr(self) -> str:
         return f"bins={self.bins}, include_self={self.include_self}"
@@ -89,7 +103,18 @@ class QuantizedAPLoss(_HistogramLoss):
         weights: Tensor | None = None,
         *,
         queries: tuple[int, int] | None = None,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
     ) -> Tensor:
+        if references is not None or reference_labels is not None:
+            return super().forward(
+                descriptors,
+                labels,
+                weights,
+                queries=queries,
+                references=references,
+                reference_labels=reference_labels,
+            )
         checks.check_shapes(descriptors, labels)
         # The fused loss has no gradient with respect to the weights. torch.compile uses the
         # operator of the base class, which runs the same kernels.

@@ -38,16 +38,51 @@ def check_labels(labels: Tensor) -> None:
         raise InputError(f"labels must be integers, one class number per image, not {labels.dtype}")
 
 
-def check_batch(descriptors: Tensor, labels: Tensor) -> None:
+def check_batch(descriptors: Tensor, labels: Tensor, least: int = 2) -> None:
     """Check shapes, types, finite values and unit length of a batch: [B, C] and [B]."""
-    check_shapes(descriptors, labels)
+    check_shapes(descriptors, labels, least)
+    check_unit(descriptors)
+
+
+def check_references(
+    descriptors: Tensor, references: Tensor | None, reference_labels: Tensor | None
+) -> None:
+    """Check references [N, C] and their labels [N], if given, for a batch [B, C]."""
+    if references is None and reference_labels is None:
+        return
+    if references is None or reference_labels is None:
+        missing = "references" if references is None else "reference_labels"
+        raise InputError(f"give both `references` and `reference_labels`: {missing} is missing")
+    if not isinstance(references, Tensor) or references.dim() != 2:
+        raise InputError(f"references must be a tensor [N, C], not {_shape(references)}")
+    if references.shape[1] != descriptors.shape[1] or references.dtype != descriptors.dtype:
+        raise InputError(
+            f"references are {_shape(references)} {references.dtype} but descriptors are "
+            f"{_shape(descriptors)} {descriptors.dtype}: give both the same dimension and type"
+        )
+    check_labels(reference_labels)
+    if len(references) != len(reference_labels) or len(references) == 0:
+        raise InputError(
+            f"{len(references)} references but {len(reference_labels)} reference_labels: give one "
+            "label per reference, and at least one reference"
+        )
+    if {references.device, reference_labels.device} != {descriptors.device}:
+        raise InputError(
+            f"descriptors are on {descriptors.device}, references on {references.device} and "
+            f"reference_labels on {reference_labels.device}: move all to {descriptors.device}"
+        )
+    check_unit(references, "references")
+
+
+def check_unit(descriptors: Tensor, name: str = "descriptors") -> None:
+    """Check that descriptors are finite and have unit length."""
     norms = torch.linalg.vector_norm(
         descriptors.detach(), dim=1, dtype=accumulation_dtype(descriptors.dtype)
     )
-    check_lengths((norms - 1).abs().max().item())
+    check_lengths((norms - 1).abs().max().item(), name)
 
 
-def check_shapes(descriptors: Tensor, labels: Tensor) -> None:
+def check_shapes(descriptors: Tensor, labels: Tensor, least: int = 2) -> None:
     """Check shapes and types of a batch, [B, C] and [B], but not its values."""
     if not isinstance(descriptors, Tensor) or descriptors.dim() != 2:
         raise InputError(f"descriptors must be a tensor [B, C], not {_shape(descriptors)}")
@@ -63,20 +98,20 @@ def check_shapes(descriptors: Tensor, labels: Tensor) -> None:
             f"descriptors are on {descriptors.device} but labels on {labels.device}: "
             f"move the labels to {descriptors.device}"
         )
-    if len(descriptors) < 2:
+    if len(descriptors) < least:
         raise InputError("a batch needs at least two images: a query and an image to rank")
 
 
-def check_lengths(worst: float) -> None:
+def check_lengths(worst: float, name: str = "descriptors") -> None:
     """Raise an `InputError` if the largest difference of a length from 1 is too large."""
     if worst != worst or worst == float("inf"):
         raise InputError(
-            "descriptors contain NaN or infinite values: check the network that computed them"
+            f"{name} contain NaN or infinite values: check the network that computed them"
         )
     if worst > UNIT_TOLERANCE:
         raise InputError(
-            f"descriptors must have unit length (one is off by {worst:.3g}): "
-            "pass torch.nn.functional.normalize(descriptors)"
+            f"{name} must have unit length (one is off by {worst:.3g}): "
+            f"pass torch.nn.functional.normalize({name})"
         )
 
 
@@ -131,8 +166,13 @@ def check_forward_mode(tensor: Tensor) -> None:
         )
 
 
-def check_positives(total: float) -> None:
+def check_positives(total: float, within_batch: bool = True) -> None:
     """Raise an `InputError` if the queries that have a positive have no weight in total."""
+    if not total > 0 and not within_batch:
+        raise InputError(
+            "no query has a positive: no reference has the label of a query (or its weight is "
+            "zero); give references of the same classes"
+        )
     if not total > 0:
         raise InputError(
             "no query has a positive: every class of this batch has a single image "

@@ -44,6 +44,19 @@ def label_histograms(
     return result
 
 
+def reference_histograms(
+    queries: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor, bins: int
+) -> Tensor:
+    """Compute the soft histograms of queries over references: the relevant ones, and all.
+
+    Shapes: queries [Q, C] and references [N, C] unit rows, labels [Q] and [N] -> [2, Q, M].
+    """
+    check_forward_mode(queries)
+    check_forward_mode(references)
+    result: Tensor = _reference_histograms(queries, labels, references, reference_labels, bins)
+    return result
+
+
 def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     """Compute the soft histograms of scores [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
     check_forward_mode(scores)
@@ -144,6 +157,83 @@ def _backward_to_descriptors(ctx, gradient: Tensor):  # type: ignore[no-untyped-
 
 
 _label_histograms.register_autograd(_backward_to_descriptors, setup_context=_keep_descriptors)
+
+
+# Queries and references are different images, so each score belongs to one query. The kernels of
+# `gpu.py` do not compute this case: a GPU computes these tiles with PyTorch's operators.
+
+
+@torch.library.custom_op("listwise::reference_histograms", mutates_args=())
+def _reference_histograms(
+    queries: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor, bins: int
+) -> Tensor:
+    dtype = accumulation_dtype(queries.dtype)
+    table = queries.new_zeros(len(queries), 2 * (bins + 1), dtype=dtype)
+    for rows, columns in _tiles(len(queries), len(references)):
+        scores = products(queries[rows].to(dtype), references[columns].to(dtype))
+        position = _bin_position(scores, bins)
+        cell, below = _cells(position, labels[rows, None] == reference_labels[columns], bins)
+        table[rows].scatter_add_(1, cell, 1 - below)
+        table[rows].scatter_add_(1, cell + 1, below)
+    return _positive_and_all(table, bins)
+
+
+@_reference_histograms.register_fake
+def _(
+    queries: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor, bins: int
+) -> Tensor:
+    dtype = accumulation_dtype(queries.dtype)
+    return queries.new_empty((2, len(queries), bins), dtype=dtype)
+
+
+@torch.library.custom_op("listwise::reference_histograms_backward", mutates_args=())
+def _reference_histograms_backward(
+    gradient: Tensor,
+    queries: Tensor,
+    labels: Tensor,
+    references: Tensor,
+    reference_labels: Tensor,
+    both: bool,
+) -> tuple[Tensor, Tensor]:
+    bins, dtype = gradient.shape[-1], gradient.dtype
+    slopes = _slopes(gradient)
+    to_queries = torch.zeros_like(queries, dtype=dtype)
+    # An operator returns tensors: an empty one stands for no gradient.
+    to_references = torch.zeros_like(references if both else references[:0], dtype=dtype)
+    for rows, columns in _tiles(len(queries), len(references)):
+        left, right = queries[rows].to(dtype), references[columns].to(dtype)
+        position = _bin_position(products(left, right), bins)
+        slot = _slots(position, labels[rows, None] == reference_labels[columns], bins)
+        weight = slopes[rows].gather(1, slot)
+        to_queries[rows] += products(weight, right.T)
+        if both:
+            to_references[columns] += products(weight.T, left.T)
+    return to_queries.to(queries.dtype), to_references.to(references.dtype)
+
+
+@_reference_histograms_backward.register_fake
+def _(
+    gradient: Tensor,
+    queries: Tensor,
+    labels: Tensor,
+    references: Tensor,
+    reference_labels: Tensor,
+    both: bool,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(queries), torch.empty_like(references if both else references[:0])
+
+
+def _keep_references(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[:4])
+
+
+def _backward_to_references(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+    both = ctx.needs_input_grad[2]
+    found = _reference_histograms_backward(gradient, *ctx.saved_tensors, both)
+    return found[0], None, found[1] if both else None, None, None
+
+
+_reference_histograms.register_autograd(_backward_to_references, setup_context=_keep_references)
 
 
 @torch.library.custom_op("listwise::score_histograms", mutates_args=())

@@ -6,9 +6,10 @@ from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
 from listwise.errors import InputError
-from listwise.losses.base import BatchLoss, class_sizes
+from listwise.losses.base import BatchLoss
 from listwise.losses.checks import check_positives
-from listwise.losses.tiles import accumulation_dtype, blocks
+from listwise.losses.lists import Lists
+from listwise.losses.tiles import blocks
 
 _ENTRIES = 2**24  # scores in memory at a time
 
@@ -34,29 +35,24 @@ class InfoNCELoss(BatchLoss):
             raise InputError(f"temperature must be above zero, not {temperature}")
         self.temperature = temperature
 
-    def share(  # noqa: D102
-        self, descriptors: Tensor, labels: Tensor, weights: Tensor, start: int, stop: int
-    ) -> Tensor:
-        weights = torch.where(class_sizes(labels) > 1, weights, 0)
+    def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
+        weights = torch.where(lists.positives() > 0, weights, 0)
         total = weights.sum()
-        check_positives(total.item())
-        rows = descriptors.to(accumulation_dtype(descriptors.dtype))
+        check_positives(total.item(), lists.within_batch)
+        size = max(1, _ENTRIES // len(lists.references))
         losses = [
             # Recomputed in backward, so that only the scores of one block are in memory.
-            checkpoint(
-                self._losses, rows, labels, part, use_reentrant=False, preserve_rng_state=False
-            )
-            for part in blocks(start, stop, max(1, _ENTRIES // len(labels)))
+            checkpoint(self._losses, lists, part, use_reentrant=False, preserve_rng_state=False)
+            for part in blocks(start, stop, size)
         ]
         return (weights[start:stop] * torch.cat(losses)).sum() / total
 
-    def _losses(self, rows: Tensor, labels: Tensor, part: slice) -> Tensor:
+    def _losses(self, lists: Lists, part: slice) -> Tensor:
         """Compute the losses of some queries; 0 without a positive: [Q]."""
-        scores = rows[part] @ rows.T / self.temperature
-        same = labels[part, None] == labels
+        scores = lists.scores(part.start, part.stop) / self.temperature
+        same = lists.same(part.start, part.stop)
         hardness = scores.masked_fill(same, -torch.inf).logsumexp(1, keepdim=True)
-        own = torch.arange(part.start, part.stop, device=labels.device)
-        positive = same.scatter(1, own[:, None], False)
+        positive = lists.relevant(part.start, part.stop)
         # −log(p / (p + n)) = log(1 + n / p); with no negative in the batch it is 0.
         gap = torch.where(positive & hardness.isfinite(), hardness - scores, -torch.inf)
         return softplus(gap).sum(1) / positive.sum(1).clamp(min=1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.losses.base import BatchLoss
+from listwise.losses.lists import Lists
 from listwise.losses.tiles import accumulation_dtype
 from listwise.optional import requires
 
@@ -16,17 +17,26 @@ from listwise.optional import requires
 class _MetricLearningLoss(BatchLoss):
     """The weighted mean, over the images, of a loss of pytorch-metric-learning."""
 
+    _takes_references = True
+
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__()
         with requires("compare", "this loss"):
             from pytorch_metric_learning import losses, reducers
         self._each = getattr(losses, name)(**settings, reducer=reducers.DoNothingReducer())
 
-    def share(
-        self, descriptors: Tensor, labels: Tensor, weights: Tensor, start: int, stop: int
-    ) -> Tensor:
-        dtype = accumulation_dtype(descriptors.dtype)
-        (each,) = self._each(descriptors.to(dtype), labels).values()
+    def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:
+        dtype = accumulation_dtype(lists.descriptors.dtype)
+        references: dict[str, Tensor] = {}
+        if not lists.within_batch:
+            if not self._takes_references:
+                raise InputError(
+                    f"{type(self).__name__} does not take references: leave `references` out, or "
+                    "use another loss"
+                )
+            references = {"ref_emb": lists.references.to(dtype)}
+            references["ref_labels"] = lists.reference_labels
+        (each,) = self._each(lists.descriptors.to(dtype), lists.labels, **references).values()
         if each["indices"] is None:
             raise InputError(
                 "no query has a positive: every class of this batch has a single image; "
@@ -54,6 +64,8 @@ class FastAPLoss(_MetricLearningLoss):
         >>> import torch
         >>> loss = FastAPLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
     """
+
+    _takes_references = False
 
     def __init__(self, bins: int = 10) -> None:
         super().__init__("FastAPLoss", num_bins=bins)

@@ -1,5 +1,6 @@
 """The Recall@k surrogate (Patel et al., CVPR 2022)."""
 
+import zlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,8 +10,8 @@ from torch import Tensor
 from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
 from listwise.losses.checks import check_count
+from listwise.losses.lists import Lists
 from listwise.losses.pairs import sum_over_pairs
-from listwise.losses.tiles import accumulation_dtype
 
 
 class RecallAtKLoss(PrecisionLoss):
@@ -22,10 +23,18 @@ class RecallAtKLoss(PrecisionLoss):
     x with k. Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar. The
     defaults are those of the paper, without its similarity mixup.
 
+    With similarity mixup (SimMix), virtual examples are added to the batch, as queries and as
+    images. One lies on the line between two images x and z of a class: its score with any image
+    is a·s_x + (1 − a)·s_z, with a random a from 0 to 1, and its weight is mixed in the same way.
+    The random numbers depend only on the labels of the batch and their order, so they are the same
+    in all processes and for all sizes of micro-batches.
+
     Args:
         ks: the values of k.
         temperature: of the sigmoids that count images; smaller values are closer to true ranks.
         k_temperature: of the sigmoid that compares a rank with k.
+        virtual: maximum number of virtual examples per class; at most one for each pair of its
+            images. 0 is off. The paper has 4 images and so 6 pairs per class.
 
     Examples:
         >>> loss = RecallAtKLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7]))
@@ -36,8 +45,10 @@ class RecallAtKLoss(PrecisionLoss):
         ks: Sequence[int] = (1, 2, 4, 8, 16),
         temperature: float = 0.01,
         k_temperature: float = 1.0,
+        virtual: int = 0,
     ) -> None:
         super().__init__()
+        self.virtual = check_count("virtual", virtual, 0)
         self.ks = tuple(check_count("ks", k, 1) for k in ks)
         if not self.ks:
             raise InputError("ks is empty: give at least one value of k")
@@ -47,27 +58,73 @@ class RecallAtKLoss(PrecisionLoss):
         self.temperature = temperature
         self.k_temperature = k_temperature
 
-    def precision(  # noqa: D102
-        self, descriptors: Tensor, labels: Tensor, positives: Tensor, start: int, stop: int
-    ) -> Tensor:
-        dtype = accumulation_dtype(descriptors.dtype)
-        rows = descriptors.to(dtype)
-        scores = rows[start:stop] @ rows.T
-        own = torch.arange(start, stop, device=labels.device)
-        same = labels[start:stop, None] == labels
-        same = same.scatter(1, own[:, None], False)
-        recalls = partial(self._recalls, own=own)
-        return sum_over_pairs(recalls, scores, same) / positives[start:stop].clamp(min=1)
+    def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
+        if not self.virtual:
+            return super().share(lists, weights, start, stop)
+        size = len(lists.labels)
+        lists, weights = with_virtual_examples(lists, weights, self.virtual)
+        value = super().share(lists, weights, start, stop)
+        # Virtual queries are divided like the rows of the batch.
+        extra = len(lists.labels) - size
+        first, last = (size + extra * bound // size for bound in (start, stop))
+        return value if first == last else value + super().share(lists, weights, first, last)
 
-    def _recalls(self, scores: Tensor, query: Tensor, image: Tensor, own: Tensor) -> Tensor:
+    def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
+        recalls = partial(self._recalls, lists=lists, start=start, stop=stop)
+        scores = lists.scores(start, stop)
+        return sum_over_pairs(recalls, scores, lists.relevant(start, stop)) / positives
+
+    def _recalls(
+        self, scores: Tensor, query: Tensor, image: Tensor, lists: Lists, start: int, stop: int
+    ) -> Tensor:
         """Compute how surely each image is among the first k, averaged over all k: [R]."""
         ahead = torch.sigmoid((scores[query] - scores[query, image][:, None]) / self.temperature)
         # Neither the image itself nor the query is ahead of it.
-        ahead = ahead.scatter(1, image[:, None], 0.0).scatter(1, own[query][:, None], 0.0)
+        ahead = lists.without_self(ahead.scatter(1, image[:, None], 0.0), start, stop, 0.0, query)
         count = ahead.sum(1)
         recalls = [torch.sigmoid((k - 1 - count) / self.k_temperature) for k in self.ks]
         return torch.stack(recalls).mean(0)
 
     def extra_repr(self) -> str:  # noqa: D102
         temperatures = f"temperature={self.temperature}, k_temperature={self.k_temperature}"
-        return f"ks={self.ks}, {temperatures}"
+        return f"ks={self.ks}, {temperatures}, virtual={self.virtual}"
+
+
+def with_virtual_examples(lists: Lists, weights: Tensor, count: int) -> tuple[Lists, Tensor]:
+    """Add mixtures of two images of a class to a batch, at most `count` per class.
+
+    Returns:
+        The lists with the mixtures [V, C] after the images of the batch, and the weights [B + V].
+    """
+    first, second, share = draw_pairs(lists.labels, count)
+    rows, labels = lists.descriptors, lists.labels
+    share = share.to(rows.device)
+    mixed = share[:, None].to(rows.dtype) * rows[first]
+    mixed = mixed + (1 - share)[:, None].to(rows.dtype) * rows[second]
+    rows, labels = torch.cat([rows, mixed]), torch.cat([labels, labels[first]])
+    part = share.to(weights.dtype)
+    weights = torch.cat([weights, part * weights[first] + (1 - part) * weights[second]])
+    if lists.within_batch:
+        return Lists(rows, labels), weights
+    return Lists(rows, labels, lists.references, lists.reference_labels), weights
+
+
+def draw_pairs(labels: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw pairs of images of a class, at most `count` per class, and the share of the first.
+
+    Returns:
+        Rows [V] and [V] of the batch, and shares float64 [V] on the CPU.
+    """
+    numbers = labels.cpu()
+    generator = torch.Generator().manual_seed(zlib.crc32(numbers.numpy().tobytes()))
+    order = torch.argsort(numbers, stable=True)
+    sizes = torch.unique(numbers, return_counts=True)[1]
+    pairs = []
+    for members in torch.split(order, sizes.tolist()):
+        both = torch.combinations(members)
+        if len(both) > count:
+            both = both[torch.randperm(len(both), generator=generator)[:count]]
+        pairs.append(both)
+    chosen = torch.cat(pairs)
+    share = torch.rand(len(chosen), generator=generator, dtype=torch.float64)
+    return chosen[:, 0].to(labels.device), chosen[:, 1].to(labels.device), share

@@ -7,8 +7,36 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
+from listwise.losses.lists import Lists
 from listwise.losses.pairs import sum_over_pairs
-from listwise.losses.tiles import accumulation_dtype
+
+
+class RankBound:
+    """A smooth upper bound H of the step function, whose gradient does not vanish.
+
+    H(t) is σ(t/τ) below 0, σ(t/τ) + ½ from 0 to δ, and a line of slope ρ above δ.
+
+    Args:
+        temperature: τ.
+        slope: ρ.
+        offset: δ.
+    """
+
+    def __init__(self, temperature: float, slope: float, offset: float) -> None:
+        if not temperature > 0:
+            raise InputError(f"temperature must be above zero, not {temperature}")
+        for name, value in (("slope", slope), ("offset", offset)):
+            if not value >= 0:
+                raise InputError(f"{name} must be at least zero, not {value}")
+        self.temperature, self.slope, self.offset = temperature, slope, offset
+
+    def __call__(self, gap: Tensor) -> Tensor:
+        """Compute H of differences of scores, of any shape."""
+        inner = torch.sigmoid(gap.clamp(max=self.offset) / self.temperature)
+        return inner + 0.5 * (gap >= 0) + self.slope * (gap - self.offset).clamp(min=0)
+
+    def __repr__(self) -> str:
+        return f"temperature={self.temperature}, slope={self.slope}, offset={self.offset}"
 
 
 class RoadmapLoss(PrecisionLoss):
@@ -47,31 +75,20 @@ class RoadmapLoss(PrecisionLoss):
         negative_margin: float = 0.6,
     ) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise InputError(f"temperature must be above zero, not {temperature}")
-        for name, value in (("slope", slope), ("offset", offset)):
-            if not value >= 0:
-                raise InputError(f"{name} must be at least zero, not {value}")
         if not 0 <= calibration <= 1:
             raise InputError(f"calibration must be from 0 to 1, not {calibration}")
-        self.temperature, self.slope, self.offset = temperature, slope, offset
+        self.bound = RankBound(temperature, slope, offset)
         self.calibration = calibration
         self.positive_margin, self.negative_margin = positive_margin, negative_margin
 
-    def precision(  # noqa: D102
-        self, descriptors: Tensor, labels: Tensor, positives: Tensor, start: int, stop: int
-    ) -> Tensor:
-        rows = descriptors.to(accumulation_dtype(descriptors.dtype))
-        scores = rows[start:stop] @ rows.T
-        negative = labels[start:stop, None] != labels
-        own = torch.arange(start, stop, device=labels.device)
-        positive = (~negative).scatter(1, own[:, None], False)
-        count = positives[start:stop].clamp(min=1)
+    def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
+        scores, negative = lists.scores(start, stop), ~lists.same(start, stop)
+        positive = lists.relevant(start, stop)
         ratios = partial(self._ratios, positive=positive, negative=negative)
-        precision = sum_over_pairs(ratios, scores, positive) / count
+        precision = sum_over_pairs(ratios, scores, positive) / positives
         close = torch.where(positive, (self.positive_margin - scores).clamp(min=0), 0).sum(1)
         far = torch.where(negative, (scores - self.negative_margin).clamp(min=0), 0).sum(1)
-        distance = close / count + far / negative.sum(1).clamp(min=1)
+        distance = close / positives + far / negative.sum(1).clamp(min=1)
         # `share` takes one minus what is returned here.
         return (1 - self.calibration) * precision + self.calibration * (1 - distance)
 
@@ -81,16 +98,10 @@ class RoadmapLoss(PrecisionLoss):
         """Compute rank⁺ / (rank⁺ + rank⁻) of each pair of a query and a positive: [R]."""
         gap = scores[query] - scores[query, image][:, None]
         ahead = (positive[query] & (gap > 0)).sum(1)
-        bounds = torch.where(negative[query], self._step(gap), 0)
+        bounds = torch.where(negative[query], self.bound(gap), 0)
         rank = 1 + ahead
         return rank / (rank + bounds.sum(1))
 
-    def _step(self, gap: Tensor) -> Tensor:
-        """Compute the upper bound H of the step function."""
-        inner = torch.sigmoid(gap.clamp(max=self.offset) / self.temperature)
-        return inner + 0.5 * (gap >= 0) + self.slope * (gap - self.offset).clamp(min=0)
-
     def extra_repr(self) -> str:  # noqa: D102
-        step = f"temperature={self.temperature}, slope={self.slope}, offset={self.offset}"
         margins = f"{self.positive_margin}, {self.negative_margin}"
-        return f"{step}, calibration={self.calibration}, margins={margins}"
+        return f"{self.bound}, calibration={self.calibration}, margins={margins}"

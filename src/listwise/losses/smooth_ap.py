@@ -7,8 +7,8 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.losses.base import PrecisionLoss
+from listwise.losses.lists import Lists
 from listwise.losses.pairs import sum_over_pairs
-from listwise.losses.tiles import accumulation_dtype
 
 
 class SmoothAPLoss(PrecisionLoss):
@@ -30,15 +30,11 @@ class SmoothAPLoss(PrecisionLoss):
             raise InputError(f"temperature must be above zero, not {temperature}")
         self.temperature = temperature
 
-    def precision(  # noqa: D102
-        self, descriptors: Tensor, labels: Tensor, positives: Tensor, start: int, stop: int
-    ) -> Tensor:
-        dtype = accumulation_dtype(descriptors.dtype)
-        same = labels[start:stop, None] == labels
-        rows = descriptors.to(dtype)
-        scores = rows[start:stop] @ rows.T
+    def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
+        same = lists.same(start, stop)
         precisions = partial(self._precisions, same=same)
-        return sum_over_pairs(precisions, scores, same) / same.sum(1)
+        total = sum_over_pairs(precisions, lists.scores(start, stop), same)
+        return total / same.sum(1).clamp(min=1)
 
     def _precisions(self, scores: Tensor, query: Tensor, image: Tensor, same: Tensor) -> Tensor:
         """Compute the smooth precision at the rank of each image in its query's list: [R]."""

@@ -10,13 +10,15 @@ from typing import Any
 
 from listwise.data import LabelledImages, read_labelled
 from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognize
+from listwise.data.labelled import label_levels
 from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
-from listwise.evaluation import Results
+from listwise.evaluation import HierarchicalResult, Results, evaluate_hierarchical
 from listwise.progress import counting
 from listwise.results.describe import BenchmarkDescriptors, describe_benchmark, refuse_labels
-from listwise.results.table import figures_of, format_table
+from listwise.results.sizes import DescriptorSize, evaluate_sizes, format_sizes
+from listwise.results.table import figures_of, format_table, percent
 from listwise.search.refinement import RefineMethod, find_refinement
 
 
@@ -30,12 +32,16 @@ class Evaluation:
             expansion and refinement, their names + αQE, + SuperGlobal and + diffusion.
         distractors: number of distractors that were added to the database.
         milliseconds: row of the table -> time per query to rank the database.
+        sizes: mAP of shorter and compressed descriptors, if `dims` were given.
+        levels: metrics of the evaluated model over all levels of the labels, if they have several.
     """
 
     described: Mapping[str, BenchmarkDescriptors]
     results: Mapping[str, Results]
     distractors: int = 0
     milliseconds: Mapping[str, float] = field(default_factory=dict)
+    sizes: Sequence[DescriptorSize] = ()
+    levels: HierarchicalResult | None = None
 
     @property
     def benchmark(self) -> Benchmark:
@@ -60,7 +66,13 @@ class Evaluation:
 
     def table(self) -> str:
         """Format the metrics as a plain text table, in percent."""
-        return format_table(self.benchmark.name, self.rows)
+        parts = [format_table(self.benchmark.name, self.rows)]
+        if self.levels:
+            found = (f"{name} {percent(value)}" for name, value in self.levels.figures.items())
+            parts.append(f"all levels of the labels: {', '.join(found)}")
+        if self.sizes:
+            parts.append(format_sizes(self.sizes))
+        return "\n\n".join(parts)
 
     def __str__(self) -> str:
         return self.table()
@@ -117,6 +129,7 @@ def evaluate(
     expand: bool | None = None,
     refine: RefineMethod | Sequence[RefineMethod] = (),
     distractors: DescriptorFile | str | Path | None = None,
+    dims: Sequence[int] = (),
     data: str | Path | None = None,
     split: str | None = None,
     max_side: int | None = None,
@@ -138,6 +151,8 @@ def evaluate(
         refine: also evaluate with the first images re-ranked by their global descriptors:
             "superglobal", "diffusion", or a list of both.
         distractors: descriptors of further photos by the same model, all negatives.
+        dims: also evaluate the first dimensions of the descriptors at these lengths, stored as
+            float32, as int8 and as one bit per dimension.
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
         max_side: long side that larger photos are reduced to; 0 for the original size. By default
@@ -182,7 +197,24 @@ def evaluate(
             results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
             seconds = time.perf_counter() - started
             milliseconds[name + suffix] = 1000 * seconds / max(1, len(opened.judged))
-    return Evaluation(described, results, len(distractors) if distractors else 0, milliseconds)
+    sizes = evaluate_sizes(described[name], dims)
+    added = len(distractors) if distractors else 0
+    levels = _evaluate_levels(described[name])
+    return Evaluation(described, results, added, milliseconds, sizes, levels)
+
+
+def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult | None:
+    """Compute the metrics of labels with levels, such as bird/sparrow; None for other labels."""
+    images = described.benchmark.database
+    if not isinstance(images, LabelledImages) or images is not described.benchmark.queries:
+        return None
+    if not described.benchmark.labelled or not all("/" in name for name in images.class_names):
+        return None
+    try:
+        levels = label_levels(images.class_names)
+    except InputError:  # a "/" that does not separate levels
+        return None
+    return evaluate_hierarchical(described.database, levels[images.labels])
 
 
 def _check_distractors(file: DescriptorFile, model: Model, settings: dict[str, Any]) -> None:

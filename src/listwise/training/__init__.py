@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from listwise.settings import TrainConfig
+from listwise.training.cross_batch import CrossBatchMemory
 from listwise.training.objective import Loss
 from listwise.training.step import Counts, MultistageStep
 
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
     from listwise.training.plan import TrainPlan, prepare
     from listwise.training.trainer import Trainer, TrainResult, resume
 
-__all__ = ["Counts", "Loss", "MultistageStep", "TrainConfig", "TrainPlan", "TrainResult", "Trainer"]
-__all__ += ["prepare", "resume"]
+__all__ = ["Counts", "CrossBatchMemory", "Loss", "MultistageStep", "TrainConfig", "TrainPlan"]
+__all__ += ["TrainResult", "Trainer", "prepare", "resume"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The training loss: one named in the settings, or any callable of descriptors and labels."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,8 +11,11 @@ from listwise.errors import InputError
 from listwise.losses import (
     ContrastiveLoss,
     FastAPLoss,
+    HierarchicalAPLoss,
     InfoNCELoss,
+    MatryoshkaLoss,
     MultiSimilarityLoss,
+    ProxyAnchorLoss,
     QuantizedAPLoss,
     RecallAtKLoss,
     RoadmapLoss,
@@ -35,32 +38,63 @@ It may take two more arguments, with these names:
 """
 
 
-LOSSES: dict[str, Callable[[TrainConfig], Loss]] = {
-    "ap": lambda config: QuantizedAPLoss(config.bins),
-    "tie-aware": lambda config: TieAwareAPLoss(config.bins),
-    "triplet": lambda config: bind_tuples(
+# Name -> a function of the settings, the training classes and the dimension of a descriptor.
+LOSSES: dict[str, Callable[[TrainConfig, Sequence[str], int], Loss]] = {
+    "ap": lambda config, *_: QuantizedAPLoss(config.bins),
+    "tie-aware": lambda config, *_: TieAwareAPLoss(config.bins),
+    "triplet": lambda config, *_: bind_tuples(
         TripletLoss(config.triplet.margin, config.triplet.form), config.triplet.tuples
     ),
-    "contrastive": lambda config: bind_tuples(
+    "contrastive": lambda config, *_: bind_tuples(
         ContrastiveLoss(config.contrastive.margin, config.contrastive.negatives),
         config.contrastive.tuples,
     ),
-    "fastap": lambda config: FastAPLoss(),
-    "smoothap": lambda config: SmoothAPLoss(),
-    "recall-at-k": lambda config: RecallAtKLoss(),
-    "infonce": lambda config: InfoNCELoss(),
-    "roadmap": lambda config: RoadmapLoss(),
-    "multi-similarity": lambda config: MultiSimilarityLoss(),
+    "fastap": lambda config, *_: FastAPLoss(),
+    "smoothap": lambda config, *_: SmoothAPLoss(),
+    "recall-at-k": lambda config, *_: RecallAtKLoss(virtual=config.recall_at_k.virtual),
+    "infonce": lambda config, *_: InfoNCELoss(),
+    "roadmap": lambda config, *_: RoadmapLoss(),
+    "multi-similarity": lambda config, *_: MultiSimilarityLoss(),
+    "proxy-anchor": lambda config, names, dim: ProxyAnchorLoss(
+        len(names), dim, config.proxy_anchor.margin, config.proxy_anchor.scale
+    ),
+    "hierarchical-ap": lambda config, names, dim: HierarchicalAPLoss(
+        _levels(names), dim, config.hierarchical_ap.alpha, config.hierarchical_ap.clustering
+    ),
 }
 
 
-def make_loss(config: TrainConfig) -> Loss:
-    """Create the loss that the settings name: a built-in one, or one of an installed package."""
+def make_loss(config: TrainConfig, class_names: Sequence[str] = ("", " "), dim: int = 1) -> Loss:
+    """Create the loss that the settings name: a built-in one, or one of an installed package.
+
+    Args:
+        config: the settings.
+        class_names: the training classes, for a loss with proxies or levels.
+        dim: the number of dimensions of a descriptor, for a loss with proxies.
+    """
     if config.loss in LOSSES:
-        return LOSSES[config.loss](config)
+        return LOSSES[config.loss](config, class_names, dim)
     found = load_installed("loss", config.loss)
     loss: Loss = found() if isinstance(found, type) else found
     return loss
+
+
+def _levels(class_names: Sequence[str]) -> Tensor:
+    from listwise.data.labelled import label_levels  # the step works without photos
+
+    return torch.from_numpy(label_levels(class_names))
+
+
+def with_lengths(loss: Loss, lengths: Sequence[int], dim: int) -> Loss:
+    """Return a loss of descriptors [B, dim] that also trains their prefixes of these lengths."""
+    if not lengths:
+        return loss
+    if max(lengths) > dim:
+        raise InputError(
+            f"`matryoshka` has the length {max(lengths)}, but descriptors have {dim} dimensions: "
+            "give shorter lengths"
+        )
+    return MatryoshkaLoss(loss, [dim, *lengths])
 
 
 def accepted_arguments(loss: Loss) -> frozenset[str]:
@@ -71,6 +105,8 @@ def accepted_arguments(loss: Loss) -> frozenset[str]:
         raise InputError(
             f"loss must be a callable of descriptors and labels, not {type(loss).__name__}"
         )
+    if isinstance(loss, MatryoshkaLoss):
+        return accepted_arguments(loss.loss)
     bound = loss.keywords.keys() if isinstance(loss, partial) else ()
     if isinstance(loss, nn.Module):  # its __call__ takes any arguments
         loss = loss.forward

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from listwise.errors import InputError
 from listwise.losses.checks import check_count
 from listwise.models.net import live_batch_norms
+from listwise.training.cross_batch import CrossBatchMemory
 from listwise.training.distributed import (
     failing_together,
     gather_numbers,
@@ -55,6 +56,20 @@ class Counts:
     updates: int = 0
 
 
+@dataclass
+class _Batch:
+    """The part of a batch of this process, and what stage 2 gathered for the memory.
+
+    `gathered` has descriptors [B, C], labels [B] and photos [B] of all processes.
+    """
+
+    images: Tensor
+    labels: Tensor
+    photos: Tensor | None
+    parts: Sequence[int]
+    gathered: tuple[Tensor, Tensor, Tensor] | None = None
+
+
 class MultistageStep:
     """Computes the gradient of a loss over a whole batch, one micro-batch in memory at a time.
 
@@ -71,6 +86,8 @@ class MultistageStep:
         micro_batch: number of images whose graph is in memory at a time. "auto" finds what fits,
             takes the whole batch in one pass if it can, and halves the micro-batch when CUDA
             memory runs out.
+        memory: descriptors of earlier batches, which every query ranks too. The loss must take
+            `weights` and `queries`. Each call then needs the numbers of the photos.
         weighting: a function from the labels [B] of the whole batch to the weights [B] of the
             queries, for a loss that takes `weights`.
         autocast: dtype in which the network runs, such as torch.bfloat16; the loss is computed
@@ -103,6 +120,7 @@ class MultistageStep:
         loss: Loss,
         micro_batch: int | Literal["auto"] = "auto",
         *,
+        memory: CrossBatchMemory | None = None,
         weighting: Callable[[Tensor], Tensor] | None = None,
         autocast: torch.dtype | None = None,
         compile: bool = False,
@@ -120,8 +138,14 @@ class MultistageStep:
                 "this loss does not take weights: leave `weighting` out, or give the loss an "
                 "argument `weights`"
             )
+        if memory is not None and not {"weights", "queries"} <= self._accepted:
+            raise InputError(
+                "this loss cannot rank the photos of a memory: leave `memory` out, or give the "
+                "loss the arguments `weights` and `queries`"
+            )
         self.net = net
         self.loss = loss
+        self.memory = memory
         self.weighting = weighting
         self.autocast = autocast
         self.compile = compile
@@ -134,13 +158,14 @@ class MultistageStep:
         self._fit: Fit | None = None
         self._fit_shape: torch.Size | None = None
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, photos: Tensor | None = None) -> Tensor:
         """Add the gradient of the loss of a batch to `.grad`, and return the loss.
 
         Args:
             images: [B, 3, H, W] on any device; they are copied to the network's device one
                 micro-batch at a time.
             labels: [B], equal for images that are relevant to each other.
+            photos: [B] the number of the photo of each image, if there is a memory.
 
         Returns:
             The loss, a scalar without a graph.
@@ -151,6 +176,8 @@ class MultistageStep:
                 "torch.no_grad() and torch.inference_mode()"
             )
         check_processes(self.loss, world()[1])
+        if self.memory is not None and (photos is None or photos.shape != labels.shape):
+            raise InputError("the memory needs `photos`: give the number of the photo per image")
         parameters = _trainable(self.net, self.loss)
         forward = self.forward()
         with torch.autocast(forward.device.type, enabled=False):
@@ -163,7 +190,8 @@ class MultistageStep:
                 try:
                     with _accumulated_gradients(parameters):
                         forward.refresh()
-                        value = self._backpropagate(forward, images, labels, parts, micro_batch)
+                        batch = _Batch(images, labels, photos, parts)
+                        value = self._backpropagate(forward, batch, micro_batch)
                         forward.add_gradients()
                         sum_gradients(parameters)
                     break
@@ -176,9 +204,11 @@ class MultistageStep:
                 # Outside of the handler, in which the error keeps the tensors alive.
                 torch.cuda.empty_cache()
                 forward.set_random_state(random_state)
-        batch = sum(parts)
-        self.counts.forwards += batch if micro_batch >= max(parts) else 2 * batch
-        self.counts.backwards += batch
+        if self.memory is not None and batch.gathered is not None:
+            self.memory.add(*batch.gathered)
+        size = sum(parts)
+        self.counts.forwards += size if micro_batch >= max(parts) else 2 * size
+        self.counts.backwards += size
         self.counts.updates += 1
         return value
 
@@ -194,19 +224,12 @@ class MultistageStep:
             self._forward = old = new
         return old
 
-    def _backpropagate(
-        self,
-        forward: Forward,
-        images: Tensor,
-        labels: Tensor,
-        parts: Sequence[int],
-        micro_batch: int,
-    ) -> Tensor:
+    def _backpropagate(self, forward: Forward, batch: "_Batch", micro_batch: int) -> Tensor:
         """Run the three stages for the images [parts[rank], 3, H, W] of this process."""
-        device, rank = forward.device, world()[0]
+        device, rank, parts = forward.device, world()[0], batch.parts
         start = sum(parts[:rank])
         stop = start + parts[rank]
-        crops = torch.split(images, micro_batch)
+        crops = torch.split(batch.images, micro_batch)
         # If the whole batch fits, stage 1 keeps its graph and stage 3 does not compute it again.
         one_pass = micro_batch >= max(parts)
 
@@ -220,11 +243,15 @@ class MultistageStep:
 
         # Stage 2: the loss, and its gradient with respect to the descriptors.
         descriptors = gather_rows(torch.cat(pieces).detach(), parts).requires_grad_()
-        all_labels = gather_rows(labels.to(device), parts)
+        labels = gather_rows(batch.labels.to(device), parts)
         with failing_together(device):
-            value = self._loss_of(
-                descriptors, all_labels, (start, stop) if len(parts) > 1 else None
-            )
+            queries = (start, stop) if len(parts) > 1 else None
+            if self.memory is None or batch.photos is None:
+                value = self._loss_of(descriptors, labels, queries)
+            else:
+                photos = gather_rows(batch.photos.to(device), parts)
+                value = self._loss_with_memory(self.memory, descriptors, labels, photos, queries)
+                batch.gathered = (descriptors.detach(), labels, photos)
             torch.autograd.backward(value)
             if descriptors.grad is None:
                 raise InputError("the loss does not depend on the descriptors: it has no gradient")
@@ -248,13 +275,44 @@ class MultistageStep:
             _check_drift(drifts)
         return value
 
+    def _loss_with_memory(
+        self,
+        memory: CrossBatchMemory,
+        descriptors: Tensor,
+        labels: Tensor,
+        photos: Tensor,
+        queries: tuple[int, int] | None,
+    ) -> Tensor:
+        """Compute the loss of a batch whose queries also rank the photos of the memory.
+
+        They are further images of the batch that are not queries: they have no weight.
+        """
+        references, reference_labels = memory.references(photos)
+        if references is None or len(references) == 0:
+            return self._loss_of(descriptors, labels, queries)
+        weights = torch.ones_like(descriptors[:, 0]).float()
+        if self.weighting is not None:
+            weights = self.weighting(labels)
+        return self._loss_of(
+            torch.cat([descriptors, references.to(descriptors.dtype)]),
+            torch.cat([labels, reference_labels]),
+            queries or (0, len(labels)),
+            torch.cat([weights, weights.new_zeros(len(references))]),
+        )
+
     def _loss_of(
-        self, descriptors: Tensor, labels: Tensor, queries: tuple[int, int] | None
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        queries: tuple[int, int] | None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of a batch [B, C] and [B], or the share of some rows, with its graph."""
         options: dict[str, object] = {}
-        if self.weighting is not None:
-            options["weights"] = self.weighting(labels)
+        if weights is None and self.weighting is not None:
+            weights = self.weighting(labels)
+        if weights is not None:
+            options["weights"] = weights
         if queries is not None:
             options["queries"] = queries
         value = self.loss(descriptors, labels, **options)

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, read_settings
 from listwise.training.adam import Adam
 from listwise.training.averaging import WeightAverage
+from listwise.training.cross_batch import CrossBatchMemory
 from listwise.training.distributed import failing_together, world
 from listwise.training.duration import (
     Speed,
@@ -45,7 +46,13 @@ from listwise.training.loading import Batches, load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
 from listwise.training.mining.pool import mine_tuples
-from listwise.training.objective import Loss, check_processes, loss_module, make_loss
+from listwise.training.objective import (
+    Loss,
+    check_processes,
+    loss_module,
+    make_loss,
+    with_lengths,
+)
 from listwise.training.plan import TrainPlan, prepare
 from listwise.training.run.checkpoint import (
     Progress,
@@ -146,22 +153,22 @@ class Trainer:
                 check_unused(self.run)
         self._check_processes()
         torch.manual_seed(config.seed)
-        self.loss: Loss = plan.parts.get("loss") or make_loss(config)
-        check_processes(self.loss, self.processes)
         self.net = RetrievalNet(
             plan.parts.get("backbone", config.backbone),
             plan.parts.get("pooling", config.pooling),
             config.projection,
             config.weights,
         )
+        self.loss = self._make_loss()
         self.net.to(self.device)
         self.optimizer = self._make_optimizer()
+        kept = (config.memory, config.memory_warmup)
+        self.memory = CrossBatchMemory(*kept) if config.memory else None
         self.average = WeightAverage(self.net, self.optimizer, config.ema) if config.ema else None
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
-            self.progress = load_checkpoint(
-                self.run / CHECKPOINT_FILE, self.net, self.optimizer, loss_module(self.loss)
-            )
+            parts = (self.net, self.optimizer, loss_module(self.loss), self.memory)
+            self.progress = load_checkpoint(self.run / CHECKPOINT_FILE, *parts)
         self.miner = make_miner(config, plan.train.labels)
         self._tuples: Indices = np.array(self.progress.tuples, dtype=np.int64)
         self._autocast = torch.bfloat16 if config.precision == "bfloat16" else None
@@ -357,13 +364,23 @@ class Trainer:
                 f"increase {advice}, or start fewer processes"
             )
 
+    def _make_loss(self) -> Loss:
+        config, dim = self.plan.config, self.net.dim
+        loss = self.plan.parts.get("loss") or make_loss(config, self.plan.train.class_names, dim)
+        loss = with_lengths(loss, config.matryoshka, dim)
+        check_processes(loss, self.processes)
+        return loss
+
     def _make_optimizer(self) -> Adam:
-        parameters = list(self.net.parameters())
-        parameters += loss_module(self.loss).to(self.device).parameters()
+        config = self.plan.config
+        groups: list[dict[str, Any]] = [{"params": list(self.net.parameters()), "rate_factor": 1.0}]
+        of_loss = list(loss_module(self.loss).to(self.device).parameters())
+        if of_loss:
+            groups.append({"params": of_loss, "rate_factor": config.rate_factor})
         return Adam(
-            parameters,
-            lr=self.plan.config.learning_rate,
-            weight_decay=self.plan.config.weight_decay,
+            groups,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
             fused=self.device.type == "cuda",  # one kernel for all parameters
         )
 
@@ -374,6 +391,7 @@ class Trainer:
             self.net,
             self.loss,
             self.progress.micro_batch or config.micro_batch,
+            memory=self.memory,
             weighting=class_balanced_weights if weighted else None,
             autocast=self._autocast,
             compile=worth_compiling(config, self.device),
@@ -420,7 +438,7 @@ class Trainer:
         rate = config.learning_rate * (1 - update / config.updates)
         rate *= min(1.0, (update + 1) / (config.warmup + 1))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate_factor"]
         return rate
 
     def _update(self, batch: CropBatch) -> float:
@@ -428,7 +446,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cpu":  # a GPU is still computing when a call returns
             self.step.on_progress = partial(self._note_part, started=time.perf_counter())
-        loss = self.step(self._upload(batch.images), batch.labels).item()
+        photos = None
+        if self.memory is not None:
+            photos = torch.from_numpy(self._draw(self.progress.update))
+        loss = self.step(self._upload(batch.images), batch.labels, photos).item()
         if self.step.fallback:
             self._message_once(self.step.fallback, self.step.fallback)
         if self.progress.micro_batch is None:
@@ -571,7 +592,8 @@ class Trainer:
             self.progress.tuples = self._tuples.tolist()
             self.progress.metrics_sum = record.sum
             self._writer.submit(record.flush)
-            tensors = checkpoint_tensors(self.net, self.optimizer, loss_module(self.loss))
+            module = loss_module(self.loss)
+            tensors = checkpoint_tensors(self.net, self.optimizer, module, self.memory)
             copies = self._writer.copy(tensors)
             progress = replace(self.progress)
             path = self.run / CHECKPOINT_FILE

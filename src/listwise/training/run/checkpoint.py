@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from listwise.errors import InputError
 from listwise.files import write_tensors
 from listwise.models.storage import FINGERPRINT, state_digest
+from listwise.training.cross_batch import CrossBatchMemory
 
 
 @dataclass
@@ -56,12 +57,17 @@ def save_checkpoint(
 
 
 def checkpoint_tensors(
-    net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: nn.Module | None = None,
+    memory: CrossBatchMemory | None = None,
 ) -> dict[str, Tensor]:
     """Return the tensors that a checkpoint has, on their devices."""
     tensors: dict[str, Tensor] = {f"net.{k}": v for k, v in net.state_dict().items()}
     if loss is not None:
         tensors.update({f"loss.{k}": v for k, v in loss.state_dict().items()})
+    if memory is not None:
+        tensors.update({f"memory.{k}": v for k, v in memory.state().items()})
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer.{index}.{key}": value for key, value in state.items()})
     tensors["random.cpu"] = torch.get_rng_state()
@@ -79,9 +85,13 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], progress: Progress)
 
 
 def load_checkpoint(
-    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module | None = None
+    path: Path,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: nn.Module | None = None,
+    memory: CrossBatchMemory | None = None,
 ) -> Progress:
-    """Load the state that `save_checkpoint` saved into network, optimizer and loss.
+    """Load the state that `save_checkpoint` saved into network, optimizer, loss and memory.
 
     Raises:
         InputError: the file is damaged, or does not fit the network or the loss.
@@ -106,7 +116,9 @@ def load_checkpoint(
         net.load_state_dict(_part(tensors, "net."))
         if loss is not None:
             loss.load_state_dict(_part(tensors, "loss."))
-    except RuntimeError as error:
+        if memory is not None:
+            memory.load_state(_part(tensors, "memory."), next(net.parameters()).device)
+    except (KeyError, RuntimeError) as error:
         raise InputError(
             f"{path} does not fit the network or loss in the settings: start a new run"
         ) from error
