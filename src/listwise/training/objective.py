@@ -64,7 +64,7 @@ LOSSES: dict[str, Callable[[TrainConfig, Sequence[str], int], Loss]] = {
 }
 
 
-def make_loss(config: TrainConfig, class_names: Sequence[str] = ("", " "), dim: int = 1) -> Loss:
+def make_loss(config: TrainConfig, class_names: Sequence[str] = ("a", "b"), dim: int = 1) -> Loss:
     """Create the loss that the settings name: a built-in one, or one of an installed package.
 
     Args:

@@ -162,8 +162,7 @@ class Trainer:
         self.loss = self._make_loss()
         self.net.to(self.device)
         self.optimizer = self._make_optimizer()
-        kept = (config.memory, config.memory_warmup)
-        self.memory = CrossBatchMemory(*kept) if config.memory else None
+        self.memory = _make_memory(config)
         self.average = WeightAverage(self.net, self.optimizer, config.ema) if config.ema else None
         self.progress = Progress()
         if resume and (self.run / CHECKPOINT_FILE).exists():
@@ -623,6 +622,10 @@ def _write_picture(
 ) -> None:
     queries = choose_queries(seen.labels, PICTURED_QUERIES)
     record.picture(update, "ranked lists", ranked_list_picture(seen, descriptors, queries))
+
+
+def _make_memory(config: TrainConfig) -> CrossBatchMemory | None:
+    return CrossBatchMemory(config.memory, config.memory_warmup) if config.memory else None
 
 
 def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
