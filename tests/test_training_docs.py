@@ -24,20 +24,23 @@ def test_flags_and_settings_exist(name):
     text = (DOCS / name).read_text()
     flags = {name.replace("_", "-") for name in TrainConfig.model_fields if name not in NESTED}
     for group, model in NESTED.items():
-        flags |= {f"{group}-{name.replace('_', '-')}" for name in model.model_fields}
+        flags |= {f"{group}-{name}".replace("_", "-") for name in model.model_fields}
     flags |= {"no-class-weights", "run-folder", "resume", "preset", "config", "json", "help"}
     outside = {"nproc-per-node", "logdir", "shm-size"}  # of torchrun, tensorboard and docker
+    outside |= {"dim", "dims"}  # of listwise whiten and listwise evaluate
     assert set(re.findall(r"--([a-z][a-z-]+)", text)) <= flags | outside
     for block in blocks(name, "yaml"):
         make_config(yaml.safe_load(block), name)
 
 
 def test_the_data_guide(photos, tmp_path, monkeypatch):
-    (table,) = blocks("data.md", "csv")
+    table, levels = blocks("data.md", "csv")
     (tmp_path / "labels.csv").write_text(table)
     images = read_labelled(tmp_path / "labels.csv")
     assert images.class_names == ("eiffel_tower", "louvre")
     assert images.boxes == (None, (120, 40, 560, 700), None, None)
+    (tmp_path / "levels.csv").write_text(levels)
+    assert read_labelled(tmp_path / "levels.csv").class_names == ("bird/sparrow", "bird/wren")
     listed = [block for block in blocks("data.md", "") if "\t" in block]
     (tmp_path / "list.txt").write_text(listed[0])
     assert read_labelled(tmp_path / "list.txt").class_names == ("eiffel_tower", "louvre")
