@@ -62,6 +62,26 @@ def test_refined_rows_and_their_time(there):
     assert "--refine" in err
 
 
+def test_the_best_quality_has_a_row_and_keeps_its_features(there, place):
+    options = ["toy", "--quality", "best", "--max-side", 64, "--json"]
+    code, out, err = there("evaluate", "run0/model", *options, "--features", "kept")
+    assert code == 0, err
+    found = json.loads(out)
+    assert list(found["figures"]) == ["run0", "run0 + SP + diffusion"]
+    plain, best = (row["Medium"]["mAP"] for row in found["figures"].values())
+    assert best > plain
+    assert found["milliseconds"]["run0 + SP + diffusion"] > 0
+    kept = {path.name: path.stat().st_mtime_ns for path in (place / "kept").iterdir()}
+    assert set(kept) == {"queries.arrow", "database.arrow"}
+    again = json.loads(there("evaluate", "run0/model", *options, "--features", "kept")[1])
+    assert again["figures"] == found["figures"]
+    assert {path.name: path.stat().st_mtime_ns for path in (place / "kept").iterdir()} == kept
+    for wrong in (["toy/train.csv", "--quality", "best"], ["toy", "--quality", "good"]):
+        code, _, err = there("evaluate", "run0/model", *wrong)
+        assert code == 2
+        assert "--quality" in err
+
+
 def test_a_table_of_labelled_photos(there, place):
     code, out, err = there(
         "evaluate", "run0/model", "toy/train.csv", "--split", "val", "--report", "own.html"

@@ -208,6 +208,11 @@ def test_answers_for_people(shop, tmp_path):
     assert "refined" not in out
     _, out, _ = shop("search", "shop", "photos/class2/1.jpg", "-k", 4, "--refine", "diffusion")
     assert out.split()[:3] == ["score", "refined", "photo"]
+    _, out, _ = shop("search", "shop", "photos/class2/1.jpg", "-k", 4, "--quality", "best")
+    assert out.split()[:4] == ["score", "refined", "inliers", "photo"]
+    code, _, err = shop("search", "shop", "photos/class2/1.jpg", "--quality", "good")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--quality must be fast or best, not 'good'" in err
     _, out, _ = shop(
         "search", "shop", "photos/class2/1.jpg", "--entry", "class0/0.jpg", "--sheet", "found.png"
     )

@@ -11,7 +11,7 @@ from index_examples import texture
 from listwise.data import Images, load_image, read_images
 from listwise.descriptors import Model
 from listwise.errors import InputError
-from listwise.local.rerank import Reranker
+from listwise.local.rerank import MINIMUM, Reranker
 from listwise.models import RetrievalNet
 from listwise.optional import MissingDependencyError
 from listwise.search.entries import NoEntryError, entry_key
@@ -19,7 +19,7 @@ from listwise.search.filling import add_local_features, add_photos
 from listwise.search.hits import Query, entry_vectors, find_hits
 from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of, open_store
-from listwise.search.refinement import REFINEMENTS
+from listwise.search.refinement import REFINEMENTS, diffuse
 
 
 def unit(vector):
@@ -263,6 +263,24 @@ def test_what_shows_the_same_comes_first(scenes, box):
     if box is not None:
         assert best.matches[:, 0].min() >= box[0] - 1
         assert best.matches[:, 1].min() >= box[1] - 1
+
+
+def test_the_best_quality_diffuses_from_what_matches(scenes):
+    index, folder = scenes
+    near = {hit.id: hit for hit in index.search(folder / "3.png", k=9)}
+    found = index.search(folder / "3.png", k=9, quality="best")
+    assert {hit.id for hit in found} == set(near)
+    assert {hit.id for hit in found[:2]} == {"3.png", "4.png"}
+    assert min(hit.inliers for hit in found[:2]) >= MINIMUM > max(hit.inliers for hit in found[2:])
+    rows = index.store.vectors(np.array([hit.entry.key for hit in found]))
+    verified = [True, True, False, False, False]
+    expected = diffuse([near[hit.id].score for hit in found], rows, verified)
+    np.testing.assert_allclose([hit.refined for hit in found], expected, rtol=1e-5)
+    assert (np.diff(expected) <= 0).all()
+    same = index.search(folder / "3.png", k=2, refine="diffusion", rerank=True)
+    assert [(hit.id, hit.refined) for hit in same] == [(hit.id, hit.refined) for hit in found[:2]]
+    with pytest.raises(InputError, match="`quality` must be fast or best, not 'good'"):
+        index.search(folder / "3.png", quality="good")
 
 
 def test_without_time_the_order_stays(scenes):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from listwise.errors import InputError
 from listwise.search import diffusion_scores, refined_search, superglobal_scores
 from listwise.search.exact import ExactIndex, exact_search
-from listwise.search.refinement import REFINEMENTS
+from listwise.search.refinement import REFINEMENTS, diffuse
 
 seeds = st.integers(0, 2**32 - 1)
 methods = st.sampled_from(sorted(REFINEMENTS))
@@ -199,3 +199,26 @@ def test_bad_settings_are_refused() -> None:
         superglobal_scores(query, rows, beta=-1)
     with pytest.raises(InputError, match="`refine` must be superglobal or diffusion, not 'magic'"):
         refined_search(query[None], rows, "magic")
+
+
+def test_diffusion_also_starts_from_verified_results() -> None:
+    # Two chains along circles; the query is near the first, and verification matched an end of the
+    # second.
+    angles = np.radians([5, 20, 35, 50])
+    zeros = np.zeros(4)
+    near = np.stack([np.cos(angles), np.sin(angles), zeros, zeros], axis=1)
+    far = np.stack([zeros, zeros, np.cos(angles), np.sin(angles)], axis=1)
+    rows, query = np.concatenate([near, far]), np.array([1.0, 0, 0, 0])
+    options = {"k": 2, "query_k": 2}
+    np.testing.assert_allclose(
+        diffuse(rows @ query, rows, **options), diffusion_scores(query, rows, **options)
+    )
+    assert (diffuse(rows @ query, rows, **options)[4:] == 0).all()
+    verified = np.arange(8) == 4
+    scores = diffuse(rows @ query, rows, verified, **options)
+    assert (scores[4:] > 0).all()
+    # The system is linear: what the verified result adds does not depend on the query.
+    alone = diffuse(np.zeros(8), rows, verified, **options)
+    np.testing.assert_allclose(scores - diffusion_scores(query, rows, **options), alone, atol=1e-12)
+    with pytest.raises(InputError, match=r"\[n\], \[n, C\] and \[n\], not \[8\].*\[7\]"):
+        diffuse(rows @ query, rows, verified[:7])

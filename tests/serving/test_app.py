@@ -205,6 +205,19 @@ def test_results_are_refined(index, serve, method):
     assert "refine" in refused.json()["error"]
 
 
+def test_verified_results_are_refined_last(index, serve, photos):
+    client, path = serve(index), photos / "class6" / "2.jpg"
+    answer = client.post(
+        "/api/search", **upload(path, refine="diffusion", rerank="true", k="5")
+    ).json()
+    hits = index.search(path, 5, quality="best")
+    assert [each["id"] for each in answer["results"]] == [hit.id for hit in hits]
+    assert [each["inliers"] for each in answer["results"]] == [hit.inliers for hit in hits]
+    values = [each["refined"] for each in answer["results"]]
+    assert values == pytest.approx([hit.refined for hit in hits], rel=1e-4)
+    assert answer["refined"] is answer["reranked"] is True
+
+
 def test_geometry_shows_which_example_matched(index, serve, photos):
     client = serve(index)
     path = photos / "class3" / "2.jpg"

@@ -20,6 +20,7 @@ EXAMPLES = """Examples:
   listwise evaluate runs/a/model photos --against runs/b/model
   listwise evaluate runs/a/model roxford5k --qe --report report.html
   listwise evaluate runs/a/model roxford5k --refine diffusion
+  listwise evaluate runs/a/model roxford5k --quality best
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
   listwise evaluate runs/a/model roxford5k --dims 2048,512,128,64
 """
@@ -27,7 +28,19 @@ DIMS = (
     "Also evaluate the first dimensions of the descriptors at these lengths, stored as float32, "
     "int8 and one bit per dimension."
 )
+BEST = (
+    "Quality: best also evaluates with the first 100 results verified by local features, and "
+    "diffusion from those that match."
+)
 EXPAND = "Also evaluate with α query expansion (αQE); by default if the model is tuned to it."
+
+Features = Annotated[
+    Path | None,
+    options.path("Folder that keeps the local features.", show_default="local-BENCHMARK-1000"),
+]
+Distractors = Annotated[
+    Path | None, options.path("Descriptor file of photos to add to the database as negatives.")
+]
 
 
 def evaluate(
@@ -46,10 +59,9 @@ def evaluate(
         list[str] | None,
         options.refine("Also evaluate with the first results re-ranked; repeat for several."),
     ] = None,
-    distractors: Annotated[
-        Path | None,
-        options.path("Descriptor file of photos to add to the database as negatives."),
-    ] = None,
+    quality: Annotated[str, options.quality(BEST)] = "fast",
+    features: Features = None,
+    distractors: Distractors = None,
     dims: Annotated[str | None, options.numbers(DIMS)] = None,
     report: options.Report = None,
     data: options.Data = None,
@@ -75,6 +87,8 @@ def evaluate(
             against=against,
             expand=expand,
             refine=cast(Any, refine or ()),
+            quality=cast(Any, quality),
+            features=features,
             distractors=distractors,
             dims=options.parse_numbers(dims, "dims", int) if dims else (),
             max_side=max_side,

@@ -24,6 +24,7 @@ numbers = partial(option, "NUMBERS")
 box = partial(option, "X0,Y0,X1,Y1")
 entry = partial(option, "ID")
 refine = partial(option, "superglobal|diffusion")
+quality = partial(option, "fast|best")
 
 
 def flag(name: str, help: str) -> Any:

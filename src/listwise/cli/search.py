@@ -19,21 +19,20 @@ EXAMPLES = """Examples:
   listwise search shop chair.jpg                      # the ten nearest photos
   listwise search shop room.jpg --box 120,80,400,380  # part of a photo
   listwise search shop a.jpg b.jpg --expand --rerank  # one query of two photos
-  listwise search shop chair.jpg --refine diffusion   # re-ranked by descriptors
-  listwise search shop --entry chairs/a.jpg -k 50 --json
+  listwise search shop chair.jpg --quality best       # with local features
   listwise search shop chair.jpg --where "price < 100 and color = 'red'"
-  listwise search shop chair.jpg --sheet found.png
+  listwise search shop --entry chairs/a.jpg -k 50 --sheet found.png
 """
 EXPAND = (
     "Expand the query with its nearest photos (αQE); by default if the model is tuned to it, and "
     "neither --refine nor --min-probability is given."
 )
+BEST = "Quality: best verifies as --rerank, and diffuses from the photos that match."
 SHOWN = ("id", "score", "refined", "probability", "inliers", "attributes")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def _picture(sheet: Path | None) -> Path | None:
-    """Refuse the name of a file that is not a picture."""
     if sheet is not None and sheet.suffix.lower() not in PICTURES:
         raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
     return sheet
@@ -61,6 +60,7 @@ def search(
     rerank: Annotated[
         bool, options.flag("--rerank", "Re-rank the first 100 results by spatial verification.")
     ] = False,
+    quality: Annotated[str, options.quality(BEST)] = "fast",
     where: options.Where = None,
     min_score: Annotated[float | None, options.decimal("Minimum score of a result.")] = None,
     min_probability: Annotated[
@@ -81,7 +81,7 @@ def search(
         raise InputError("give a photo to search by, or --entry with the id of an entry")
     boxes = [options.parse_box(text) for text in box or []]
     console = open_console(json)
-    how: dict[str, Any] = {"k": k, "expand": expand, "refine": refine, "rerank": rerank}
+    how: dict[str, Any] = {"k": k, "expand": expand, **_methods(quality, refine, rerank)}
     how |= {"where": where, "min_score": min_score, "min_probability": min_probability}
     results = None
     if not (entries or sheet or model) and device == "auto":
@@ -90,7 +90,7 @@ def search(
     if results is None:
         place = {"uri": index, "model": model, "device": device}
         query = {"query": names, "like": entries, "box": boxes, **how}
-        results = list(map(_as_json if json else _as_row, _search(console, place, query, sheet)))
+        results = [_as_facts(hit, json) for hit in _search(console, place, query, sheet)]
     if json:
         print_json({"index": index, "results": results})
         return
@@ -99,10 +99,16 @@ def search(
         say(console, f"wrote a picture of the results to {sheet}")
 
 
+def _methods(quality: str, refine: str | None, rerank: bool) -> dict[str, Any]:
+    if quality not in ("fast", "best"):
+        raise InputError(f"`quality` must be fast or best, not {quality!r}")
+    best = quality == "best"
+    return {"refine": refine or ("diffusion" if best else None), "rerank": rerank or best}
+
+
 def _search(
     console: Console, place: dict[str, Any], query: dict[str, Any], sheet: Path | None
 ) -> "list[Hit]":
-    """Search the index itself, and draw the results if a sheet is wanted."""
     from listwise.search import open_index
 
     with open_index(**place, create=False) as opened:
@@ -116,11 +122,9 @@ def _search(
     return hits
 
 
-def _as_row(hit: "Hit") -> dict[str, Any]:
-    return {name: getattr(hit, name) for name in SHOWN}
-
-
-def _as_json(hit: "Hit") -> dict[str, Any]:
+def _as_facts(hit: "Hit", json: bool) -> dict[str, Any]:
+    if not json:
+        return {name: getattr(hit, name) for name in SHOWN}
     from listwise.serving.views import Result
 
     return Result.found(hit).model_dump()

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from listwise.data import LabelledImages, read_labelled
 from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognize
@@ -21,6 +21,9 @@ from listwise.results.sizes import DescriptorSize, evaluate_sizes, format_sizes
 from listwise.results.table import figures_of, format_table, percent
 from listwise.search.refinement import RefineMethod, find_refinement
 
+BEST = " + SP + diffusion"
+"""End of the name of the row with local features."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -29,7 +32,8 @@ class Evaluation:
     Attributes:
         described: model name -> descriptors of the benchmark; the evaluated model is last.
         results: row of the table -> protocol -> result. Rows are the models and, with query
-            expansion and refinement, their names + αQE, + SuperGlobal and + diffusion.
+            expansion and refinement, their names + αQE, + SuperGlobal, + diffusion and + SP +
+            diffusion.
         distractors: number of distractors that were added to the database.
         milliseconds: row of the table -> time per query to rank the database.
         sizes: mAP of shorter and compressed descriptors, if `dims` were given.
@@ -128,8 +132,10 @@ def evaluate(
     against: Model | str | Path | None = None,
     expand: bool | None = None,
     refine: RefineMethod | Sequence[RefineMethod] = (),
+    quality: Literal["fast", "best"] = "fast",
     distractors: DescriptorFile | str | Path | None = None,
     dims: Sequence[int] = (),
+    features: str | Path | None = None,
     data: str | Path | None = None,
     split: str | None = None,
     max_side: int | None = None,
@@ -150,9 +156,12 @@ def evaluate(
         expand: also evaluate with α query expansion; by default if the model was tuned to it.
         refine: also evaluate with the first images re-ranked by their global descriptors:
             "superglobal", "diffusion", or a list of both.
+        quality: "best" also evaluates with the first 100 images verified by local features, and
+            diffusion from those that match.
         distractors: descriptors of further photos by the same model, all negatives.
         dims: also evaluate the first dimensions of the descriptors at these lengths, stored as
             float32, as int8 and as one bit per dimension.
+        features: folder that keeps the local features for later calls; local-NAME-1000 by default.
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
         max_side: long side that larger photos are reduced to; 0 for the original size. By default
@@ -177,6 +186,7 @@ def evaluate(
     options = {f" + {find_refinement(each).label}": {"refine": each} for each in methods}
     opened = open_benchmark(benchmark, data, split)
     refuse_labels(opened, bool(expand), refine, distractors)
+    _check_quality(quality, opened, distractors)
     if distractors is not None and against is not None:
         raise InputError("`distractors` belong to one model: leave out `against`")
     if isinstance(distractors, str | Path):
@@ -197,6 +207,9 @@ def evaluate(
             results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
             seconds = time.perf_counter() - started
             milliseconds[name + suffix] = 1000 * seconds / max(1, len(opened.judged))
+        if quality == "best":
+            best = name + BEST
+            results[best], milliseconds[best] = _evaluate_best(described[name], features, workers)
     sizes = evaluate_sizes(described[name], dims)
     added = len(distractors) if distractors else 0
     levels = _evaluate_levels(described[name])
@@ -215,6 +228,28 @@ def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult | No
     except InputError:  # a "/" that does not separate levels
         return None
     return evaluate_hierarchical(described.database, levels[images.labels])
+
+
+def _evaluate_best(
+    described: BenchmarkDescriptors, features: str | Path | None, workers: int | None
+) -> tuple[Results, float]:
+    """Return the metrics with local features, which need their own extra, and the time."""
+    from listwise.results.best import benchmark_features, evaluate_best
+
+    folder = None if features is None else Path(features)
+    files = benchmark_features(described.benchmark, folder, workers)
+    return evaluate_best(described, files, workers)
+
+
+def _check_quality(quality: str, benchmark: Benchmark, distractors: object) -> None:
+    """Refuse an unknown quality, and one that the benchmark does not allow."""
+    if quality not in ("fast", "best"):
+        raise InputError(f"`quality` must be fast or best, not {quality!r}")
+    if quality == "best" and (benchmark.labelled or distractors is not None):
+        raise InputError(
+            "`quality` best is for benchmarks whose queries are judged photo by photo, without "
+            "`distractors`"
+        )
 
 
 def _check_distractors(file: DescriptorFile, model: Model, settings: dict[str, Any]) -> None:

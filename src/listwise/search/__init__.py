@@ -13,7 +13,12 @@ from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit
 from listwise.search.index import Index
 from listwise.search.opening import check_index, create_store, open_index, open_store
-from listwise.search.refinement import diffusion_scores, refined_search, superglobal_scores
+from listwise.search.refinement import (
+    diffuse,
+    diffusion_scores,
+    refined_search,
+    superglobal_scores,
+)
 from listwise.search.store import IndexHeader, SearchIntent, Store
 from listwise.search.upgrading import UpgradeResult
 
@@ -38,6 +43,7 @@ __all__ += ["SearchIntent", "Store", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index", "create_store"]
 __all__ += [
     "database_augmentation",
+    "diffuse",
     "diffusion_scores",
     "exact_search",
     "header_of",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -244,6 +244,7 @@ class Index:
         where: str | Filter | None = None,
         min_score: float | None = None,
         min_probability: float | None = None,
+        quality: Literal["fast", "best"] = "fast",
     ) -> list[Hit]:
         """Find the photos nearest to a query, best first.
 
@@ -261,16 +262,22 @@ class Index:
             refine: re-rank the first hits by their global descriptors: "superglobal" (the first
                 400) or "diffusion" (the first 2000).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
-                local features, their files must be readable.
+                local features, their files must be readable. With `refine="diffusion"`, the
+                first 100 hits are verified first, and diffusion starts from those that match.
             exclude: ids or keys of entries that are not returned.
             where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
             min_score: the minimum score of a hit.
             min_probability: the minimum probability that a hit shows the same thing as the query,
                 from 0 to 1; the model must be calibrated. It cannot be combined with `expand`.
+            quality: "best" stands for `refine="diffusion"` and `rerank=True`.
 
         Returns:
             At most k hits.
         """
+        if quality not in ("fast", "best"):
+            raise InputError(f"`quality` must be fast or best, not {quality!r}")
+        if quality == "best":
+            refine, rerank = refine or "diffusion", True
         chosen = as_filter(where)
         method = None if refine is None else find_refinement(refine)
         examples = [self.entry(name) for name in _listed(like)]
@@ -289,11 +296,16 @@ class Index:
         if not photos and not examples:
             raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
         from listwise.local.rerank import TOP
+        from listwise.search.reranking import DIFFUSED, diffuse_hits
 
-        many = Query(vectors, max(k, TOP), expand, left_out, chosen, lowest, method)
+        # Diffusion comes after verification: it starts from the hits that match.
+        last = refine == "diffusion"
+        size, method = (DIFFUSED, None) if last else (TOP, method)
+        many = Query(vectors, max(k, size), expand, left_out, chosen, lowest, method)
         hits = find_hits(current.store, [many], current.calibration)[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
-        return self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])[:k]
+        hits = self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])
+        return (diffuse_hits(current.store, hits) if last else hits)[:k]
 
     def remove(
         self,

@@ -95,21 +95,63 @@ def diffusion_scores(
         Scores [n]; higher is better, and 0 for descriptors that no path connects with the query.
     """
     vector, rows = _checked(query, short_list, min(k, query_k))
+    return diffuse(rows @ vector, rows, k=k, query_k=query_k, alpha=alpha, gamma=gamma)
+
+
+def diffuse(
+    similarities: ArrayLike,
+    short_list: ArrayLike,
+    verified: ArrayLike | None = None,
+    *,
+    k: int = 50,
+    query_k: int = 3,
+    alpha: float = 0.9,
+    gamma: float = 5.0,
+) -> NDArray[np.float64]:
+    """Score a short list by diffusion, as `diffusion_scores` does, given its similarities.
+
+    Diffusion also starts from the results that another method, such as spatial verification, has
+    matched with the query: y is 1 for each of them.
+
+    Args:
+        similarities: dot products of the query and the short list, [n].
+        short_list: unit descriptors [n, C] of the first results.
+        verified: whether a result is matched with the query, [n].
+        k: the number of neighbors of a descriptor in the graph.
+        query_k: the number of neighbors of the query.
+        alpha: the share of a score that neighbors pass on, from 0 to less than 1.
+        gamma: the power of the similarities.
+
+    Returns:
+        Scores [n]; higher is better, and 0 for descriptors that no path connects with the start.
+
+    Example:
+        >>> rows = np.eye(3)
+        >>> diffuse([0.6, 0.5, 0.1], rows, [False, False, True], query_k=1).argmax()
+        np.int64(2)
+    """
+    own, rows = np.asarray(similarities, np.float64), np.asarray(short_list)
+    known = np.zeros(len(rows), bool) if verified is None else np.asarray(verified, bool)
+    if rows.ndim != 2 or own.shape != (len(rows),) or known.shape != own.shape:
+        raise InputError(
+            f"`similarities`, `short_list` and `verified` must be [n], [n, C] and [n], not "
+            f"{list(own.shape)}, {list(rows.shape)} and {list(known.shape)}"
+        )
     if not 0 <= alpha < 1:
         raise InputError(f"`alpha` must be from 0 to less than 1, not {alpha}")
     if not gamma > 0:
         raise InputError(f"`gamma` must be more than 0, not {gamma}")
     if not len(rows):
         return np.zeros(0)
-    similarities, near = _neighbors(rows, k)
+    similar, near = _neighbors(rows, k)
     one, other = np.nonzero(near)
-    both = near[other, one] & (similarities[one, other] > 0)
+    both = near[other, one] & (similar[one, other] > 0)
     one, other = one[both], other[both]
-    weights = similarities[one, other].astype(np.float64) ** gamma
+    weights = similar[one, other].astype(np.float64) ** gamma
     degrees = np.bincount(one, weights, len(rows))
     weights *= alpha / np.sqrt(degrees[one] * degrees[other])
-    own = (rows @ vector).astype(np.float64)
     start = np.where(own >= _nth_largest(own, query_k), own.clip(0) ** gamma, 0)
+    start[known] = 1
     return _solve(start, lambda f: f - np.bincount(one, weights * f[other], len(rows)))
 
 

@@ -1,15 +1,21 @@
-"""Re-rank hits by matching points, within a time limit if one is given."""
+"""Re-rank hits by matching points, within a time limit if one is given, and by diffusion."""
 
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from PIL import Image
 
 from listwise.data.images import Box
-from listwise.local.rerank import TOP, Reranker
+from listwise.local.rerank import MINIMUM, TOP, Reranker
+from listwise.search.entries import NoEntryError
 from listwise.search.hits import Hit
+from listwise.search.refinement import REFINEMENTS, diffuse
 from listwise.search.store import Store
+
+DIFFUSED = REFINEMENTS["diffusion"].size
+"""Number of first hits that `diffuse_hits` re-ranks."""
 
 
 def rerank_hits(
@@ -56,3 +62,27 @@ def rerank_hits(
         for each in reranked
     ]
     return [*found, *hits[len(found) :]]
+
+
+def diffuse_hits(store: Store, hits: Sequence[Hit]) -> list[Hit]:
+    """Re-rank the first 2000 hits by diffusion from the nearest and the verified hits.
+
+    Args:
+        store: the store of the index, which holds the descriptors.
+        hits: hits of `rerank_hits`. Those with seven inliers or more are verified.
+
+    Returns:
+        All hits; `refined` is the score that the first ones are sorted by.
+    """
+    short, rest = list(hits[:DIFFUSED]), list(hits[DIFFUSED:])
+    try:
+        rows = store.vectors(np.array([hit.entry.key for hit in short], np.int64))
+    except NoEntryError:  # another process removed some of them after the search
+        store.refresh()
+        known = store.get([hit.entry.key for hit in short])
+        short = [hit for hit in short if hit.entry.key in known]
+        rows = store.vectors(np.array([hit.entry.key for hit in short], np.int64))
+    verified = [(hit.inliers or 0) >= MINIMUM for hit in short]
+    scores = diffuse([hit.score for hit in short], rows, verified)
+    order = np.argsort(-scores, kind="stable")
+    return [replace(short[i], refined=float(scores[i])) for i in order] + rest

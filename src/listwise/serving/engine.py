@@ -21,7 +21,7 @@ from listwise.search.generation import Generation
 from listwise.search.hits import Hit, Query, entry_vectors, find_hits, lowest_score
 from listwise.search.index import Index
 from listwise.search.refinement import RefineMethod, find_refinement
-from listwise.search.reranking import rerank_hits
+from listwise.search.reranking import DIFFUSED, diffuse_hits, rerank_hits
 from listwise.search.store import Store
 from listwise.serving.batching import ClientGoneError
 from listwise.serving.decoding import QueryPhoto, check_photo, check_pixels, decode_query
@@ -60,6 +60,11 @@ class SearchRequest:
     start: int = 0
     refine: RefineMethod | None = None
     finished: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def diffuses(self) -> bool:
+        """Whether diffusion comes after the verification, and starts from what it matched."""
+        return self.rerank and self.refine == "diffusion"
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +214,10 @@ class Engine:
         if request.keys:
             rows = np.concatenate([rows, entry_vectors(store, request.keys)])
         k = request.start + request.k + 1  # one more shows whether there are more
-        k = max(k, TOP) if request.rerank else k
+        k = max(k, DIFFUSED if request.diffuses else TOP) if request.rerank else k
         left_out = set(request.keys)
-        method = None if request.refine is None else find_refinement(request.refine)
+        now = request.refine is not None and not request.diffuses
+        method = find_refinement(request.refine) if request.refine and now else None
         expand = generation.expands(request.expand, request.refine, request.min_probability)
         return Query(rows, k, expand, left_out, request.where, lowest, method)
 
@@ -292,6 +298,14 @@ class Engine:
             return error
 
     def _rerank_one(self, found: RerankRequest) -> list[Hit] | Exception:
+        hits = self._verify_one(found)
+        if isinstance(hits, Exception) or not found.request.diffuses:
+            return hits
+        if found.request.finished.is_set():
+            return ClientGoneError()
+        return diffuse_hits(self.index.store, hits)
+
+    def _verify_one(self, found: RerankRequest) -> list[Hit] | Exception:
         request = found.request
         sources: list[tuple[Source, Box | None]] = [
             *zip(request.photos, request.boxes, strict=True)
