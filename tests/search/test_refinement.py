@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from listwise.errors import InputError
-from listwise.search import diffusion_scores, refined_search, superglobal_scores
+from listwise.search import diffusion_scores, refined_search, refinement, superglobal_scores
 from listwise.search.exact import ExactIndex, exact_search
 from listwise.search.refinement import REFINEMENTS, diffuse
 
@@ -199,6 +199,13 @@ def test_bad_settings_are_refused() -> None:
         superglobal_scores(query, rows, beta=-1)
     with pytest.raises(InputError, match="`refine` must be superglobal or diffusion, not 'magic'"):
         refined_search(query[None], rows, "magic")
+
+
+def test_the_graph_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, rows = clustered(3, 100)
+    whole = diffusion_scores(query, rows, k=5)
+    monkeypatch.setattr(refinement, "_BLOCK", 7)
+    np.testing.assert_allclose(diffusion_scores(query, rows, k=5), whole, atol=1e-12)
 
 
 def test_diffusion_also_starts_from_verified_results() -> None:

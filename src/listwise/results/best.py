@@ -18,7 +18,8 @@ from listwise.machine import Machine
 from listwise.progress import counting
 from listwise.results.describe import BenchmarkDescriptors
 from listwise.results.local import describe_locally
-from listwise.search.refinement import REFINEMENTS, diffuse
+from listwise.search.refinement import diffuse
+from listwise.search.reranking import DIFFUSED
 
 COUNT: Final = 1000
 """Maximum number of Hessian-affine features per photo; an index stores about as many."""
@@ -61,7 +62,7 @@ def evaluate_best(
     """
     started = time.perf_counter()
     scores: NDArray[np.float64] = described.scores().astype(np.float64)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, : REFINEMENTS["diffusion"].size]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :DIFFUSED]
     pairs = [(query, int(image)) for query, row in enumerate(order) for image in row[:TOP]]
     processes = Machine.detect("cpu").cores if workers is None else workers
     found = verify_pairs(*features, pairs, processes, on_pair)

@@ -20,6 +20,7 @@ from listwise.search.expansion import VectorIndex
 RefineMethod = Literal["superglobal", "diffusion"]
 
 _QUERIES = 32  # queries whose short lists are read together
+_BLOCK = 512  # rows whose similarities to all others are in memory at a time
 _TOLERANCE = 1e-12  # residual of the scores of diffusion, relative to the right-hand side
 
 
@@ -143,11 +144,8 @@ def diffuse(
         raise InputError(f"`gamma` must be more than 0, not {gamma}")
     if not len(rows):
         return np.zeros(0)
-    similar, near = _neighbors(rows, k)
-    one, other = np.nonzero(near)
-    both = near[other, one] & (similar[one, other] > 0)
-    one, other = one[both], other[both]
-    weights = similar[one, other].astype(np.float64) ** gamma
+    one, other, similar = _links(rows, k)
+    weights = similar.astype(np.float64) ** gamma
     degrees = np.bincount(one, weights, len(rows))
     weights *= alpha / np.sqrt(degrees[one] * degrees[other])
     start = np.where(own >= _nth_largest(own, query_k), own.clip(0) ** gamma, 0)
@@ -278,6 +276,38 @@ def _neighbors(rows: Vectors, k: int) -> tuple[Vectors, NDArray[np.bool_]]:
         near = similarities >= np.partition(similarities, place, axis=1)[:, place, None]
     np.fill_diagonal(similarities, 0)
     return similarities, near
+
+
+def _links(
+    rows: Vectors, k: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.floating]]:
+    """Pairs of rows that are among the k nearest neighbors of each other, with similarities > 0.
+
+    Every pair occurs in both directions. The similarities are computed block by block, so memory
+    grows with the number of rows, not with its square.
+    """
+    ones, others, values = [], [], []
+    for start in range(0, len(rows), _BLOCK):
+        similar: Vectors = rows[start : start + _BLOCK] @ rows.T
+        own = np.arange(len(similar))
+        similar[own, own + start] = -np.inf
+        near = similar > 0
+        if len(rows) > k + 1:
+            first = len(rows) - k
+            # Equally near neighbors are all included.
+            near &= similar >= np.partition(similar, first, axis=1)[:, first, None]
+        one, other = np.nonzero(near)
+        ones.append(one + start)
+        others.append(other)
+        values.append(similar[one, other])
+    one, other, value = np.concatenate(ones), np.concatenate(others), np.concatenate(values)
+    # The pairs are in the order of these codes, so the opposite direction is found by bisection.
+    codes, opposite = one * len(rows) + other, other * len(rows) + one
+    place = np.searchsorted(codes, opposite).clip(max=max(0, len(codes) - 1))
+    both = codes[place] == opposite
+    # Products of different blocks may differ in the last digit; the system must be symmetric.
+    value = (value + value[place]) / 2
+    return one[both], other[both], value[both]
 
 
 def _nth_largest(values: Vectors, n: int) -> float:

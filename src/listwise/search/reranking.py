@@ -11,10 +11,10 @@ from listwise.data.images import Box
 from listwise.local.rerank import MINIMUM, TOP, Reranker
 from listwise.search.entries import NoEntryError
 from listwise.search.hits import Hit
-from listwise.search.refinement import REFINEMENTS, diffuse
+from listwise.search.refinement import diffuse
 from listwise.search.store import Store
 
-DIFFUSED = REFINEMENTS["diffusion"].size
+DIFFUSED = 5000
 """Number of first hits that `diffuse_hits` re-ranks."""
 
 
@@ -65,7 +65,7 @@ def rerank_hits(
 
 
 def diffuse_hits(store: Store, hits: Sequence[Hit]) -> list[Hit]:
-    """Re-rank the first 2000 hits by diffusion from the nearest and the verified hits.
+    """Re-rank the first 5000 hits by diffusion from the nearest and the verified hits.
 
     Args:
         store: the store of the index, which holds the descriptors.
