@@ -1,5 +1,6 @@
 """Search for the nearest descriptors: exact search, indexes of photos, expansion, refinement."""
 
+from listwise.search.changes import ResultChange, UpgradeChanges
 from listwise.search.checking import CheckResult
 from listwise.search.checksums import DamagedIndexError
 from listwise.search.duplicates import DuplicateGroup
@@ -37,6 +38,8 @@ __all__ = [
     "IndexHeader",
     "IndexUpgradedError",
     "NewEntries",
+    "ResultChange",
+    "UpgradeChanges",
     "UpgradeResult",
 ]
 __all__ += ["SearchIntent", "Store", "VectorIndex"]

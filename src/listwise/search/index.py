@@ -19,6 +19,7 @@ from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
 from listwise.progress import counting
+from listwise.search.changes import UpgradeChanges, find_changes
 from listwise.search.checking import CheckResult, check_store
 from listwise.search.duplicates import THRESHOLD, DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
@@ -473,6 +474,22 @@ class Index:
         done = self._change(lambda: roll_back(self.generation, options))
         self.refresh()
         return done
+
+    def changes(self, queries: int = 100, *, k: int = 10) -> UpgradeChanges:
+        """Compare the results before and after the last upgrade, the most different ones first.
+
+        Entries of the index are the queries. Their stored descriptors are searched, so this takes
+        seconds, and needs neither the photos nor the earlier model.
+
+        Args:
+            queries: the number of entries to search by.
+            k: the number of results to compare.
+
+        Example:
+            >>> index.changes(500).kept                      # doctest: +SKIP
+            0.83
+        """
+        return find_changes(self.store, queries, k)
 
     def discard_earlier(self) -> None:
         """Free the disk space of the descriptors before the last upgrade, or of an unfinished one.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SCORES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 REASONS = {
     400: "bad_input",
     401: "token",
@@ -45,6 +46,13 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._scores = Histogram(
+            "listwise_first_score",
+            "Score of the first result of a search; its change over time shows drift",
+            buckets=SCORES,
+            registry=self._registry,
+        )
+
     def watch(self, name: str, description: str, value: Callable[[], float]) -> None:
         """Add a metric whose value a function returns."""
         Gauge(f"listwise_{name}", description, registry=self._registry).set_function(value)
@@ -59,6 +67,10 @@ class Metrics:
     def batch(self, size: int) -> None:
         """Count a batch of photos."""
         self._batches.observe(size)
+
+    def searched(self, score: float) -> None:
+        """Count a search by the score of its first result."""
+        self._scores.observe(score)
 
     def text(self) -> bytes:
         """All metrics in the text format."""

@@ -52,6 +52,7 @@ class Service:
         self, index: Index, settings: ServeSettings, metrics: Metrics, trial_seconds: float = 0.0
     ) -> None:
         self.settings = settings
+        self._metrics = metrics
         self.limits = settings.limits
         self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
         self._engine = Engine(index, self.limits)
@@ -141,6 +142,8 @@ class Service:
                 hits = await self._rerank(RerankRequest(request, hits, until), client)
         finally:
             request.finished.set()
+        if hits:
+            self._metrics.searched(max(hit.score for hit in hits))
         verified = sum(hit.inliers is not None for hit in hits)
         end = request.start + request.k
         more = len(hits) > end and end < self.limits.results

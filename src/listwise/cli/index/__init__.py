@@ -1,7 +1,7 @@
 """`listwise index`: build, change, tune and check an index of photos."""
 
 from listwise.cli.help import Program
-from listwise.cli.index import build, duplicates, entries, manage, upgrade
+from listwise.cli.index import build, changes, duplicates, entries, manage, upgrade
 
 app = Program(
     help="Build an index of photos, add photos to it or remove them.",
@@ -18,6 +18,7 @@ app.command("list", epilog=entries.LIST)(entries.list_entries)
 app.command(epilog=entries.REMOVE)(entries.remove)
 app.command(epilog=duplicates.EXAMPLES)(duplicates.duplicates)
 app.command(epilog=upgrade.UPGRADE)(upgrade.upgrade)
+app.command(epilog=changes.EXAMPLES)(changes.changes)
 app.command(epilog=upgrade.ROLLBACK)(upgrade.rollback)
 app.command(epilog=upgrade.DISCARD)(upgrade.discard)
 app.command(epilog=manage.LOCAL)(manage.local)

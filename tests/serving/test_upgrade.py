@@ -1,0 +1,105 @@
+"""A running server switches to an upgraded index; no request fails."""
+
+import io
+import threading
+import time
+
+import httpx
+import pytest
+import torch
+from PIL import Image
+from serving_examples import TOKEN, InThread, wait_for
+
+from listwise.descriptors import load_model
+from listwise.models import RetrievalNet
+from listwise.search import open_index
+from listwise.serving import engine
+from listwise.serving.settings import ServeSettings
+
+
+@pytest.fixture(scope="module")
+def new_model(tmp_path_factory):
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("upgrade") / "new"
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    return load_model(folder, "cpu")
+
+
+@pytest.fixture
+def server(folder, model):
+    """A server of an index, which another program may upgrade."""
+    with open_index(folder, model) as index:
+        running = InThread(index, ServeSettings(token=TOKEN, uploads=folder / "uploads"))
+        yield running
+        running.stop()
+
+
+@pytest.fixture
+def client(server):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+        yield client
+
+
+class Searches(threading.Thread):
+    """Searches by one photo all the time."""
+
+    def __init__(self, client, photo):
+        super().__init__()
+        self.client, self.content = client, photo.read_bytes()
+        self.answers, self.stopped = [], threading.Event()
+
+    def run(self):
+        while not self.stopped.is_set():
+            answer = self.client.post("/api/search", files={"photos": self.content})
+            self.answers.append((answer.status_code, answer.json()))
+            time.sleep(0.02)
+
+    def stop(self):
+        """The first results; the photo itself is one, with the score of the same model."""
+        self.stopped.set()
+        self.join()
+        assert {code for code, _ in self.answers} == {200}
+        return [body["results"][0] for _, body in self.answers]
+
+
+def test_a_server_switches_and_no_request_fails(
+    client, folder, photos, model, new_model, monkeypatch
+):
+    monkeypatch.setattr(engine, "REFRESH_SECONDS", 0.05)
+    searches = Searches(client, photos / "class3" / "2.jpg")
+    searches.start()
+    with open_index(folder, model) as index:
+        index.upgrade(new_model, workers=0)
+        wait_for(lambda: client.get("/api/info").json()["model"] == new_model.fingerprint)
+        count = len(searches.answers)
+        wait_for(lambda: len(searches.answers) > count + 2)
+        index.rollback(workers=0)
+        wait_for(lambda: client.get("/api/info").json()["model"] == model.fingerprint)
+    first = searches.stop()
+    assert {hit["id"] for hit in first} == {"class3/2.jpg"}
+    assert min(hit["score"] for hit in first) > 0.999
+    assert "listwise_generation 0.0" in client.get("/metrics").text
+
+
+def test_a_change_goes_to_the_upgraded_index(client, folder, photos, model, new_model, monkeypatch):
+    """Although the server has not noticed the upgrade yet."""
+    monkeypatch.setattr(engine, "REFRESH_SECONDS", 1000)
+    with open_index(folder, model) as index:
+        index.upgrade(new_model, workers=0)
+        assert client.get("/api/info").json()["model"] == model.fingerprint
+        content = io.BytesIO()
+        Image.new("RGB", (64, 48), "red").save(content, "PNG")
+        answer = client.post("/api/entries", files={"photos": content.getvalue()})
+        (key,) = answer.json()["added"]
+        assert client.get("/api/info").json()["model"] == new_model.fingerprint
+        assert int(key) in index.store.get([int(key)])
+        index.rollback(workers=0)
+        assert client.delete(f"/api/entries/{key}").json() == {"removed": 1}
+        assert not index.store.get([int(key)])
+        # `listwise search` asks a server for the present state.
+        index.upgrade(new_model, workers=0)
+        files = {"photos": (photos / "class0" / "0.jpg").read_bytes()}
+        fresh = client.post("/api/search", files=files, headers={"Cache-Control": "no-cache"})
+        assert fresh.json()["results"][0]["score"] > 0.999
+        assert client.get("/api/info").json()["model"] == new_model.fingerprint
