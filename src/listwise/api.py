@@ -75,9 +75,10 @@ def train(
         >>> run.model.encode("chair.jpg").shape                       # doctest: +SKIP
         (2048,)
     """
-    from listwise.training import Trainer, prepare
+    from listwise.training import prepare
     from listwise.training.run.folder import check_unused
     from listwise.training.run.view import LiveTrainView
+    from listwise.training.trainer import make_trainer
 
     folder = default_run_folder(photos) if run_folder is None else Path(run_folder)
     check_unused(folder)
@@ -89,7 +90,7 @@ def train(
         view = LiveTrainView(Console(stderr=True))
         for note in plan.notes:
             view.message(f"note: {note}")
-    result = Trainer(plan, folder, view).fit()
+    result = make_trainer(plan, folder, view).fit()
     modules = {kind: part for kind, part in plan.parts.items() if kind != "loss"}
     return Run(folder, result, {"device": plan.config.device, **modules})
 

@@ -200,6 +200,11 @@ class TrainConfig(BaseModel):
         "auto",
         description="Initial weights: auto, pretrained, imagenet-package, random, or a file",
     )
+    adapter: bool = Field(
+        False,
+        description="Train only a linear layer on the descriptors of the frozen network, which are "
+        "computed once; takes seconds",
+    )
     # loss
     loss: str = Field(
         "ap",
@@ -256,6 +261,13 @@ class TrainConfig(BaseModel):
     learning_rate: float = Field(1e-4, gt=0, description="Initial learning rate of Adam")
     warmup: int = Field(
         0, ge=0, description="Number of updates at the start during which the learning rate rises"
+    )
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Factor of the learning rate from each layer of the backbone to the layer "
+        "before it, such as 0.75; 1 trains all layers equally",
     )
     weight_decay: float = Field(1e-6, ge=0, description="Weight decay (L2 penalty)")
     ema: float = Field(

@@ -91,6 +91,9 @@ def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> 
 def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
     """Choose batch size, number of updates, learning rate, and when to validate and stop."""
     given = make_config(choices.given)
+    if given.adapter:
+        _choose_adapter_schedule(choices, count, gpu)
+        return
     if given.mined:
         batch, most = given.images_per_update, ""
     else:
@@ -111,6 +114,20 @@ def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
         float(f"{1e-4 * min(1.0, math.sqrt(batch / 1024)):.2g}"),
         "1e-4 for batches of 1024 or more; less for smaller ones, whose gradients are noisier",
     )
+    choices.choose("warmup", min(5, updates // 10), "Adam's first updates are the least reliable")
+    every = choices.choose("validate_every", max(1, updates // 15), "about 15 validations per run")
+    choices.choose("patience", 5, f"stop after {5 * every} updates without a better validation")
+
+
+def _choose_adapter_schedule(choices: _Choices, count: int, gpu: bool) -> None:
+    """Choose the schedule of a linear layer: its updates need no network, so they are cheap."""
+    limit = TrainConfig().batch_size if gpu else 1024
+    reason = f"all {count} training photos"
+    if count > limit:
+        reason = f"at most {limit} {_LIMITED[gpu]}"
+    choices.choose("batch_size", min(limit, count), reason)
+    updates = choices.choose("updates", 60, "enough for a linear layer")
+    choices.choose("learning_rate", 3e-4, "a linear layer learns with a higher rate than a network")
     choices.choose("warmup", min(5, updates // 10), "Adam's first updates are the least reliable")
     every = choices.choose("validate_every", max(1, updates // 15), "about 15 validations per run")
     choices.choose("patience", 5, f"stop after {5 * every} updates without a better validation")

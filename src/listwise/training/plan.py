@@ -96,6 +96,7 @@ def prepare(
         raise InputError(f"`preset` must be auto or paper, not {preset!r}")
     parts, named = _take_parts(given)
     config = make_config(named)
+    _check_combination(config)
     machine = Machine.detect(config.device)
     if images is None:
         images = labelled_of(data, split_column=config.split_column)
@@ -116,7 +117,7 @@ def prepare(
     choose = partial(_choose_all, parts, preset, train, report.sizes, machine)
     config, reasons, changed = choose(checked)
     speed = None
-    if config.minutes is not None:
+    if config.minutes is not None and not config.adapter:  # an adapter takes seconds
         spent = time.perf_counter() - started
         shorter = within_minutes(config, checked, choose, parts, train, validation, spent)
         if shorter is not None:
@@ -127,6 +128,17 @@ def prepare(
     return TrainPlan(
         Path(data), train, validation, config, reasons, notes, parts, decoded, speed, spent
     )
+
+
+def _check_combination(config: TrainConfig) -> None:
+    """Raise an `InputError` if settings do not work together."""
+    if config.adapter and config.mined:
+        raise InputError(
+            f"`adapter` does not work with the mined tuples of the loss {config.loss}: choose "
+            "another `loss`"
+        )
+    if config.adapter and config.projection:
+        raise InputError("`adapter` keeps the dimensions of the network: leave `projection` out")
 
 
 def _choose_all(

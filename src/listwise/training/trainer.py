@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,6 +42,7 @@ from listwise.training.duration import (
     workload_of,
 )
 from listwise.training.keeping import DecodedOnce, keep_photos
+from listwise.training.layers import RATE_FACTOR, layer_groups
 from listwise.training.loading import Batches, load_batches
 from listwise.training.memory import free_bytes
 from listwise.training.mining.miners import make_miner
@@ -153,14 +154,8 @@ class Trainer:
                 check_unused(self.run)
         self._check_processes()
         torch.manual_seed(config.seed)
-        self.net = RetrievalNet(
-            plan.parts.get("backbone", config.backbone),
-            plan.parts.get("pooling", config.pooling),
-            config.projection,
-            config.weights,
-        )
+        self.net = self._make_net().to(self.device)
         self.loss = self._make_loss()
-        self.net.to(self.device)
         self.optimizer = self._make_optimizer()
         self.memory = _make_memory(config)
         self.average = WeightAverage(self.net, self.optimizer, config.ema) if config.ema else None
@@ -363,6 +358,16 @@ class Trainer:
                 f"increase {advice}, or start fewer processes"
             )
 
+    def _make_net(self) -> RetrievalNet:
+        """Create the network with its initial weights."""
+        config, parts = self.plan.config, self.plan.parts
+        return RetrievalNet(
+            parts.get("backbone", config.backbone),
+            parts.get("pooling", config.pooling),
+            config.projection,
+            config.weights,
+        )
+
     def _make_loss(self) -> Loss:
         config, dim = self.plan.config, self.net.dim
         loss = self.plan.parts.get("loss") or make_loss(config, self.plan.train.class_names, dim)
@@ -372,10 +377,10 @@ class Trainer:
 
     def _make_optimizer(self) -> Adam:
         config = self.plan.config
-        groups: list[dict[str, Any]] = [{"params": list(self.net.parameters()), "rate_factor": 1.0}]
+        groups = layer_groups(self.net, config.layer_decay)
         of_loss = list(loss_module(self.loss).to(self.device).parameters())
         if of_loss:
-            groups.append({"params": of_loss, "rate_factor": config.rate_factor})
+            groups.append({"params": of_loss, RATE_FACTOR: config.rate_factor})
         return Adam(
             groups,
             lr=config.learning_rate,
@@ -387,7 +392,7 @@ class Trainer:
         config = self.plan.config
         weighted = config.class_weights and config.mined is None
         step = MultistageStep(
-            self.net,
+            self._trained_module(),
             self.loss,
             self.progress.micro_batch or config.micro_batch,
             memory=self.memory,
@@ -397,6 +402,10 @@ class Trainer:
         )
         step.counts = counts
         return step
+
+    def _trained_module(self) -> nn.Module:
+        """Return the module that maps the images of a batch to descriptors."""
+        return self.net
 
     def _draw(self, update: int) -> Indices:
         """Return the indices of this process's part of an update's batch."""
@@ -437,7 +446,7 @@ class Trainer:
         rate = config.learning_rate * (1 - update / config.updates)
         rate *= min(1.0, (update + 1) / (config.warmup + 1))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["rate_factor"]
+            group["lr"] = rate * group[RATE_FACTOR]
         return rate
 
     def _update(self, batch: CropBatch) -> float:
@@ -503,31 +512,14 @@ class Trainer:
 
     def _validate_weights(self, record: Record | None) -> float:
         """Measure mAP on the validation classes; save the network if it is the best so far."""
-        progress, images = self.progress, self.plan.validation
-        value, done = 0.0, 0
+        progress = self.progress
+        value = 0.0
         found_photos = None
-
-        def count(photos: int) -> None:
-            nonlocal done
-            done += photos
-            self.view.progress("validating", done, len(images))
-
         if self.rank == 0:
             self.net.eval()
-            network = self._photo_net()
-            found = embed_decoded(
-                self._validation_photos,
-                network,
-                self.net.dim,
-                self.device,
-                self._autocast,
-                count,
-                mixed=network.mixed,
-            )
-            self._report_unreadable(found.errors, "validation leaves it out")
-            seen = images.subset(found.kept)
-            descriptors = found.descriptors.float().numpy()
-            value = mean_average_precision(descriptors, seen.labels)
+            kept, descriptors = self._describe_validation()
+            seen = self.plan.validation.subset(kept)
+            value = self._validation_map(kept, descriptors)
             found_photos = descriptors, seen.labels
             if record:
                 self._writer.submit(
@@ -542,6 +534,36 @@ class Trainer:
             if found_photos is not None:
                 self._save_model(value, *found_photos)
         return value
+
+    def _describe_validation(self) -> tuple[list[int], npt.NDArray[np.float32]]:
+        """Return the positions and descriptors [n, C] of the validation photos."""
+        network = self._photo_net()
+        found = embed_decoded(
+            self._validation_photos,
+            network,
+            self.net.dim,
+            self.device,
+            self._autocast,
+            self._counter("validating", len(self.plan.validation)),
+            mixed=network.mixed,
+        )
+        self._report_unreadable(found.errors, "validation leaves it out")
+        return found.kept, found.descriptors.float().numpy()
+
+    def _validation_map(self, kept: list[int], descriptors: npt.NDArray[np.float32]) -> float:
+        """Return the mAP of the validation photos at these positions."""
+        return mean_average_precision(descriptors, self.plan.validation.labels[kept])
+
+    def _counter(self, what: str, total: int) -> Callable[[int], None]:
+        """Return a function that shows the progress when it is called with a number of photos."""
+        done = 0
+
+        def count(photos: int) -> None:
+            nonlocal done
+            done += photos
+            self.view.progress(what, done, total)
+
+        return count
 
     def _photo_net(self) -> PhotoNet:
         """Return what describes the validation photos, with the current weights."""
@@ -628,6 +650,16 @@ def _make_memory(config: TrainConfig) -> CrossBatchMemory | None:
     return CrossBatchMemory(config.memory, config.memory_warmup) if config.memory else None
 
 
+def make_trainer(
+    plan: TrainPlan, run: str | Path, view: TrainView | None = None, *, resume: bool = False
+) -> Trainer:
+    """Create the trainer for the settings of a plan; the arguments are those of `Trainer`."""
+    kind = Trainer
+    if plan.config.adapter:
+        from listwise.training.adapter import AdapterTrainer as kind
+    return kind(plan, run, view, resume=resume)
+
+
 def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
     """Return whether to compile the network: if set so, or if it makes the whole run shorter."""
     if config.compile != "auto":
@@ -681,4 +713,4 @@ def resume(
             )
         settings[kind] = part
     plan = prepare(about["data"], settings, preset="paper")
-    return Trainer(plan, run, view, resume=True)
+    return make_trainer(plan, run, view, resume=True)

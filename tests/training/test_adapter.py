@@ -1,0 +1,97 @@
+"""A linear layer on a frozen network, trained on descriptors that are computed once."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from listwise.errors import InputError
+from listwise.evaluation import mean_average_precision
+from listwise.models import RetrievalNet
+from listwise.models.embed import embed_photos
+from listwise.training import prepare, resume
+from listwise.training.run.view import TrainView
+from listwise.training.trainer import make_trainer
+
+SETTINGS = {
+    "backbone": "test_resnet.r160_in1k",
+    "weights": "random",
+    "adapter": True,
+    "val_fraction": 0.4,
+    "val_max_side": 48,
+    "updates": 8,
+    "learning_rate": 3e-3,
+    "warmup": 0,
+    "validate_every": 2,
+    "checkpoint_every": 1,
+    "device": "cpu",
+    "workers": 0,
+}
+
+
+class Witness(TrainView):
+    def __init__(self, stop_at=None):
+        self.stop_at = stop_at
+        self.work = []
+
+    def progress(self, what, done, total):
+        self.work.append((what, done, total))
+
+    def update(self, report):
+        if report.update == self.stop_at:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """A run, with what its view has seen and its result."""
+    view, folder = Witness(), tmp_path_factory.mktemp("adapter") / "run"
+    return folder, view, make_trainer(prepare(photos, SETTINGS), folder, view).fit()
+
+
+def test_only_the_layer_is_trained_and_the_model_applies_it(photos, run):
+    folder, _, result = run
+    plan = prepare(photos, SETTINGS)
+    torch.manual_seed(plan.config.seed)
+    start = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    trained = RetrievalNet.load(folder / "model")
+    assert trained.config.projection == trained.dim == start.dim
+    for name, value in start.state_dict().items():
+        assert torch.equal(trained.state_dict()[name], value), name
+    assert not torch.equal(trained.projection.weight, torch.eye(trained.dim))
+    assert torch.equal(trained.projection.bias, torch.zeros(trained.dim))
+    for net, expected in ((start, result.first_map), (trained, result.best_map)):
+        found = embed_photos(net, plan.validation, max_side=48)
+        value = mean_average_precision(found.descriptors.numpy(), plan.validation.labels)
+        assert value == pytest.approx(expected, abs=1e-3)
+    assert result.best_map > result.first_map
+
+
+def test_each_photo_is_described_once(photos, run):
+    _, view, _ = run
+    plan = prepare(photos, SETTINGS)
+    done = {what: total for what, done, total in view.work if done == total}
+    assert done == {"validating": len(plan.validation), "describing the photos": len(plan.train)}
+    for what, total in done.items():
+        assert sum(1 for each in view.work if each == (what, total, total)) == 1
+
+
+def test_a_resumed_run_ends_with_the_same_bits(photos, run, tmp_path):
+    folder, _, _ = run
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(prepare(photos, SETTINGS), tmp_path / "run", Witness(stop_at=4)).fit()
+    resume(tmp_path / "run").fit()
+    for name in ("checkpoint.safetensors", "model/model.safetensors"):
+        first, second = load_file(folder / name), load_file(tmp_path / "run" / name)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("other", [{"projection": 8}, {"loss": "triplet"}])
+def test_settings_that_do_not_fit_are_refused(photos, other):
+    with pytest.raises(InputError, match="adapter"):
+        prepare(photos, SETTINGS | other)
+
+
+def test_the_chosen_batch_has_all_photos(photos):
+    plan = prepare(photos, SETTINGS)
+    assert plan.config.batch_size == len(plan.train)
