@@ -81,12 +81,11 @@ class AdapterTrainer(Trainer):
 
     def _start_loading(self) -> Batches:
         first, last = self.progress.update, self.plan.config.updates
-        return _Drawn(self._draw_known(range(first, last)))
-
-    def _draw_known(self, updates: range) -> Iterator[CropBatch]:
         if self._train_photos is None:
             self._train_photos = self._describe(self.plan.train, "describing the photos")
-        kept, vectors = self._train_photos
+        return _Drawn(self._draw_known(range(first, last), *self._train_photos))
+
+    def _draw_known(self, updates: range, kept: list[int], vectors: Tensor) -> Iterator[CropBatch]:
         labels, config = self.plan.train.labels[kept], self.plan.config
         for update in updates:
             rows = draw_batch(
