@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test docs quick soak floors lint format types check package clean
+.PHONY: help demo test docs quick soak floors lint format types check wheel package clean
 help:                     ## list these commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(VENV)/.installed  ## make a toy data set, train on it, show what training brought
 	$(BIN)/listwise demo
+
+# Tests start many processes: without compiled files each of them would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Files side by side and in their order: one more than there are cores, because some tests mostly wait, and
 # at most four for memory's sake (up to 3 GB each).
@@ -57,6 +60,17 @@ docs: $(VENV)/.installed-docs ## build the documentation site into site/
 	$(BIN)/zensical build --clean --strict
 
 check: lint types test    ## everything a change must pass
+
+# A wheel that lacks a file is noticed in seconds, because the other packages are those of .venv.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+wheel: $(VENV)/.installed-dev ## build the wheel and the sdist; use the wheel with the packages of .venv
+	rm -rf dist .package
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m venv --without-pip .package
+	$(BIN)/python -m pip --python .package/bin/python install --quiet --no-deps --no-index dist/*.whl
+	$(BIN)/python $(PURELIB) > "$$(.package/bin/python $(PURELIB))/packages-of-venv.pth"
+	cd .package && bin/python -I ../tests/try_wheel.py
+	rm -rf .package
 
 package: $(VENV)/.installed-dev ## build the wheel and the sdist; install the wheel in a new environment and use it
 	rm -rf dist .package

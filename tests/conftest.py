@@ -17,7 +17,7 @@ from hypothesis import settings
 from PIL import Image, ImageDraw
 
 # On a busy machine an example may take any time.
-examples = 500 if os.environ.get("LISTWISE_SOAK") else 40
+examples = 500 if os.environ.get("LISTWISE_SOAK") else 25
 settings.register_profile("listwise", deadline=None, max_examples=examples)
 settings.load_profile("listwise")
 
@@ -31,6 +31,15 @@ OF_ONE_SERVER = {
     if MILVUS.search(path.read_text(encoding="utf-8"))
 }
 
+LONG = {
+    f"tests/{name}.py"
+    for name in (
+        *("serving/test_page", "serving/test_server_process", "serving/test_limits"),
+        *("crash/test_crash_points", "training/test_trainer", "models/test_mixed"),
+        *("test_documents", "test_extras", "cli/test_demo", "studies/test_runs"),
+    )
+}
+
 # For the tests that start many processes: forked from one that has imported what takes long. There
 # is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.
 multiprocessing.set_forkserver_preload(
@@ -39,6 +48,11 @@ multiprocessing.set_forkserver_preload(
         "listwise.search.folder.store",
         "listwise.search.milvus.store",
         "listwise.training",
+        "torch._dynamo",  # optimizers import it
+        "torch.utils.tensorboard",
+        "listwise.api",
+        "listwise.cli.main",
+        "listwise.serving.app",
         "hypothesis",
         "pytest",
     ]
@@ -59,8 +73,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests with a Milvus server first: they mostly wait, while others use the cores."""
-    items.sort(key=lambda item: item.location[0] not in OF_ONE_SERVER)
+    """Tests with a Milvus server first: they mostly wait, while others use the cores.
+
+    Then the files that take longest, so that none of them is left when the other workers are done.
+    """
+    items.sort(
+        key=lambda item: (item.location[0] not in OF_ONE_SERVER, item.location[0] not in LONG)
+    )
 
 
 def pytest_addoption(parser):

@@ -23,6 +23,14 @@ TOKEN = "a token of this test"
 HUGE = base64.b64decode("UklGRiYAAABXRUJQVlA4TBkAAAAvV9vVFgdQgVQIIAAKGgJJW7ztj4+I6H8AAA==")
 
 
+def slowness():
+    """How many times longer a computation takes than its CPU time, because of other processes."""
+    wall, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() < used + 0.1:
+        pass
+    return max(1, (time.perf_counter() - wall) / (time.thread_time() - used))
+
+
 class InThread:
     """A real server in a thread, so that a test can reach into it."""
 

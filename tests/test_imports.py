@@ -113,46 +113,55 @@ def test_no_module_imports_itself_through_others() -> None:
         visit(module, ())
 
 
+# Packages one after the other in one process; each prints a line of what is loaded then.
 LOADED = """
-import sys
-import {module}
-print(*[name for name in sys.modules if name.startswith("listwise") or name in {watched}])
+import importlib, sys
+for module in {modules}:
+    importlib.import_module(module)
+    print(*[name for name in sys.modules if name.startswith("listwise") or "." not in name])
 """
 
 
 @pytest.mark.parametrize(
-    ("module", "forbidden"),
+    "packages",
     [
-        ("listwise", {"torch", "numpy", "PIL", "timm"}),
-        ("listwise.losses", {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"}),
-        ("listwise.evaluation", {"torch", "timm", "PIL", "pydantic"}),
+        {
+            "listwise": {"torch", "numpy", "PIL", "timm"},
+            "listwise.evaluation": {"torch", "timm", "PIL", "pydantic"},
+        },
+        {"listwise.losses": {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"}},
         # timm itself loads yaml, through huggingface_hub.
         pytest.param(
-            "listwise.descriptors", {"cv2", "faiss", "lancedb", "pyarrow"}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "listwise.search",
-            {"fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb"},
+            {
+                "listwise.descriptors": {"cv2", "faiss", "lancedb", "pyarrow"},
+                "listwise.search": {
+                    *("fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb")
+                },
+            },
             marks=pytest.mark.slow,
         ),
-        ("listwise.cli.main", {"torch", "numpy", "fastapi", "faiss", "lancedb"}),
+        {"listwise.cli.main": {"torch", "numpy", "fastapi", "faiss", "lancedb"}},
     ],
+    ids=lambda packages: "+".join(packages),
 )
-def test_importing_a_package_loads_only_what_it_needs(module: str, forbidden: set[str]) -> None:
-    source = LOADED.format(module=module, watched=sorted(forbidden))
-    loaded = subprocess.run(
+def test_importing_a_package_loads_only_what_it_needs(packages: dict[str, set[str]]) -> None:
+    source = LOADED.format(modules=list(packages))
+    printed = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert not forbidden & set(loaded)
+    ).stdout.splitlines()
     below = {"listwise." + name for name in ("training", "studies", "serving", "cli", "benchmarks")}
-    if module != "listwise.cli.main":
-        assert not [name for name in loaded if ".".join(name.split(".")[:2]) in below]
-    if module == "listwise.losses":
-        assert {name for name in loaded if name.count(".") == 1} <= {
-            "listwise.errors",
-            "listwise.losses",
-            "listwise.optional",
-        }
+    for (module, forbidden), line in zip(packages.items(), printed, strict=True):
+        loaded = line.split()
+        assert module in loaded
+        assert not forbidden & set(loaded)
+        if module != "listwise.cli.main":
+            assert not [name for name in loaded if ".".join(name.split(".")[:2]) in below]
+        if module == "listwise.losses":
+            assert {name for name in loaded if name.count(".") == 1} <= {
+                "listwise.errors",
+                "listwise.losses",
+                "listwise.optional",
+            }
 
 
 def test_the_compiler_of_pytorch_is_loaded_when_it_is_used() -> None:

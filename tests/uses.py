@@ -267,10 +267,12 @@ def run_command(folder: Path, arguments: list[str]) -> tuple[object, str]:
 
 
 def main() -> None:
+
     import listwise.api
     import listwise.training  # noqa: F401
 
     folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
+    step(folder)
     results = []
     for number, (modules, uses) in enumerate(cases):
         out = folder / f"errors{number}.json"

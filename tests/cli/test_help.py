@@ -35,19 +35,24 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 LEAVES = {words: command for words, command in COMMANDS.items() if not hasattr(command, "commands")}
 
 
+SHOWN: dict[tuple[tuple[str, ...], int], str] = {}
+
+
 def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
 @pytest.fixture
 def help_of(listwise, monkeypatch):
-    """The help of a command at a width."""
+    """The help of a command at a width; each is made once."""
 
     def show(words, width=80):
-        monkeypatch.setenv("COLUMNS", str(width))
-        code, out, err = listwise(*words, "--help")
-        assert (code, err) == (0, "")
-        return out
+        if (words, width) not in SHOWN:
+            monkeypatch.setenv("COLUMNS", str(width))
+            code, out, err = listwise(*words, "--help")
+            assert (code, err) == (0, "")
+            SHOWN[words, width] = out
+        return SHOWN[words, width]
 
     return show
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 from torch.utils.data import DataLoader
@@ -60,7 +60,6 @@ def test_shape_and_repeatability():
     assert not torch.equal(crops[0], crops[2])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     width=st.integers(1, 200),
     height=st.integers(1, 200),
@@ -76,7 +75,6 @@ def test_nothing_from_outside_the_photo_is_seen(width, height, size, rotation, s
     assert torch.equal(crop, expected.expand_as(crop))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     width=st.integers(150, 500),
     height=st.integers(150, 500),

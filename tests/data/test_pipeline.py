@@ -9,7 +9,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -273,7 +273,6 @@ def test_no_more_photos_of_similar_shapes_wait_than_fit(monkeypatch):
 
 
 @given(sides=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), max_size=40))
-@settings(max_examples=30, deadline=None)
 def test_every_photo_is_in_one_batch_of_canvases_that_it_fits(sides):
     batches = list(batch_by_canvas([plain(*shape) for shape in sides], 2**17))
     found = sorted(position for batch in batches for position in batch.positions)

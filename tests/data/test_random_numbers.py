@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from listwise.data import CropDataset, CropSettings, read_labelled
@@ -10,7 +10,6 @@ from listwise.data.crops import plan_crops
 from listwise.data.random_numbers import uniform_draws
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     prefix=st.lists(st.integers(0, 2**80), min_size=1, max_size=3),
     keys=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5),

@@ -102,9 +102,9 @@ def test_devices_that_are_not_there_are_one_line(folder):
         load_model(folder / "none")
 
 
-def cosines(model, images):
+def cosines(model, images, **options):
     exact, half = (
-        model.describe(images, precision=precision, workers=0).descriptors
+        model.describe(images, precision=precision, workers=0, **options).descriptors
         for precision in ("float32", "bfloat16")
     )
     assert np.abs(exact - half).max() > 1e-6
@@ -121,4 +121,4 @@ def test_half_precision_stays_near_on_real_photos():
     real = Path(os.environ["LISTWISE_REAL_DATA"])
     net = RetrievalNet("resnet50", weights=real / "weights" / "resnet50-imagenet.safetensors")
     images = read_images(real / "data" / "roxford5k" / "jpg").subset([0, 1500, 3000])
-    assert cosines(Model(net.eval()), images).min() > 0.999
+    assert cosines(Model(net.eval()), images, max_side=192).min() > 0.999

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_features import textured
 
@@ -36,7 +36,6 @@ def made(count: int, seed: int, extent: float) -> Features:
     return Features(*(array.astype(np.float32) for array in arrays))
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     count=st.integers(0, COUNT + 200),
     seed=st.integers(0, 1000),

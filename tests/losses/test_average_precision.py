@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 from torch.nn.functional import normalize
@@ -70,7 +70,6 @@ def value_and_gradient(function, raw):
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("include_self", [False, True])
-@settings(max_examples=40, deadline=None)
 @given(batch=batches(), bins=st.integers(2, 1000), tile=st.sampled_from([3, 16, 1024]))
 def test_equals_the_papers_equations(name, include_self, batch, bins, tile):
     raw, labels, weights = batch
@@ -116,7 +115,6 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 12), bins=st.sampled_from([2, 3, 5, 9]))
 def test_the_slope_on_a_bin_center_is_the_mean_of_both_sides(name, seed, size, bins):
     # Few scores on centers leave many bins empty, also those before the first score. Each score is
@@ -178,7 +176,6 @@ def test_bins_may_be_any_whole_number():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shape=st.tuples(st.integers(1, 7), st.integers(2, 30)),
@@ -248,7 +245,6 @@ def test_shares_of_the_queries_add_up(make, parts, tile):
     torch.testing.assert_close(sum(g for _, g in shares), gradient, atol=1e-12, rtol=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_closed_form_is_the_mean_over_all_orders(data):
     every = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(lambda n: sum(n)))
@@ -457,7 +453,6 @@ def test_more_bins_come_nearer_to_the_exact_average_precision():
     assert errors[-1] < errors[0] / 5, errors
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 60))
 def test_distinct_scores_on_bin_centers_give_the_exact_average_precision(seed, size):
     generator = np.random.default_rng(seed)

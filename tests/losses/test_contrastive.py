@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 from tuple_examples import batches, hardest, mean_over_tuples, random_tuples, value_and_gradient
@@ -26,7 +26,6 @@ def formula(margin):
     return local
 
 
-@settings(max_examples=40, deadline=None)
 @given(batch=batches(negatives=3), margin=st.floats(0.05, 2))
 def test_the_loss_of_given_tuples_follows_the_formula(batch, margin):
     raw, labels, weights, rng = batch
@@ -40,7 +39,6 @@ def test_the_loss_of_given_tuples_follows_the_formula(batch, margin):
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(batch=batches(negatives=3))
 def test_without_tuples_every_image_is_a_query_with_the_hardest_of_the_batch(batch):
     raw, labels, weights, _ = batch

@@ -29,7 +29,6 @@ def formula(margin, form):
 
 
 @pytest.mark.parametrize("form", ["margin", "log-exp"])
-@settings(max_examples=30, deadline=None)
 @given(batch=batches(negatives=1), margin=st.floats(0, 2, allow_subnormal=False))
 def test_the_loss_of_given_triplets_follows_the_formula(form, batch, margin):
     raw, labels, weights, rng = batch
@@ -44,7 +43,6 @@ def test_the_loss_of_given_triplets_follows_the_formula(form, batch, margin):
 
 
 @pytest.mark.parametrize("form", ["margin", "log-exp"])
-@settings(max_examples=30, deadline=None)
 @given(batch=batches(negatives=1))
 def test_without_triplets_every_image_is_a_query_with_the_hardest_of_the_batch(form, batch):
     raw, labels, weights, _ = batch

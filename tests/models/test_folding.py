@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import nn
@@ -85,7 +85,6 @@ def compare(net, images, tolerance, micro_batch=2):
     return folded_copy
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     bias=st.booleans(),
     affine=st.booleans(),

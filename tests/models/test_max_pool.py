@@ -122,7 +122,9 @@ def check(device, cases):
 @pytest.mark.slow
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton", minversion="3.3")
-    check("cpu", [(*sizes, 64, "float32") for sizes in SIZES] + [(8, 9, 128, "float16")])
+    # One row for each program: the last size has two parts of a row, and only few rows.
+    sizes = [*SIZES[:3], (4, 67)]
+    check("cpu", [(*each, 64, "float32") for each in sizes] + [(3, 9, 128, "float16")])
 
 
 def test_kernels_on_a_gpu():

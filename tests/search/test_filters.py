@@ -198,7 +198,6 @@ def plain(text, sign, value):
 
 
 @given(expressions(), st.lists(st.dictionaries(names, texts, max_size=5), max_size=8))
-@settings(max_examples=60, deadline=None)
 @example(("a = 1", lambda entry: entry.get("a") == "1"), [{}])
 def test_columns_give_what_python_gives(expression, entries):
     text, meaning = expression

@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from listwise.search.exact import best_of
@@ -14,7 +14,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1), steps, st.integers(1, 7), st.integers(1, 40))
 def test_it_equals_a_dictionary_that_is_sorted(
     seed: int, changes: list[tuple[bool, set[int]]], queried: int, k: int

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from index_examples import texture
 from PIL import Image
-from serving_examples import HUGE, TOKEN, InThread, Process, wait_for
+from serving_examples import HUGE, TOKEN, InThread, Process, slowness, wait_for
 
 from listwise.search import open_index
 from listwise.search.entries import entry_key
@@ -119,6 +119,7 @@ PART = b'--b\r\nContent-Disposition: form-data; name="photos"; filename="a"\r\n\
 @pytest.mark.slow
 def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos, pool):
     """At the limit of concurrent requests of an address, with the photos that cost most."""
+    slow = slowness()
     bound = float(re.search(r"up to ([\d.]+) GB of memory", server.said)[1]) * 1e9
     # An allocation beyond what was announced fails; libraries and stacks are mapped already.
     space = int(memory(server, "VmSize") + bound)
@@ -134,12 +135,12 @@ def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos,
             for path in (f"/api/entries/{KEY}/similar", "/health", "/metrics"):
                 answer, seconds = timed(other.get, path)
                 assert answer.status_code == 200
-                assert seconds < 3, path
+                assert seconds < 3 * slow, path
             time.sleep(0.2)
         for attack in attacks:
             answer, seconds = attack.result()
             assert answer.status_code in (200, 413, 429, 503, 504)
-            assert seconds < 20
+            assert seconds < 20 * slow
         assert attacks[0].result()[0].status_code in (200, 504)
         path = photos / "class2" / "1.jpg"
         wait_for(lambda: search(other, path.read_bytes(), k=1).status_code == 200, 15)
@@ -149,25 +150,27 @@ def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos,
 def test_a_jpeg_file_with_many_scans_is_refused(server, photos):
     content = (photos / "class2" / "1.jpg").read_bytes()
     bomb = content[:-2] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" * 200 + b"\xff\xd9"
+    slow = slowness()
     answer, seconds = timed(search, server.client, bomb)
     assert answer.status_code == 400
     assert "201 scans" in answer.json()["error"]
-    assert seconds < 3
+    assert seconds < 3 * slow
 
 
 @pytest.mark.slow
 def test_overload_is_refused_quickly(server, pool):
-    slow = [HUGE] * 4
+    slow = slowness()
+    photos = [HUGE] * 4
     with client_of(server) as client:
         search(client, HUGE)  # from now on the server knows how long such photos take
-        answers = [pool.submit(timed, search, client, *slow) for _ in range(30)]
+        answers = [pool.submit(timed, search, client, *photos) for _ in range(30)]
         answers = [answer.result() for answer in answers]
     codes = [answer.status_code for answer, _ in answers]
     assert codes.count(503) > 15
     for answer, seconds in answers:
         if answer.status_code == 503:
             assert answer.headers["retry-after"] == "1"
-            assert seconds < 5  # long before the time limit, also on a busy machine
+            assert seconds < 5 * slow  # long before the time limit
 
 
 def test_one_address_has_a_limit_of_requests(server, photos):
@@ -188,6 +191,7 @@ def test_one_address_has_a_limit_of_requests(server, photos):
 
 @pytest.mark.slow
 def test_connections_without_a_request_are_closed(server):
+    slow = slowness()
     with ExitStack() as stack:
         wires = [stack.enter_context(connect(server)) for _ in range(1000)]
         for wire in wires[::2]:
@@ -197,7 +201,7 @@ def test_connections_without_a_request_are_closed(server):
                 continue  # closed already, for the newer ones
         answer, seconds = timed(server.client.get, "/health")
         assert answer.status_code == 200
-        assert seconds < 3
+        assert seconds < 3 * slow
         assert sum(not is_closed(wire) for wire in wires) <= 128
         wait_for(lambda: all(map(is_closed, wires)), 20)
 

@@ -15,15 +15,15 @@ pytestmark = pytest.mark.skipif(
     "LISTWISE_REAL_DATA" not in os.environ, reason="LISTWISE_REAL_DATA names no folder"
 )
 QUERIES = range(0, 70, 10)
-DISTRACTORS = 60
+DISTRACTORS = 30
 
 
 def part(benchmark, rng):
-    """Seven queries, at most eight easy and eight hard photos of each, and some other photos."""
+    """Seven queries, at most five easy and five hard photos of each, and some other photos."""
     judged = benchmark.judged
     keep = set()
     for query in QUERIES:
-        for grade, most in (("easy", 8), ("hard", 8), ("junk", 2)):
+        for grade, most in (("easy", 5), ("hard", 5), ("junk", 2)):
             keep |= set(judged.grades[grade][query][:most].tolist())
     keep |= set(rng.choice(len(judged.names), DISTRACTORS, replace=False).tolist())
     return benchmark.subset(list(QUERIES), sorted(keep))

@@ -37,7 +37,6 @@ def all_triplets(descriptors, labels, query):
     return sorted(found, reverse=True)
 
 
-@settings(max_examples=60, deadline=None)
 @given(pools(), st.integers(1, 30), st.sampled_from([1, 7, 512]))
 def test_the_hardest_triplets_are_the_hardest_of_all(pool, hardest, block):
     descriptors, labels = pool
@@ -59,7 +58,6 @@ def test_the_hardest_triplets_are_the_hardest_of_all(pool, hardest, block):
         assert len({(p, n) for _, p, n in found}) == len(found)
 
 
-@settings(max_examples=60, deadline=None)
 @given(pools(), st.integers(1, 5), st.randoms(use_true_random=False), st.sampled_from([1, 512]))
 def test_negatives_are_the_nearest_of_the_pool_one_of_a_class(pool, count, random, block):
     descriptors, labels = pool

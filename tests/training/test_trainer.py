@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -26,6 +26,7 @@ from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
 from listwise.training.trainer import smallest_batch, worth_compiling
 
+SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",
     "weights": "random",
@@ -203,7 +204,7 @@ def with_dropout(*arguments):
         {
             "loss": "triplet",
             "triplet": {"tuples": 5, "pool": 20, "refresh": 10},
-            "workers": 1 if os.environ.get("LISTWISE_SOAK") else 0,
+            "workers": 1 if SOAK else 0,
         },
         {"loss": "contrastive", "contrastive": {"tuples": 3, "negatives": 2, "refresh": 15}},
         {"ema": 0.5},
@@ -224,7 +225,8 @@ def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, gi
 
     run = tmp_path / "broken"
     trainer = Trainer(plan, run, Witness(stop_at=1))
-    for stop in (2, 3, 6, None):
+    # The plain run is interrupted before and after each kind of event, the others twice.
+    for stop in (2, 3, 6, None) if not given or SOAK else (5, None):
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
         if (run / "checkpoint.safetensors").exists():
@@ -301,7 +303,9 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
     if loss in ("fastap", "multi-similarity"):
         pytest.importorskip("pytorch_metric_learning")
     view = Witness()
-    given = {"updates": 12, "validate_every": 12, "batch_size": 24, "micro_batch": "auto"}
+    given = {"updates": 12, "validate_every": 12, "batch_size": 24, "micro_batch": 24}
+    if loss == "triplet":
+        given["triplet"] = {"tuples": 8}
     train(photos, tmp_path / "run", view, **given, loss=loss)
     assert len(view.losses) == 12
     assert np.mean(view.losses[-4:]) < np.mean(view.losses[:4])
@@ -379,7 +383,6 @@ def test_a_batch_must_have_an_image_for_every_process(photos, tmp_path, monkeypa
     Trainer(plan, tmp_path / "run")
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     batch_size=st.integers(2, 12),

@@ -100,6 +100,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if type(module) in (*NORMS, *_CAST_BY_AUTOCAST):
                 self._watch(name, module)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: no compiled code runs in this mode, and loading the compiler is slow."""
+        return False
+
     def _watch(self, name: str, module: nn.Module) -> None:
         self._weights[name] = [_address(weight) for weight in module.parameters(recurse=False)]
         for place in self._weights[name]:
