@@ -125,6 +125,11 @@ def _memory(field: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def anonymous_bytes() -> int:
+    """Memory of this process without the pages of mapped files (with them outside Linux)."""
+    return _memory("RssAnon" if _STATUS.exists() else "VmRSS")
+
+
 def available_memory() -> int:
     """Return the bytes of memory that are available to a process."""
     import torch

@@ -1,7 +1,9 @@
 """Benchmark search in an index against other engines."""
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,10 +12,17 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.benchmarks.measure import percentiles, run_alone, timed, unit_rows
+from listwise.benchmarks.measure import (
+    anonymous_bytes,
+    percentiles,
+    run_alone,
+    timed,
+    unit_rows,
+)
 from listwise.benchmarks.table import columns_of
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
+from listwise.machine import core_count
 from listwise.search import Entry, IndexHeader, NewEntries, create_store, exact_search, open_store
 from listwise.search.entries import entry_key
 from listwise.search.store import SearchIntent
@@ -30,10 +39,13 @@ Ask = Callable[[Vectors], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class SearchMeasurement:
-    """A method at a database size: recall@10, queries per second, and latency.
+    """A method at a database size: recall@10, queries per second, latency, and memory.
 
     `per_second` is measured with all queries in one call, and the percentiles with one query at a
-    time. `ready` is the time in seconds from the descriptors on disk to the first search.
+    time. `build` is the time in seconds to build the search, `ready` the time from opening what
+    was built to the first result in a new process. `memory` is
+    what the process holds for each entry after the queries, in bytes, without the pages of files
+    that are mapped into memory.
     """
 
     entries: Annotated[int, "entries", "{:,}"]
@@ -42,7 +54,9 @@ class SearchMeasurement:
     per_second: Annotated[float, "queries/s", "{:.1f}"]
     p50: Annotated[float, "p50 ms", "{:.1f}"]
     p99: Annotated[float, "p99 ms", "{:.1f}"]
+    build: Annotated[float, "build s", "{:.0f}"]
     ready: Annotated[float, "ready s", "{:.1f}"]
+    memory: Annotated[float, "bytes/entry", "{:,.0f}"]
     note: Annotated[str, "how"] = ""
 
 
@@ -56,22 +70,30 @@ def write_descriptors(folder: Path, count: int, dim: int) -> None:
     for learned descriptors. Queries are drawn from the same clusters.
     """
     rng = np.random.default_rng(0)
+    starts = range(0, count, ROWS)
     spectrum = (1 + np.arange(dim, dtype=np.float32)) ** -0.5
     spectrum /= np.linalg.norm(spectrum)
     centers = rng.standard_normal((max(2, count // 50), dim), dtype=np.float32) * spectrum
     weights = rng.pareto(1.5, len(centers)) + 0.2
     shares = np.cumsum(weights / weights.sum())
 
-    def draw(rows: int) -> Vectors:
+    def draw(rows: int, rng: np.random.Generator) -> Vectors:
         around = centers[np.minimum(np.searchsorted(shares, rng.random(rows)), len(centers) - 1)]
-        spread = 0.8 * rng.standard_normal((rows, dim), dtype=np.float32) * spectrum
-        return unit_rows(around + spread)
+        spread = rng.standard_normal((rows, dim), dtype=np.float32)
+        spread *= 0.8 * spectrum
+        spread += around
+        return unit_rows(spread)
 
     database = np.lib.format.open_memmap(folder / "database.npy", "w+", np.float32, (count, dim))
-    for start in range(0, count, ROWS):
-        database[start : start + ROWS] = draw(min(ROWS, count - start))
+
+    def fill(start: int) -> None:
+        part = database[start : start + ROWS]
+        part[:] = draw(len(part), np.random.default_rng((1, start)))
+
+    with ThreadPoolExecutor(core_count()) as pool:
+        list(pool.map(fill, starts))
     database.flush()
-    queries = draw(QUERIES)
+    queries = draw(QUERIES, rng)
     np.save(folder / "queries.npy", queries)
     np.save(folder / "truth.npy", exact_search(queries, database, K)[1])
 
@@ -93,105 +115,161 @@ def write_index(folder: Path) -> None:
             index.put(NewEntries(entries, rows, [b""] * len(rows)))
 
 
-def faiss_flat(folder: Path) -> tuple[Ask, str]:
+class Method(ABC):
+    """A way to search: `build` runs in a process of its own, then `open` in another."""
+
+    @abstractmethod
+    def build(self, folder: Path) -> str:
+        """Build what is saved on disk, and describe it."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> Ask:
+        """Open what was built, and return a function that finds keys: [Q, C] -> [Q, K]."""
+
+    def places(self, folder: Path) -> dict[int, int] | None:
+        """The row of each entry by its key; None if the keys are rows."""
+        return None
+
+
+class FaissFlat(Method):
     """FAISS, called directly."""
-    import faiss
 
-    database = np.load(folder / "database.npy")
-    index = faiss.IndexFlatIP(database.shape[1])
-    index.add(database)
-    return lambda queries: index.search(queries, K)[1], ""
+    def build(self, folder: Path) -> str:
+        """FAISS reads the descriptors when it opens them."""
+        return ""
 
+    def open(self, folder: Path) -> Ask:
+        """Read all descriptors."""
+        import faiss
 
-def listwise_index(folder: Path, intent: SearchIntent) -> tuple[Ask, str]:
-    """Our index, optimized for a target in advance; the measured search reopens it."""
-    places = _places(folder)
-    with open_store(folder / "index") as index:
-        tuned = index.tune(intent)
-    opened = open_store(folder / "index")
-
-    def ask(queries: Vectors) -> NDArray[np.int64]:
-        _, keys = opened.search(queries, K)
-        return np.array([[places.get(int(key), -1) for key in row] for row in keys])
-
-    return ask, tuned.method
+        database = np.load(folder / "database.npy")
+        index = faiss.IndexFlatIP(database.shape[1])
+        index.add(database)
+        return lambda queries: index.search(queries, K)[1]
 
 
-def listwise_exact(folder: Path) -> tuple[Ask, str]:
+class ListwiseExact(Method):
     """Our index, exact."""
-    return listwise_index(folder, SearchIntent(recall=1.0))
+
+    def intent(self, shape: tuple[int, ...]) -> SearchIntent:
+        """The target of a database of this shape."""
+        return SearchIntent(recall=1.0)
+
+    def build(self, folder: Path) -> str:
+        """Choose the search method."""
+        shape = np.load(folder / "database.npy", mmap_mode="r").shape
+        with open_store(folder / "index") as index:
+            return index.tune(self.intent(shape)).method
+
+    def open(self, folder: Path) -> Ask:
+        """Open the index."""
+        opened = open_store(folder / "index")
+        return lambda queries: opened.search(queries, K)[1]
+
+    def places(self, folder: Path) -> dict[int, int]:
+        """The row of each entry by its key."""
+        count = len(np.load(folder / "database.npy", mmap_mode="r"))
+        return {entry_key(str(row)): row for row in range(count)}
 
 
-def listwise_compressed(folder: Path) -> tuple[Ask, str]:
+class ListwiseCompressed(ListwiseExact):
     """Our index with an eighth of the memory of exact search."""
-    shape = np.load(folder / "database.npy", mmap_mode="r").shape
-    return listwise_index(folder, SearchIntent(memory=shape[0] * shape[1] // 2, recall=0.95))
+
+    def intent(self, shape: tuple[int, ...]) -> SearchIntent:
+        """The target of a database of this shape."""
+        return SearchIntent(memory=shape[0] * shape[1] // 2)
 
 
-def lancedb_index(folder: Path) -> tuple[Ask, str]:
+class LanceDBIndex(ListwiseExact):
     """The search of LanceDB in the table of our index, with an IVF-PQ index."""
-    import lancedb
-    from lancedb.index import IvfPq
 
-    table = lancedb.connect(folder / "index").open_table("entries")
-    table.create_index("descriptor", config=IvfPq(distance_type="dot"), replace=True)
-    places = _places(folder)
+    def build(self, folder: Path) -> str:
+        """Create the index."""
+        import lancedb
+        from lancedb.index import IvfPq
 
-    def ask(queries: Vectors) -> NDArray[np.int64]:
-        found = []
-        for query in queries:
-            search = table.search(query, vector_column_name="descriptor").distance_type("dot")
-            rows = search.select(["key", "_distance"]).limit(K).refine_factor(10).to_arrow()
-            keys = rows.column("key").to_pylist()
-            found.append([places[key] for key in keys] + [-1] * (K - len(keys)))
-        return np.array(found)
+        table = lancedb.connect(folder / "index").open_table("entries")
+        table.create_index("descriptor", config=IvfPq(distance_type="dot"), replace=True)
+        return "IVF-PQ, refine factor 10"
 
-    return ask, "IVF-PQ, refine factor 10"
+    def open(self, folder: Path) -> Ask:
+        """Open the table."""
+        import lancedb
+
+        table = lancedb.connect(folder / "index").open_table("entries")
+
+        def ask(queries: Vectors) -> NDArray[np.int64]:
+            found = []
+            for query in queries:
+                search = table.search(query, vector_column_name="descriptor").distance_type("dot")
+                rows = search.select(["key", "_distance"]).limit(K).refine_factor(10).to_arrow()
+                keys = rows.column("key").to_pylist()
+                found.append(keys + [-1] * (K - len(keys)))
+            return np.array(found)
+
+        return ask
 
 
-def _places(folder: Path) -> dict[int, int]:
-    """Return the row of each entry by its key."""
-    count = len(np.load(folder / "database.npy", mmap_mode="r"))
-    return {entry_key(str(row)): row for row in range(count)}
-
-
-def hnswlib_index(folder: Path) -> tuple[Ask, str]:
+class Hnswlib(Method):
     """The library hnswlib with 16 links, ef 100 for building and 200 for search."""
-    import hnswlib
 
-    database = np.load(folder / "database.npy", mmap_mode="r")
-    index = hnswlib.Index("ip", database.shape[1])
-    index.init_index(len(database), M=16, ef_construction=100, random_seed=0)
-    for start in range(0, len(database), ROWS):
-        rows = np.array(database[start : start + ROWS])
-        index.add_items(rows, np.arange(start, start + len(rows)))
-    index.set_ef(200)
-    return lambda queries: index.knn_query(queries, K)[0].astype(np.int64), "M 16, ef 200"
+    def build(self, folder: Path) -> str:
+        """Build the graph and save it."""
+        import hnswlib
+
+        database = np.load(folder / "database.npy", mmap_mode="r")
+        index = hnswlib.Index("ip", database.shape[1])
+        index.init_index(len(database), M=16, ef_construction=100, random_seed=0)
+        for start in range(0, len(database), ROWS):
+            rows = np.array(database[start : start + ROWS])
+            index.add_items(rows, np.arange(start, start + len(rows)))
+        index.save_index(str(folder / "hnswlib"))
+        return "M 16, ef 200"
+
+    def open(self, folder: Path) -> Ask:
+        """Read the graph and the descriptors."""
+        import hnswlib
+
+        dim = np.load(folder / "database.npy", mmap_mode="r").shape[1]
+        index = hnswlib.Index("ip", dim)
+        index.load_index(str(folder / "hnswlib"))
+        index.set_ef(200)
+        return lambda queries: index.knn_query(queries, K)[0].astype(np.int64)
 
 
-METHODS: dict[str, Callable[[Path], tuple[Ask, str]]] = {
-    "FAISS flat": faiss_flat,
-    "listwise, exact": listwise_exact,
-    "listwise, compressed": listwise_compressed,
-    "hnswlib": hnswlib_index,
-    "LanceDB": lancedb_index,
+METHODS: dict[str, Method] = {
+    "FAISS flat": FaissFlat(),
+    "listwise, exact": ListwiseExact(),
+    "listwise, compressed": ListwiseCompressed(),
+    "hnswlib": Hnswlib(),
+    "LanceDB": LanceDBIndex(),
 }
 LARGE = ("FAISS flat", "listwise, exact", "listwise, compressed")
 
 
-def measure_method(folder: Path, method: str) -> SearchMeasurement:
-    """Measure one method; runs in a separate process."""
-    queries = np.load(folder / "queries.npy")
-    truth = np.load(folder / "truth.npy")
-    opening, (ask, note) = timed(lambda: METHODS[method](folder))
+def build_method(folder: Path, method: str) -> tuple[float, str]:
+    """Build a method, and return the seconds and its description; runs in a separate process."""
+    return timed(lambda: METHODS[method].build(folder))
+
+
+def measure_method(folder: Path, method: str, build: float, note: str) -> SearchMeasurement:
+    """Measure a method that was built; runs in a separate process."""
+    queries, truth = (np.load(folder / f"{name}.npy") for name in ("queries", "truth"))
+    places = METHODS[method].places(folder)
+    before = anonymous_bytes()
+    opening, ask = timed(lambda: METHODS[method].open(folder))
     first, _ = timed(lambda: ask(queries[:1]))
     ask(queries[:16])
-    whole, found = timed(lambda: ask(queries))
+    whole, keys = timed(lambda: ask(queries))
     seconds = [timed(partial(ask, query[None]))[0] for query in queries[:ALONE]]
-    hits = [len(set(a) & set(b)) / K for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
     entries = len(np.load(folder / "database.npy", mmap_mode="r"))
-    recall, rate, ready = float(np.mean(hits)), len(queries) / whole, opening + first
-    return SearchMeasurement(entries, method, recall, rate, *percentiles(seconds), ready, note)
+    memory = (anonymous_bytes() - before) / entries
+    found = keys.tolist()
+    if places is not None:
+        found = [[places.get(key, -1) for key in row] for row in found]
+    hits = [len(set(a) & set(b)) / K for a, b in zip(found, truth.tolist(), strict=True)]
+    rates = float(np.mean(hits)), len(queries) / whole, *percentiles(seconds)
+    return SearchMeasurement(entries, method, *rates, build, opening + first, memory, note)
 
 
 def run(
@@ -216,6 +294,7 @@ def run(
             for method in LARGE if size >= EXACT_FROM else METHODS:
                 on_start(f"{method} among {size:,}")
                 try:
-                    yield run_alone(measure_method, place, method)
+                    built = run_alone(build_method, place, method)
+                    yield run_alone(measure_method, place, method, *built)
                 except ModuleNotFoundError:
                     on_start(f"{method} is skipped: it is not installed")

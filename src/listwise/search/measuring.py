@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from listwise.search.entries import Float32, Keys
 from listwise.search.exact import best_of
@@ -46,9 +47,22 @@ class ExactNeighbors:
 
     def recall(self, found: Keys) -> float:
         """The share of the neighbors that a search found: keys [Q, n] -> a number."""
+        return float(self._shares(found).mean()) if (self.keys >= 0).any() else 1.0
+
+    def sure_recall(self, found: Keys) -> float:
+        """A recall that other queries reach too: two standard errors below the measured one."""
+        shares = self._shares(found)
+        if len(shares) < 2:
+            return self.recall(found)
+        return float(shares.mean() - 2 * shares.std(ddof=1) / np.sqrt(len(shares)))
+
+    def _shares(self, found: Keys) -> NDArray[np.float64]:
+        """The share for each query that has neighbors: keys [Q, n] -> [Q']."""
         there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
         wanted = self.keys >= 0
-        return float(there[wanted].mean()) if wanted.any() else 1.0
+        counts = wanted.sum(axis=1)
+        shares: NDArray[np.float64] = (there & wanted).sum(axis=1)[counts > 0] / counts[counts > 0]
+        return shares
 
 
 def measure(search: Search, exact: ExactNeighbors) -> tuple[float, float]:

@@ -2,12 +2,12 @@
 
 Descriptors are rotated, so that all dimensions matter equally, assigned to lists around centroids,
 and stored as the signs of their difference from the centroid (RaBitQ in FAISS). The scores of
-these codes select candidates, whose descriptors are read from the table and compared exactly.
+these codes select candidates, whose descriptors are read from disk and compared exactly.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from listwise.search.entries import Float32, Keys
 from listwise.search.exact import best_of, search_in_parts
+from listwise.search.folder.descriptor_file import DescriptorFile
 from listwise.search.folder.table import Rows
 
 _MOST_LISTS = 4096
@@ -34,6 +35,10 @@ class CompressedSearch:
     Args:
         index: the FAISS index, from `trained_index`.
         read: reads the rows of keys [n] from the table.
+
+    Attributes:
+        copy: a copy of the descriptors, from which they are read as long as they do not change;
+            None if there is none.
     """
 
     def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:
@@ -42,6 +47,7 @@ class CompressedSearch:
         self._read = read
         self._lock = threading.Lock()
         self.candidates = 100  # re-scored for ten results
+        self.copy: DescriptorFile | None = None
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -70,12 +76,16 @@ class CompressedSearch:
         with self._lock:
             if known.any():
                 self.index.remove_ids(keys[known])
+                if self.copy is not None:
+                    self.copy.forget(keys[known])
             self.index.add_with_ids(np.ascontiguousarray(descriptors, np.float32), keys)
 
     def remove(self, keys: Keys) -> None:
         """Remove descriptors of known keys: distinct [n]."""
         with self._lock:
             self.index.remove_ids(keys)
+            if self.copy is not None:
+                self.copy.forget(keys)
 
     def found(self, queries: Float32, count: int, among: Keys | None = None) -> Keys:
         """Find candidates by code, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
@@ -112,17 +122,30 @@ class CompressedSearch:
         """Compare the queries with all descriptors of these keys."""
         scores = np.full((len(queries), k), -np.inf, np.float32)
         keys = np.full((len(queries), k), -1, np.int64)
-        for rows in self._read(among):
+        for rows in self.rows(among):
             new = queries @ rows.descriptors.T
             all_keys = np.hstack([keys, np.broadcast_to(rows.keys, new.shape)])
             scores, keys = best_of(np.hstack([scores, new]), all_keys, k)
         return scores, keys
 
+    def rows(self, keys: Keys) -> Iterator[Rows]:
+        """Read the rows of keys [n], from the copy if they are in it."""
+        if self.copy is not None:
+            with self._lock:
+                known, positions = self.copy.find(keys)
+            sound, rows = self.copy.read(positions)
+            if len(rows.keys):
+                yield rows
+            known[known] = sound  # what is damaged is read from the table
+            keys = keys[~known]
+        if len(keys):
+            yield from self._read(keys)
+
     def _search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
         candidates = self.found(queries, self._count(k), among)
         wanted = np.unique(candidates[candidates >= 0])
         scores = np.full(candidates.shape, -np.inf, np.float32)
-        for rows in self._read(wanted):
+        for rows in self.rows(wanted):
             order = np.argsort(rows.keys)
             products = queries @ rows.descriptors[order].T
             places = np.searchsorted(rows.keys[order], candidates)

@@ -1,6 +1,7 @@
 """Exact search through descriptors in memory, which can be added and removed."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -23,7 +24,8 @@ faiss.cvar.distance_compute_blas_threshold = 8 * 2048
 class FlatSearch:
     """Exact search of FAISS over blocks, on all cores. Several threads may use it."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, rows: Float32 | None = None, keys: Keys | None = None) -> None:
+        """Search through `rows` [N, C] with distinct keys [N], which are not copied."""
         self.dim = dim
         self._rows = max(1, _BLOCK // (4 * dim))
         self._blocks: list[Float32] = []
@@ -33,6 +35,8 @@ class FlatSearch:
         self._pool = ThreadPoolExecutor(
             core_count(), initializer=lambda: faiss.omp_set_num_threads(1)
         )
+        if rows is not None and keys is not None:
+            self._start_with(rows, keys)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -73,6 +77,24 @@ class FlatSearch:
             self._places.put(self._keys[holes], holes)
             del self._blocks[-(-left // self._rows) :]
             self._keys = self._keys[: len(self._blocks) * self._rows]
+
+    def parts(self) -> Iterator[tuple[Keys, Float32]]:
+        """Keys [n] and descriptors [n, C], block by block; they must not change meanwhile."""
+        for number, block in enumerate(self._blocks):
+            start = number * self._rows
+            count = min(self._rows, len(self) - start)
+            yield self._keys[start : start + count], block[:count]
+
+    def _start_with(self, rows: Float32, keys: Keys) -> None:
+        whole = len(rows) // self._rows * self._rows
+        self._blocks = [rows[start : start + self._rows] for start in range(0, whole, self._rows)]
+        if whole < len(rows):
+            last = np.empty((self._rows, self.dim), np.float32)
+            last[: len(rows) - whole] = rows[whole:]
+            self._blocks.append(last)
+        self._keys = np.full(len(self._blocks) * self._rows, -1)
+        self._keys[: len(keys)] = keys
+        self._places.put(keys, np.arange(len(keys)))
 
     def search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
         """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)].

@@ -10,6 +10,7 @@ from listwise.errors import InputError
 from listwise.search.checksums import DamagedIndexError, damage
 from listwise.search.entries import Keys
 from listwise.search.folder.compressed import CompressedSearch
+from listwise.search.folder.descriptor_file import SavedDescriptors
 from listwise.search.folder.flat import FlatSearch
 from listwise.search.folder.keymap import KeyMap
 from listwise.search.folder.table import EntryTable, Rows
@@ -29,6 +30,7 @@ class Mirror(Generic[Search]):
         self.stamps = KeyMap() if stamps is None else stamps
         self.seen = -1
         self.unsaved = 0  # changes that are not in the saved files
+        self.copy: SavedDescriptors | None = None  # the saved copy of the descriptors
 
     @property
     def search(self) -> Search:

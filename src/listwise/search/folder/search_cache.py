@@ -1,4 +1,4 @@
-"""The saved search method of an index: `search.json`, and the FAISS files that it names.
+"""The saved search method of an index: `search.json`, and the files that it names.
 
 The files can be rebuilt from the table at any time. `search.json` is written after them and holds
 their checksums and its own, so a damaged or unfinished file is never used.
@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise.files import publish, write_text
+from listwise.search.folder.descriptor_file import DescriptorFile, SavedDescriptors, file_digest
 from listwise.search.folder.keymap import KeyMap
 from listwise.search.store import SearchIntent, TuningResult
 
@@ -43,12 +44,16 @@ class SearchState(BaseModel):
     probes: int = 0  # of a compressed search, like the next two
     candidates: int = 0
     files: SavedFiles | None = None
+    descriptors: SavedDescriptors | None = None  # a copy of the descriptors
     digest: str = ""  # of everything above; empty in files of earlier versions
 
     def with_digest(self) -> "SearchState":
         """The same state with its digest."""
         bare = self.model_copy(update={"digest": ""})
-        digest = hashlib.blake2b(bare.model_dump_json().encode(), digest_size=16).hexdigest()
+        # Earlier versions saved no copy, and a checksum without its field.
+        left_out = None if bare.descriptors else {"descriptors"}
+        content = bare.model_dump_json(exclude=left_out).encode()
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
         return bare.model_copy(update={"digest": digest})
 
     @property
@@ -69,8 +74,9 @@ def read_state(folder: Path) -> SearchState | None:
 def save_state(folder: Path, state: SearchState) -> None:
     """Save a state, and delete the files that it does not name."""
     write_text(folder / _STATE, state.with_digest().model_dump_json(indent=2))
+    names = tuple(saved.name for saved in (state.files, state.descriptors) if saved)
     for path in folder.glob("search-*"):
-        if state.files is None or not path.name.startswith(state.files.name):
+        if not path.name.startswith(names):
             path.unlink(missing_ok=True)
 
 
@@ -79,11 +85,11 @@ def save_files(folder: Path, index: Any, stamps: KeyMap) -> SavedFiles:
     name = f"search-{token_hex(8)}"
     partial = folder / f"{name}.tmp"
     faiss.write_index(index, str(partial))
-    codes = _digest(partial)
+    codes = file_digest(partial)
     publish(partial, folder / f"{name}.{_CODES}")
     with partial.open("wb") as file:
         np.save(file, np.stack([stamps.keys, stamps.values]), allow_pickle=False)
-    digest = _digest(partial)
+    digest = file_digest(partial)
     publish(partial, folder / f"{name}.{_STAMPS}")
     return SavedFiles(name=name, codes=codes, stamps=digest)
 
@@ -92,7 +98,7 @@ def read_files(folder: Path, files: SavedFiles) -> tuple[Any, KeyMap] | None:
     """The FAISS index and the stamps of its rows; None if a file is missing or damaged."""
     codes, stamps = (folder / f"{files.name}.{kind}" for kind in (_CODES, _STAMPS))
     try:
-        if (_digest(codes), _digest(stamps)) != (files.codes, files.stamps):
+        if (file_digest(codes), file_digest(stamps)) != (files.codes, files.stamps):
             return None
         index = faiss.read_index(str(codes))
         held = KeyMap()
@@ -109,11 +115,11 @@ def damaged_caches(folder: Path) -> list[str]:
     state = read_state(folder)
     if state is None:
         return [_STATE]
-    if state.files is None or read_files(folder, state.files) is not None:
-        return []
-    return sorted(path.name for path in folder.glob(f"{state.files.name}*"))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+    names = []
+    if state.files is not None and read_files(folder, state.files) is None:
+        names.append(state.files.name)
+    if state.descriptors is not None:
+        copy = DescriptorFile.open(folder, state.descriptors)
+        if copy is None or not copy.sound():
+            names.append(state.descriptors.name)
+    return sorted(path.name for name in names for path in folder.glob(f"{name}*"))

@@ -30,6 +30,11 @@ from listwise.search.filters import Filter, attribute_names, unknown_attribute
 from listwise.search.folder import guards
 from listwise.search.folder.attributes import matching_rows
 from listwise.search.folder.compressed import CompressedSearch, trained_index, training_size
+from listwise.search.folder.descriptor_file import (
+    DescriptorFile,
+    DescriptorWriter,
+    SavedDescriptors,
+)
 from listwise.search.folder.flat import FlatSearch
 from listwise.search.folder.generations import (
     RECORDS,
@@ -41,6 +46,7 @@ from listwise.search.folder.generations import (
     sound_record,
     write_record,
 )
+from listwise.search.folder.keymap import KeyMap
 from listwise.search.folder.mirror import DescriptorSearch, Mirror
 from listwise.search.folder.search_cache import (
     SearchState,
@@ -68,6 +74,7 @@ _OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # files of an unfi
 _SUMMED = 4096  # entries whose checksums are added in one commit
 _FILTERS = 8  # filters whose results are kept in memory
 _SAMPLE = 200  # entries that are used as queries for measurements
+_COPIED = 64 << 20  # bytes: a copy of the descriptors is kept if they are larger
 
 _log = logging.getLogger(__name__)
 
@@ -266,7 +273,9 @@ class FolderStore(Store):
             known, rows = mirror.search.vectors(keys)
             yield keys[known], rows
             keys = keys[~known]
-        for part in self._table.rows(keys):
+        search = None if mirror is None else mirror.search
+        read = search.rows if isinstance(search, CompressedSearch) else self._table.rows
+        for part in read(keys):
             yield part.keys, part.descriptors
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
@@ -279,12 +288,13 @@ class FolderStore(Store):
             entries, dim = len(self), self.header.dim
             was_exact = before is not None and not before.compressed
             if exact_will_do(intent, entries, dim, is_exact=was_exact):
-                tuned = self._tune_exact(intent)
+                tuned = self._tune_exact(intent, before)
             else:
                 kept = None if before is None else self._kept(before)
                 if before and kept and before.intent == intent and entries < 2 * before.entries:
                     self._take(kept)
-                    return before.tuned
+                    if not self._needs_copy(kept.search):
+                        return before.tuned
                 if kept is None:
                     on_note(
                         f"exact search through {entries} descriptors would take "
@@ -525,7 +535,10 @@ class FolderStore(Store):
             return mirror
         compressed = state is not None and state.compressed
         if not compressed and exact_will_do(intent, len(self), self.header.dim, is_exact=True):
-            return self._take(Mirror(FlatSearch(self.header.dim)))
+            mirror = self._take(self._exact_mirror(state))
+            if self._is_large() and mirror.unsaved > len(mirror.stamps) // 10:
+                self._tune_exact(intent, state, patience=0)  # saves a copy of the descriptors
+            return mirror
         if compressed:
             _log.warning("%s: the search cache is missing or damaged: rebuilding it", self.uri)
         self.tune(intent, lambda note: _log.warning("%s: %s", self.uri, note))
@@ -549,15 +562,49 @@ class FolderStore(Store):
             return None
         search = CompressedSearch(found[0], self._table.rows)
         search.probes, search.candidates = state.probes, state.candidates
-        return Mirror(search, found[1])
+        mirror = Mirror(search, found[1])
+        self._use_copy(mirror, state.descriptors)
+        return mirror
 
-    def _tune_exact(self, intent: SearchIntent) -> TuningResult:
+    def _use_copy(self, mirror: Mirror[CompressedSearch], saved: SavedDescriptors | None) -> None:
+        """Let a compressed search read descriptors from a copy, if it can be opened."""
+        copy = None if saved is None else DescriptorFile.open(self._folder, saved)
+        if copy is not None:
+            copy.use(mirror.stamps)
+            mirror.copy, mirror.search.copy = saved, copy
+
+    def _exact_mirror(self, state: SearchState | None) -> Mirror[DescriptorSearch]:
+        """A mirror for exact search, with the saved copy of the descriptors if it is sound."""
+        saved = None if state is None else state.descriptors
+        copy = None if saved is None else DescriptorFile.open(self._folder, saved)
+        if copy is None or copy.saved.dim != self.header.dim or not copy.sound():
+            return Mirror(FlatSearch(self.header.dim))
+        stamps = KeyMap()
+        stamps.put(copy.keys, copy.stamps)
+        mirror: Mirror[DescriptorSearch]
+        mirror = Mirror(FlatSearch(self.header.dim, copy.rows, copy.keys), stamps)
+        mirror.copy = saved
+        return mirror
+
+    def _is_large(self) -> bool:
+        """Whether a copy of the descriptors saves much time."""
+        return 4 * len(self) * self.header.dim > _COPIED
+
+    def _needs_copy(self, search: CompressedSearch) -> bool:
+        """Whether many descriptors are not in the copy that a search reads."""
+        copied = 0 if search.copy is None else len(search.copy)
+        return self._is_large() and copied < 0.9 * len(search)
+
+    def _tune_exact(
+        self, intent: SearchIntent, before: SearchState | None, patience: float = -1
+    ) -> TuningResult:
         mirror = self._mirror
         if mirror is None or not isinstance(mirror.search, FlatSearch):
-            mirror = self._take(Mirror(FlatSearch(self.header.dim)))
+            mirror = self._take(self._exact_mirror(before))
         spent = median_milliseconds(mirror.search.search, self._sample(_SAMPLE).descriptors)
         tuned = TuningResult("exact", 1.0, spent, mirror.search.memory)
-        self._save(SearchState(intent=intent, tuned=tuned, entries=len(mirror.stamps)), mirror)
+        state = SearchState(intent=intent, tuned=tuned, entries=len(mirror.stamps))
+        self._save(state, mirror, patience)
         return tuned
 
     def _tune_compressed(
@@ -566,15 +613,26 @@ class FolderStore(Store):
         sample = self._sample(_SAMPLE)
         exact = ExactNeighbors(sample.keys, sample.descriptors)
         entries = len(self)
+        writer = DescriptorWriter(self._folder, self.header.dim) if self._is_large() else None
+
+        def on_rows(rows: Rows) -> None:
+            exact.add(rows.keys, rows.descriptors)
+            if writer is not None:
+                writer.add(rows)
+
         if kept is not None and isqrt(entries) <= 2 * kept.search.lists:
             mirror, search = kept, kept.search
             for rows in self._table.rows():
-                exact.add(rows.keys, rows.descriptors)
+                on_rows(rows)
+            mirror.catch_up(self._table)
         else:
             rows = self._sample(training_size(entries))
             search = CompressedSearch(trained_index(rows.descriptors, entries), self._table.rows)
             mirror = Mirror(search)
-            mirror.catch_up(self._table, lambda rows: exact.add(rows.keys, rows.descriptors))
+            mirror.catch_up(self._table, on_rows)
+        if writer is not None:
+            with self._saving():
+                self._use_copy(mirror, writer.save())
         set_probes(search, exact, intent.recall)
         self._take(mirror)
         measured = measure(search.search, exact)
@@ -599,13 +657,32 @@ class FolderStore(Store):
     ) -> None:
         """Save the search method; if it cannot be written, it is chosen again next time."""
         search = mirror.search
-        try:
-            with self._locked(patience), self._changes:
-                files = None
-                if isinstance(search, CompressedSearch):
-                    files = save_files(self._folder, search.index, mirror.stamps)
-                save_state(self._folder, state.model_copy(update={"files": files}))
+        with self._saving(), self._locked(patience), self._changes:
+            files = None
+            if isinstance(search, CompressedSearch):
+                files = save_files(self._folder, search.index, mirror.stamps)
                 mirror.unsaved = 0
+            elif self._is_large() and (
+                mirror.copy is None or mirror.unsaved > len(mirror.stamps) // 10
+            ):
+                with self._saving():
+                    mirror.copy = self._copy_exact(search, mirror.stamps)
+                    mirror.unsaved = 0
+            named = {"files": files, "descriptors": mirror.copy}
+            save_state(self._folder, state.model_copy(update=named))
+
+    def _copy_exact(self, search: FlatSearch, stamps: KeyMap) -> SavedDescriptors:
+        """Write a copy of the descriptors of an exact search."""
+        writer = DescriptorWriter(self._folder, self.header.dim)
+        for keys, rows in search.parts():
+            writer.add(Rows(keys, stamps.find(keys)[1], rows))
+        return writer.save()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Log an error of saving the search method, which does not prevent a search."""
+        try:
+            yield
         except Timeout:
             return  # another process writes; the saved state is older but valid
         except (OSError, RuntimeError, InputError) as error:  # FAISS raises RuntimeError

@@ -70,10 +70,10 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | 
     """Set the cheapest numbers of lists and candidates that reach the recall.
 
     Candidates are re-scored exactly, so a neighbor among them is always found, and recall is
-    measured without reading the table.
+    measured without reading the table. It must be reached with a margin, because it is measured on
+    a sample.
     """
     target = _RECALL if wanted is None else wanted
-    target += (1 - target) / 10  # a margin, because recall is measured on a sample
     row = _milliseconds_a_row(search, exact)
     choices: list[tuple[float, float, int, int]] = []
     probes = 1
@@ -83,7 +83,7 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | 
         found = search.found(exact.queries, _CANDIDATES[-1])
         spent = 1000 * (time.perf_counter() - start) / len(exact.queries)
         for count in _CANDIDATES:
-            recall = exact.recall(found[:, :count])
+            recall = exact.sure_recall(found[:, :count])
             choices.append((recall, spent + count * row, search.probes, count))
             if recall >= target:
                 break
