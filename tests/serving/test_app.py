@@ -901,6 +901,15 @@ def test_duplicates_are_listed_in_pages(serve, index, photos, tmp_path):
         assert client.get(f"/api/duplicates?threshold={threshold}").status_code == 400
 
 
+def test_near_duplicates_are_verified_as_the_command_does(serve, index):
+    """With so low a threshold, descriptors alone would join different photos."""
+    answer = serve(index, limits=Limits(seconds=60)).get("/api/duplicates?threshold=0.5").json()
+    shown = [{entry["id"] for entry in group["entries"]} for group in answer["groups"]]
+    groups = index.duplicates(threshold=0.5, verify=True, progress=False)
+    assert shown == [{entry.id for entry in group.entries} for group in groups]
+    assert len(groups) != len(index.duplicates(threshold=0.5, verify=False, progress=False))
+
+
 def test_large_groups_of_duplicates_are_cut(serve, index, photos, tmp_path):
     with Image.open(image_paths(photos)[0]) as photo:
         for number in range(3):
@@ -932,7 +941,7 @@ def test_clients_that_wait_for_duplicates_do_not_stop_the_server(serve, index, m
 def test_a_long_comparison_is_answered_later(serve, index, monkeypatch):
     ready, begun = threading.Event(), []
 
-    def slow(store, threshold, on_progress):
+    def slow(store, threshold, reranker, on_progress):
         begun.append(threshold)
         while not ready.wait(0.02):
             on_progress(1)

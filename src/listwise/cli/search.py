@@ -95,6 +95,9 @@ def search(
         print_json({"index": index, "results": results})
         return
     _print(console, results)
+    if rerank:
+        verified = sum(hit.get("inliers") is not None for hit in results)
+        say(console, f"verified {verified} of {len(results)} results by matching points")
     if sheet is not None:
         say(console, f"wrote a picture of the results to {sheet}")
 

@@ -65,7 +65,7 @@ def find_duplicates(
         known.append(np.array(digests, np.int64).reshape(-1, 2))
         keys = np.array([entry.key for entry in entries], np.int64)
         near = _near_pairs(store, keys, threshold, on_progress)
-        for one, other, score in _verified(store, near, groups, reranker):
+        for one, other, score in _verified(store, near, groups, reranker, on_progress):
             groups.join(one, other, score)
         on_progress(len(entries))
     for one, other in _same_content(np.concatenate(known)):
@@ -114,6 +114,7 @@ def _verified(
     pairs: Iterable[tuple[int, int, float]],
     groups: "_Groups",
     reranker: "Reranker | None",
+    on_progress: Callable[[int], object],
 ) -> Iterator[tuple[int, int, float]]:
     """The pairs whose photos agree in geometry; a pair that is joined already is not compared."""
     if reranker is None:
@@ -127,6 +128,7 @@ def _verified(
     for part in in_parts(list(wanted.items()), _BLOCK):
         entries = store.get(sorted({key for pair, _ in part for key in pair}))
         for (one, other), score in part:
+            on_progress(0)
             if groups.root(one) == groups.root(other) or not {one, other} <= set(entries):
                 continue
             try:

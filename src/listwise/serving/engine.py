@@ -98,7 +98,7 @@ class Engine:
         self.limits = limits
         self.decoding = PixelBudget(limits.pixels)
         self._pool = ThreadPoolExecutor(core_count(), "decode")
-        self._reranker = _BoundedReranker(self.decoding)
+        self.reranker = _BoundedReranker(self.decoding)
         self._refreshed = time.monotonic()
         self._switching = threading.Lock()
         self._closed = threading.Event()
@@ -329,7 +329,7 @@ class Engine:
         images = [photo.image for _, photo in loaded]
         until = found.until - self.limits.seconds / ANSWER_SHARE
         hits = rerank_hits(
-            self._reranker,
+            self.reranker,
             images,
             found.hits,
             until=until,
@@ -342,7 +342,7 @@ class Engine:
         """Stop the threads."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._reranker.close()
+        self.reranker.close()
 
 
 def _photo_cost(pixels: int, network_pixels: int) -> float:

@@ -17,6 +17,7 @@ from PIL import Image
 from listwise.data.images import ImageError, load_image
 from listwise.errors import InputError
 from listwise.files import write_failure
+from listwise.local.rerank import Reranker
 from listwise.search.duplicates import DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, NoEntryError
 from listwise.search.filling import thumbnail_from_photo
@@ -197,7 +198,7 @@ class Service:
         return removed
 
     async def duplicates(self, threshold: float) -> list[DuplicateGroup]:
-        """Groups of duplicates by their descriptors; kept until the number of entries changes.
+        """Groups of duplicates, verified by geometry; kept until the number of entries changes.
 
         One comparison runs at a time, and another threshold ends it. Requests wait for it without
         a thread of their own.
@@ -229,7 +230,7 @@ class Service:
                 if comparison is not None:
                     comparison.stop()
                 comparison = self._comparison = _Comparison(wanted)
-                comparison.start(self._comparing, store)
+                comparison.start(self._comparing, store, self._engine.reranker)
             return comparison.groups
 
     def facets(self) -> list[Facet]:
@@ -311,10 +312,10 @@ class _Comparison:
         self.groups: Future[list[DuplicateGroup]]
         self._stopped = threading.Event()
 
-    def start(self, pool: ThreadPoolExecutor, store: Store) -> None:
+    def start(self, pool: ThreadPoolExecutor, store: Store, reranker: Reranker) -> None:
         """Begin in a thread of the pool."""
         threshold = self.wanted[2]
-        self.groups = pool.submit(find_duplicates, store, threshold, on_progress=self._proceed)
+        self.groups = pool.submit(find_duplicates, store, threshold, reranker, self._proceed)
 
     def stop(self) -> None:
         """End before the next block of photos; those who wait for the groups get an error."""
