@@ -20,6 +20,7 @@ app.command(epilog=retrieval.EVALUATION)(retrieval.evaluation)
 app.command(epilog=retrieval.SEARCH)(retrieval.search)
 app.command(epilog=retrieval.SERVER)(retrieval.server)
 app.command(epilog=retrieval.LOCAL)(retrieval.local)
+app.command(epilog=retrieval.RERANK)(retrieval.rerank)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`listwise benchmark evaluation | search | server | local`: benchmarks of retrieval."""
+"""`listwise benchmark evaluation | search | server | local | rerank`: benchmarks of retrieval."""
 
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ EVALUATION = "Example:\n  listwise benchmark evaluation --sizes 100000 --json"
 SEARCH = "Example:\n  listwise benchmark search --sizes 100000 --json"
 SERVER = "Example:\n  listwise benchmark server --clients 64,512 --photos 5000"
 LOCAL = "Example:\n  listwise benchmark local --photos 1000 --json"
+RERANK = "Example:\n  listwise benchmark rerank runs/a/model roxford5k --queries 20"
 
 Sizes = Annotated[
     str, options.numbers("Numbers of descriptors in the database, separated by commas.")
@@ -83,3 +84,26 @@ def local(
 
     title = f"{photos:,} photos of {features} features, {words:,} words"
     show(title, benchmark.COLUMNS, partial(benchmark.run, photos, features, words, folder), json)
+
+
+def rerank(
+    model: options.Model,
+    benchmark: Annotated[
+        str, options.argument("BENCHMARK", "Name or folder of a data set with judged queries.")
+    ],
+    data: options.Data = None,
+    max_side: options.MaxSide = None,
+    queries: Annotated[
+        int | None,
+        options.integer("Number of queries, evenly spread.", min=1, show_default="all"),
+    ] = None,
+    json: AsJsonLines = False,
+) -> None:
+    """Measure re-ranking with stored and with fresh local features on a benchmark."""
+    from listwise.optional import requires
+
+    with requires("local", "re-ranking"):
+        from listwise.benchmarks import rerank as measured
+
+    run = partial(measured.run, model, benchmark, data, max_side, queries)
+    show(f"The first results of {benchmark}, mAP", measured.COLUMNS, run, json)
