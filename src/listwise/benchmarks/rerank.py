@@ -146,6 +146,7 @@ def _measurement(
     scores = np.empty(order.shape)
     np.put_along_axis(scores, order, -np.arange(order.shape[1], dtype=float)[None], axis=1)
     found = evaluate_scores(scores, described.benchmark.judged)
-    names = ("Easy", "Medium", "Hard")
-    maps = [100 * found[name].mAP if name in found else None for name in names]
-    return RerankMeasurement(method, *maps, p50, p99, size)
+    easy, medium, hard = (
+        100 * found[name].mAP if name in found else None for name in ("Easy", "Medium", "Hard")
+    )
+    return RerankMeasurement(method, easy, medium, hard, p50, p99, size)
