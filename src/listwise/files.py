@@ -86,21 +86,30 @@ def write_tensors(
         if all(isinstance(value, np.ndarray) for value in tensors.values()):
             of_numpy.save_file(dict(tensors), partial, metadata)
         else:
-            import torch
             from safetensors import torch as of_torch
 
-            # safetensors accepts neither shared memory nor strided tensors, so copy each.
-            plain = {
-                key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-                for key, value in tensors.items()
-            }
-            of_torch.save_file(plain, partial, metadata)
+            of_torch.save_file(_plain_tensors(tensors), partial, metadata)
         publish(partial, path)
     except SafetensorError as error:
         # safetensors reports a full disk as text, not as an OSError.
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _plain_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return contiguous tensors in host memory that share no memory, as safetensors needs them."""
+    import torch
+
+    plain, seen = {}, set[int]()
+    for key, value in tensors.items():
+        tensor = value.detach()
+        place = tensor.untyped_storage().data_ptr()
+        own = tensor.device.type == "cpu" and tensor.is_contiguous() and place not in seen
+        seen.add(place)
+        form = torch.contiguous_format
+        plain[key] = tensor if own else tensor.to("cpu", copy=True, memory_format=form)
+    return plain
 
 
 def read_json(path: Path, otherwise: str) -> dict[str, Any]:

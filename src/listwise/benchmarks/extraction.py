@@ -1,9 +1,11 @@
 """Benchmark extraction: photos per second, from JPEG files to descriptors."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from listwise.benchmarks.table import columns_of
 from listwise.data import Images, load_image, whole_image
 from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
+from listwise.machine import core_count
 from listwise.models import RetrievalNet
 from listwise.models.embed import MIXED
 
@@ -159,12 +162,16 @@ def _photos_of_shapes(folder: Path, shapes: int) -> tuple[Images, NDArray[np.int
     while len(sides) < shapes:
         width, height = generator.integers(*SIDES, size=2)
         sides[int(width), int(height)] = None
-    contents = []
-    for number, (width, height) in enumerate(sides):
-        (made,) = make_photos(folder / "made", 1, width, height, seed=number)
-        contents.append(Path(made).read_bytes())
-        Path(made).unlink()
-    (folder / "made").rmdir()
+
+    def make(number: int, size: tuple[int, int]) -> bytes:
+        made = folder / f"made{number}"
+        (path,) = make_photos(made, 1, *size, seed=number)
+        content = Path(path).read_bytes()
+        shutil.rmtree(made)
+        return content
+
+    with ThreadPoolExecutor(core_count()) as pool:
+        contents = list(pool.map(make, range(shapes), sides))
     order = generator.permutation(np.repeat(np.arange(shapes), PER_SHAPE))
     paths = tuple(str(folder / f"{i:06d}.jpg") for i in range(len(order)))
     for path, number in zip(paths, order, strict=True):

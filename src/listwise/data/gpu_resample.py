@@ -36,16 +36,8 @@ def photo_table(photos: Sequence[Tensor]) -> Table:
     return np.array(rows, dtype=np.int64)
 
 
-def crop_photos(photos: Sequence[Tensor], plans: CropPlans, size: int) -> Tensor:
-    """Crop n photos uint8 [3, H, W] on one device as `plan_crops` planned: uint8 [n, 3, S, S]."""
-    shape = (len(photos), 3, size, size)
-    crops = torch.empty(shape, dtype=torch.uint8, device=photos[0].device)
-    crop_into(crops, photo_table(photos), plans)
-    return crops
-
-
 def crop_into(crops: Tensor, table: Table, plans: CropPlans) -> None:
-    """Crop n photos that are in memory of the device of `crops`, uint8 [n, 3, S, S]."""
+    """Crop n photos, as `plan_crops` planned, into `crops`, uint8 [n, 3, S, S] on their device."""
     size, device = crops.shape[2], crops.device
     _resample(table, _places(plans, size), crops)
     matrices, shares = color_changes(plans.colors)
