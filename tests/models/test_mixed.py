@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 
 from listwise.machine import shared_cores
@@ -13,7 +14,7 @@ from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.areas import FUSED, OwnAreas, UnsupportedNetwork
 from listwise.models.embed import MIXED, PhotoNet, inference_network
 from listwise.models.folding import make_folded_copy
-from listwise.models.mixed import MixedNet, mixes
+from listwise.models.mixed import MixedNet, is_plain_resnet, mixes
 
 # Odd and even sides, photos that fill their canvas along one side, along both, and by little.
 SIZES = [(64, 96), (64, 43), (38, 96), (33, 67), (51, 34)]
@@ -79,6 +80,33 @@ def test_descriptors_are_those_of_one_photo_at_a_time(backbone):
     assert largest_difference(net, canvases(SIZES), SIZES) < 1e-12
     some = SIZES[1:4]
     assert largest_difference(net, canvases(some, 112, 99), some) < 1e-12
+
+
+def small_resnet(block, **options):
+    backbone = ResNet(block, [2, 1, 1, 1], 0, channels=(8, 8, 16, 16), global_pool="", **options)
+    return double(backbone)
+
+
+@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+def test_published_resnets_need_no_trial(block):
+    net = small_resnet(block)
+    assert is_plain_resnet(net)
+    assert largest_difference(net, canvases(SIZES), SIZES) < 1e-12
+    net.backbone.layer2.register_forward_hook(lambda part, inputs, output: output.flip(2))
+    assert not is_plain_resnet(net)
+    assert not mixes(net)
+
+
+def test_other_resnets_need_a_trial():
+    reflecting = small_resnet(BasicBlock)
+    reflecting.backbone.layer1[0].conv1.padding_mode = "reflect"
+    for net in (
+        reflecting,
+        small_resnet(Bottleneck, block_args={"attn_layer": "se"}),
+        small_resnet(BasicBlock, avg_down=True),
+        double("test_convnext.r160_in1k"),
+    ):
+        assert not is_plain_resnet(net)
 
 
 @pytest.mark.parametrize("pooling", sorted(POOLINGS))

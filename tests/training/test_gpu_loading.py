@@ -65,15 +65,15 @@ def load(images, workers):
     result = []
     try:
         for update, batch in zip(range(2, 4), batches, strict=True):
-            crops = [dataset[update, int(i)] for i in draw(update)]
+            alone = [dataset[update, int(i)] for i in draw(update)]
             result.append({
                 "difference": [
                     (a.cpu().float() - b.image.float()).abs().mean().item()
-                    for a, b in zip(batch.images, crops, strict=True)
+                    for a, b in zip(batch.images, alone, strict=True)
                 ],
-                "labels": batch.labels.tolist() == [crop.label for crop in crops],
+                "labels": batch.labels.tolist() == [crop.label for crop in alone],
                 "errors": list(batch.errors),
-                "expected": [error for crop in crops for error in crop.errors],
+                "expected": [error for crop in alone for error in crop.errors],
                 "device": str(batch.images.device.type),
             })
     except InputError as error:

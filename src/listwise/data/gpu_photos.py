@@ -38,6 +38,7 @@ GROUP = 8  # files that a thread reads at a time
 GROUPS_AHEAD = 32
 # Photos decoded at a time: enough to use all decoders of a GPU, few enough for its memory.
 CHUNK = 128
+FIRST_CHUNK = 16  # so that the network starts early
 CHUNK_PIXELS = 2**26
 
 _UPRIGHT: dict[int, Callable[[Tensor], Tensor]] = {
@@ -142,10 +143,12 @@ def _read_ahead(pool: ThreadPoolExecutor, files: Iterator[PhotoFile]) -> Iterato
 def _chunks(files: Iterator[_ReadFile]) -> Iterator[list[_ReadFile]]:
     chunk: list[_ReadFile] = []
     pixels = 0
+    size = min(FIRST_CHUNK, CHUNK)
     for file in files:
-        if chunk and (len(chunk) == CHUNK or pixels + file.pixels > CHUNK_PIXELS):
+        if chunk and (len(chunk) == size or pixels + file.pixels > CHUNK_PIXELS):
             yield chunk
             chunk, pixels = [], 0
+            size = min(2 * size, CHUNK)
         chunk.append(file)
         pixels += file.pixels
     if chunk:

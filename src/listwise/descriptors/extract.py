@@ -1,8 +1,9 @@
 """Extract the descriptors of photos into a file, with resume, by one or several processes."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def extract(
     Raises:
         InputError: no photo can be read, `out` cannot be written, or another process writes it.
     """
+    if model.device.type == "cuda":  # while the GPU computes
+        threading.Thread(target=_import_pyarrow, name="pyarrow").start()
     settings = model.settings(max_side, scales, power, precision)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
     how = f"{model.fingerprint} {settings.model_dump_json()}"
@@ -92,6 +95,12 @@ def extract(
                     ids = [images.ids[part.photos[i]] for i in found.kept]
                     writer.write(ids, found.sizes, found.descriptors)
         return parts.join()
+
+
+def _import_pyarrow() -> None:
+    """Import what writes the file, which takes a while; a missing package is reported later."""
+    with suppress(ImportError):
+        import pyarrow.parquet  # noqa: F401
 
 
 @dataclass(frozen=True)

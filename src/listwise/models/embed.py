@@ -7,6 +7,7 @@ from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -258,7 +259,8 @@ def embed_decoded(
 
     If not `mixed`, all photos of a batch have the same shape.
     """
-    found: dict[int, tuple[Tensor, DecodedPhoto]] = {}
+    found: dict[int, DecodedPhoto] = {}
+    fetched: list[Tensor] = []  # in the order of `found`
     errors: dict[int, str] = {}
     waiting: list[tuple[PhotoBatch, Tensor]] = []
     pixels = BATCH_PIXELS[device.type]
@@ -279,18 +281,22 @@ def embed_decoded(
                 # Only the descriptors wait; pixels would fill the memory.
                 waiting.append((batch._replace(pixels=torch.empty(0)), rows))
             if sum(len(rows) for _, rows in waiting) >= WAITING:
-                found |= _fetch(waiting)
-                waiting.clear()
+                fetched += _fetch(waiting, found)
             on_progress(len(batch.photos) + len(batch.errors))
-        found |= _fetch(waiting)
+        fetched += _fetch(waiting, found)
     kept = sorted(found)
+    descriptors = torch.empty(0, dim)
+    if kept:
+        descriptors = torch.empty(len(kept), fetched[0].shape[1], dtype=fetched[0].dtype)
+        places = np.argsort(np.argsort(list(found)))  # a photo that cannot be read has no row
+        descriptors[torch.from_numpy(places)] = torch.cat(fetched)
     return EmbeddedPhotos(
-        torch.stack([found[i][0] for i in kept]) if kept else torch.empty(0, dim),
+        descriptors,
         kept,
         [errors[i] for i in sorted(errors)],
-        [found[i][1].size for i in kept],
-        [found[i][1].thumbnail for i in kept],
-        [found[i][1].local for i in kept],
+        [found[i].size for i in kept],
+        [found[i].thumbnail for i in kept],
+        [found[i].local for i in kept],
     )
 
 
@@ -313,11 +319,14 @@ def _descriptors(describe: Describe, batch: PhotoBatch, device: torch.device) ->
     return rows[: len(batch.photos)]
 
 
-def _fetch(waiting: list[tuple[PhotoBatch, Tensor]]) -> dict[int, tuple[Tensor, DecodedPhoto]]:
-    """Copy waiting descriptors to the CPU; return descriptors [C] and photos by position."""
+def _fetch(
+    waiting: list[tuple[PhotoBatch, Tensor]], found: dict[int, DecodedPhoto]
+) -> list[Tensor]:
+    """Copy waiting descriptors to the CPU, and add their photos to those found, by position."""
     if not waiting:
-        return {}
-    positions = [position for batch, _ in waiting for position in batch.positions]
-    photos = [photo for batch, _ in waiting for photo in batch.photos]
+        return []
+    for batch, _ in waiting:
+        found.update(zip(batch.positions, batch.photos, strict=True))
     rows = torch.cat([rows for _, rows in waiting]).cpu()
-    return dict(zip(positions, zip(rows, photos, strict=True), strict=True))
+    waiting.clear()
+    return [rows]

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from listwise.errors import InputError
 from listwise.models.backbone import pooled_length, split_features
@@ -202,19 +203,29 @@ class RetrievalNet(nn.Module):
 
         If the two do not fit, raises an `InputError` whose message starts with `failure`.
         """
-        net = cls(
-            backbone or config.backbone,
-            pooling or config.pooling,
-            config.projection,
-            weights="auto" if backbone else "random",
-            normalize_pooled=config.normalize_pooled,
-            mean=config.mean,
-            std=config.std,
-        )
+        with _NoInitialization():  # the weights are replaced below
+            net = cls(
+                backbone or config.backbone,
+                pooling or config.pooling,
+                config.projection,
+                weights="auto" if backbone else "random",
+                normalize_pooled=config.normalize_pooled,
+                mean=config.mean,
+                std=config.std,
+            )
         net.config = config
         net.to(dtype=next((t.dtype for t in state.values() if t.is_floating_point()), None))
         fit_state(net, state, failure)
         return net.eval()
+
+
+class _NoInitialization(TorchFunctionMode):
+    """Leaves new weights as they are in memory: random numbers take a while to draw."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _name(kind: str, part: object) -> str:

@@ -63,8 +63,8 @@ def survey(net: nn.Module, images: Tensor) -> Survey:
         if watch.calls[fold.conv] == watch.calls[fold.norm] == 1
         and watch.readers[fold.conv] == {fold.norm}
         and watch.owns_weights(fold.conv)
-        and _is_plain(layers[fold.conv])
-        and _is_plain(layers[fold.norm])
+        and is_plain(layers[fold.conv])
+        and is_plain(layers[fold.norm])
         and layers[fold.conv].weight.dtype in _FOLDED_DTYPES
         and not layers[fold.norm].training
         and names[id(layers[fold.norm])] == 1
@@ -109,7 +109,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._weights[name] = [_address(weight) for weight in module.parameters(recurse=False)]
         for place in self._weights[name]:
             self._owners[place].add(name)
-        plain = _is_plain(module)  # before the hooks below are added
+        plain = is_plain(module)  # before the hooks below are added
         self._hooks.append(module.register_forward_pre_hook(self._entered(name, plain)))
         self._hooks.append(module.register_forward_hook(self._left(name)))
 
@@ -159,7 +159,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _Watch.__torch_dispatch__ = _Watch._record  # type: ignore[method-assign,assignment]
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Return whether a layer has neither hooks nor a `forward` of its own."""
     return "forward" not in vars(module) and not any(getattr(module, name) for name in HOOKS)
 
