@@ -26,7 +26,7 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import MIXED
 
 LOOP_PHOTOS = 96  # maximum number of photos for the loop
-WARM_UP = 8  # photos before the timing of each method
+WARM_UP = 64  # photos before the timing of each method: whole batches of a GPU
 PER_SHAPE = 20  # photos of each shape, in a random order
 SHAPES_ALONE = 60  # shapes that are also measured in batches of one shape, which take long
 SIDES = 256, 501  # range of the sides of these photos
