@@ -18,6 +18,7 @@ from listwise.search import (
     upgrading,
 )
 from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.milvus import store as milvus
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader, SearchIntent
 
@@ -212,11 +213,11 @@ def test_an_upgrade_to_another_model_replaces_an_unfinished_one(shop, few, new_m
 
 def test_the_limits_of_search_are_kept(shop, new_model):
     with open_index(shop) as index:
-        index.tune(SearchIntent(memory=1))
-        assert "compressed" in index.info()["method"]
+        assert index.info()["recall"] is None
+        index.tune(SearchIntent(recall=1))
         index.upgrade(new_model, workers=0)
-        assert "compressed" in index.info()["method"]
-        assert index.info()["intent"]["memory"] == 1
+        assert index.info()["recall"] == 1  # measured again
+        assert index.info()["intent"]["recall"] == 1
 
 
 def test_a_model_must_be_saved(shop, new_folder):
@@ -230,6 +231,53 @@ def test_a_disk_that_is_too_small_is_refused(shop, new_model, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
     with open_index(shop) as index, pytest.raises(InputError, match=r"needs .* 100 bytes are"):
         index.upgrade(new_model, workers=0)
+
+
+def test_rollback_needs_the_earlier_model(few, new_folder, model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "model")
+    with open_index(tmp_path / "shop", tmp_path / "model", device="cpu") as index:
+        index.add(few, workers=0)
+        index.upgrade(new_folder, workers=0)
+        (tmp_path / "model").rename(tmp_path / "moved")
+        with pytest.raises(InputError, match=r"no model at .*as `model`"):
+            index.rollback()
+        assert index.info()["generations"]["current"] == 1
+        assert index.rollback(tmp_path / "moved").entries == PHOTOS
+        assert index.search(few / "3.jpg", k=1)[0].id == "3.jpg"
+
+
+def test_changes_in_milvus_wait_for_a_switch(lite_places, few, model, new_model, monkeypatch):
+    """Milvus has no lock: a pause is marked in the record, and a killed process may leave one."""
+    monkeypatch.setattr(milvus, "_PAUSE", 0.2)
+    monkeypatch.setattr(milvus, "_POLL", 0.01)
+    with open_index(lite_places(), model) as index:
+        index.add(few / "0.jpg", workers=0)
+        left = index.store.record().model_copy(update={"paused": "a killed process"})
+        index.store.save_record(left)
+        assert len(index.add(few / "1.jpg", workers=0).added) == 1  # after a while
+        assert index.store.record().paused == ""
+
+        # Somebody else ends the pause of an upgrade that takes too long: it does not switch.
+        with index.store.pausing():
+            index.store.save_record(left.model_copy(update={"paused": ""}))
+            with pytest.raises(InputError, match="ended the pause"):
+                index.store.switch(1)
+
+        # A switch while a change is written: the change is made again, in the new generation.
+        upsert, stale = index.store._connection.call, index.store
+
+        def call(method, **arguments):
+            found = upsert(method, **arguments)
+            if method == "upsert":
+                monkeypatch.setattr(stale._connection, "call", upsert)
+                with open_index(stale.uri, device="cpu") as other:
+                    other.upgrade(new_model, workers=0)
+            return found
+
+        monkeypatch.setattr(stale._connection, "call", call)
+        assert index.add(few / "2.jpg", workers=0).errors == []
+        assert index.header.model == new_model.fingerprint
+        assert len(index) == 3
 
 
 def test_two_upgrades_at_one_time_are_refused(shop, new_model):

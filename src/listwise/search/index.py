@@ -455,6 +455,7 @@ class Index:
 
     def rollback(
         self,
+        model: Model | str | Path | None = None,
         *,
         skip_missing: bool = False,
         workers: int | None = None,
@@ -464,15 +465,24 @@ class Index:
         """Return to the descriptors and the model from before the last upgrade.
 
         Photos that were added since are described with the earlier model first. Another call
-        returns to the upgraded index. The arguments are those of `upgrade`.
+        returns to the upgraded index. The other arguments are those of `upgrade`.
+
+        Args:
+            model: the earlier model, if its folder has moved.
+            skip_missing: leave out entries whose photo is missing, has changed or cannot be read.
+            workers: the number of processes that decode; chosen from the cores by default.
+            progress: show a progress bar; by default on a terminal, for more than a few photos.
+            on_note: called with a sentence about what is done.
 
         Example:
             >>> index.rollback()                             # doctest: +SKIP
             UpgradeResult(generation=0, entries=6049, described=0, skipped=[])
         """
         options = UpgradeOptions(skip_missing, workers, progress, on_note)
-        done = self._change(lambda: roll_back(self.generation, options))
-        self.refresh()
+        device = self.generation.device
+        new = load_model(model, device) if isinstance(model, str | Path) else model
+        done = self._change(lambda: roll_back(self.generation, new, options))
+        self.generation = Generation(self.store.open_generation(done.generation), new, device)
         return done
 
     def changes(self, queries: int = 100, *, k: int = 10) -> UpgradeChanges:

@@ -105,8 +105,11 @@ def upgrade_generation(current: Generation, model: Model, options: UpgradeOption
             return copy.run()
 
 
-def roll_back(current: Generation, options: UpgradeOptions) -> UpgradeResult:
-    """Search the previous generation again, after the photos that were added since are in it."""
+def roll_back(current: Generation, model: Model | None, options: UpgradeOptions) -> UpgradeResult:
+    """Search the previous generation again, after the photos that were added since are in it.
+
+    `model` is the model of that generation; by default it is loaded from where it was.
+    """
     store = current.store
     with store.upgrading():
         number = store.record().previous
@@ -118,7 +121,8 @@ def roll_back(current: Generation, options: UpgradeOptions) -> UpgradeResult:
                 "earlier one was discarded"
             )
         with store.open_generation(number, aside=True) as target:
-            earlier = Generation(target, device=current.device)
+            # Loaded in any case: an index without its model cannot be searched.
+            earlier = Generation(target, model or Generation(target, None, current.device).model)
             return _Copy(store, earlier, False, options).run()
 
 

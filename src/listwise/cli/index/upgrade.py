@@ -1,6 +1,7 @@
 """`listwise index upgrade`, `rollback` and `discard`."""
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
@@ -68,19 +69,23 @@ def upgrade(
 
 def rollback(
     index: options.IndexPlace,
+    model: Annotated[
+        Path | None,
+        options.path("Earlier model, if its folder has moved.", show_default="as in the index"),
+    ] = None,
     skip_missing: SkipMissing = False,
     device: options.Device = "auto",
     workers: options.Workers = None,
     json: options.AsJson = False,
 ) -> None:
-    """Return to the model and the descriptors from before the last upgrade."""
+    """Return to the model and the descriptors from before the last upgrade of an index."""
     console = open_console(json)
 
     from listwise.search import open_index
 
     with open_index(index, device=device, create=False) as opened, stoppable():
         on_note = partial(note, console)
-        done = opened.rollback(skip_missing=skip_missing, workers=workers, on_note=on_note)
+        done = opened.rollback(model, skip_missing=skip_missing, workers=workers, on_note=on_note)
         _report(console, opened, done, json)
 
 

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 
 from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.files import sync_folder, write_text
 from listwise.search.checksums import (
     LOCAL_SUM,
     DamagedIndexError,
@@ -408,6 +408,7 @@ class FolderStore(Store):
         """Create an empty generation; it replaces an unfinished one."""
         folder = generation_folder(self._root, number)
         folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
         if (folder / _HEADER).exists():
             return self._open(self._root, number, aside=True)
         return self._create(self._root, header, number, aside=True)
