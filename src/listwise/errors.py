@@ -8,3 +8,10 @@ class InputError(ValueError):
     `learning_rate`"; the command line shows the flag instead, prints the message as one line and
     exits with code 2.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, shortened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    return line if len(line) <= 160 else f"{line[:157]}..."

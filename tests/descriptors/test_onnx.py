@@ -91,7 +91,8 @@ def test_a_file_of_the_first_version_is_still_read():
 
 # A ResNet is exported by the tests of the command.
 FAMILIES = {
-    "EfficientNet": lambda: create_backbone("test_efficientnet"),
+    # EfficientNet-Lite has the padding of TensorFlow.
+    "EfficientNet": lambda: create_backbone("test_efficientnet", pad_type="same"),
     "ConvNeXt": lambda: create_backbone("test_convnext", depths=(1, 1, 1, 1)),
     "ViT": lambda: create_backbone("test_vit", depth=1, embed_dim=32, num_heads=2),
 }

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from timm.layers import Conv2dSame
+from torch import Tensor, nn
 
 from listwise.descriptors.onnx_file import SUFFIX, OnnxInfo, checksum, write_onnx
 from listwise.descriptors.tuned import TunedSettings
 from listwise.descriptors.whitening import Whitening
-from listwise.errors import InputError
+from listwise.errors import InputError, first_line
 from listwise.models import RetrievalNet
 from listwise.models.calibration import Calibration
-from listwise.models.onnx_net import DESCRIPTORS, INPUT, first_line, open_session, run_session
+from listwise.models.onnx_net import DESCRIPTORS, INPUT, open_session, run_session
 from listwise.models.pooling import RMAC
 from listwise.optional import requires
 
@@ -108,6 +109,8 @@ def trace(net: RetrievalNet, opset: int) -> Any:
     Its input `images` is float32 [batch, 3, height, width] in [0, 1], its output `descriptors` is
     float32 [batch, dim].
     """
+    import onnx
+
     side = net.config.image_size
     # Height, width and batch differ, and none is 1: PyTorch would take equal sizes for the same.
     example = torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(0))
@@ -115,11 +118,13 @@ def trace(net: RetrievalNet, opset: int) -> Any:
         raise InputError(f"the export needs a newer PyTorch than {torch.__version__}: update it")
     any_size = torch.export.Dim.DYNAMIC
     sizes = ({0: any_size, 2: any_size, 3: any_size},)
+    traced = copy.deepcopy(net)
+    padded = _pad_statically(traced)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
-                net,
+                traced,
                 (example,),
                 dynamo=True,
                 input_names=[INPUT],
@@ -134,8 +139,30 @@ def trace(net: RetrievalNet, opset: int) -> Any:
         raise _not_exportable(net, first_line(error)) from error
     assert made is not None
     graph = made.model_proto
+    for node in graph.graph.node:
+        if node.op_type == "Conv" and node.input[1] in padded:
+            kept = [each for each in node.attribute if each.name not in ("pads", "auto_pad")]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("auto_pad", "SAME_UPPER")])
     _tidy(graph)
     return graph
+
+
+def _pad_statically(net: nn.Module) -> set[str]:
+    """Give convolutions with TensorFlow's padding a fixed one; return the names of their weights.
+
+    TensorFlow's padding depends on the size of the image, and PyTorch's exporter takes very long
+    for the formulas of many such layers. ONNX has it as an option of a convolution. The output of
+    both has the same size, so the rest of the graph stays right.
+    """
+    names = set()
+    for name, module in net.named_modules():
+        if isinstance(module, Conv2dSame):
+            module.__class__ = nn.Conv2d
+            sides = zip(module.kernel_size, module.dilation, strict=True)
+            module.padding = tuple((kernel - 1) * dilation // 2 for kernel, dilation in sides)
+            names.add(f"{name}.weight")
+    return names
 
 
 def _tidy(graph: Any) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from listwise.data.gpu_photos import prepare_gpu
+from listwise.descriptors.hub import PREFIX, download
 from listwise.descriptors.model import Model
 from listwise.descriptors.onnx_file import SUFFIX, read_onnx
 from listwise.descriptors.tuned import TunedSettings
@@ -36,7 +37,8 @@ def load_model(
 
     Args:
         source: a model folder, a run folder of `listwise train`, an ONNX file of `Model.export`,
-            which onnxruntime runs on the CPU, or the name of a timm backbone, which is loaded with
+            which onnxruntime runs on the CPU, `hub:owner/name` (or `hub:owner/name@revision`) for
+            a model on the Hugging Face Hub, or the name of a timm backbone, which is loaded with
             its released weights and GeM pooling by default.
         device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         weights: weights for a timm backbone: a file, or one of the names that `RetrievalNet` takes.
@@ -55,6 +57,8 @@ def load_model(
         >>> model.encode(["a.jpg", "b.jpg"]).shape          # doctest: +SKIP
         (2, 2048)
     """
+    if str(source).startswith(PREFIX):
+        source = download(str(source))
     folder = Path(source).expanduser()
     if folder.suffix == SUFFIX and not folder.is_dir():
         return _exported(folder, device)

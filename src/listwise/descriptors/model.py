@@ -1,6 +1,8 @@
 """`Model`: a network and its whitening, which turn photos into descriptors."""
 
 import hashlib
+import json
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -26,11 +28,13 @@ from listwise.data import (
 from listwise.data.given import Photos, image_files, is_one_photo, list_photos, open_photo
 from listwise.data.images import ImageError
 from listwise.data.workers import explain_lost_workers
+from listwise.descriptors.card import Results, shorten_paths, write_card
 from listwise.descriptors.scales import describe_scales
 from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
 from listwise.descriptors.tuned import SETTINGS_FILE, TunedSettings
 from listwise.descriptors.whitening import WHITENING_FILE, Whitening
 from listwise.errors import InputError
+from listwise.files import write_text
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.calibration import CALIBRATION_FILE, Calibration, fit_calibration
@@ -246,6 +250,74 @@ class Model:
         return export_network(
             path, net, self.whitening, tuned, self.calibration, opset=opset, photos=photos
         )
+
+    def card(
+        self, name: str = "", *, license: str = "unknown", results: Results | None = None
+    ) -> str:
+        """Return a model card in Markdown: data, settings, training curve, results and license.
+
+        It is written from the files of the model and of its training run, and has no paths of this
+        machine, only the names of files and folders.
+
+        Args:
+            name: the name of the model; by default that of its folder or backbone.
+            license: the identifier of its license, such as apache-2.0.
+            results: metrics by benchmark, such as `listwise.evaluate(...).figures`.
+        """
+        folder = self.folder
+        run = None if folder is None else folder.parent
+        known = run.name if run and folder and folder.name == "model" else folder and folder.name
+        return write_card(
+            name or known or self.name or "model",
+            self.net.config,
+            self.dim,
+            self.whitening,
+            self.tuned,
+            run=run,
+            license=license,
+            results=results,
+        )
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        license: str = "unknown",
+        results: Results | None = None,
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Upload the model and its card to the Hugging Face Hub; return the address.
+
+        The files are those of `save`: safetensors and JSON, no pickles. Paths of this machine are
+        shortened to the names of files and folders. `load_model("hub:owner/name")` loads the model.
+
+        Args:
+            repository: owner/name; the repository is created if it does not exist.
+            license: the identifier of the license of the model, such as apache-2.0.
+            results: metrics by benchmark for the card, such as `listwise.evaluate(...).figures`.
+            private: whether a new repository is private.
+            token: an access token; by default that of `hf auth login`.
+
+        Raises:
+            InputError: the hub cannot be reached, or refuses the upload.
+
+        Examples:
+            >>> model.push_to_hub("owner/name", license="apache-2.0")       # doctest: +SKIP
+            'https://huggingface.co/owner/name'
+        """
+        from listwise.descriptors.hub import CARD_FILE, upload
+
+        self._trainable("uploaded")
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            replace(self).save(folder)
+            for path in folder.glob("*.json"):
+                content = shorten_paths(json.loads(path.read_text(encoding="utf-8")))
+                write_text(path, json.dumps(content, indent=2) + "\n")
+            card = self.card(repository, license=license, results=results)
+            write_text(folder / CARD_FILE, card)
+            return upload(folder, repository, private, token)
 
     def calibrate(
         self,

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def quantize(graph: Any, photos: Iterable[Tensor]) -> Any:
         quantize_static,
     )
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder, _quiet():
         source, out = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(graph, source)
         quantize_static(
@@ -46,6 +47,18 @@ def quantize(graph: Any, photos: Iterable[Tensor]) -> Any:
             op_types_to_quantize=["Conv", "MatMul", "Gemm"],
         )
         return onnx.load(out)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress onnxruntime's advice to people who quantize by hand."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 class _Photos:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from listwise.errors import InputError
+from listwise.errors import InputError, first_line
 from listwise.machine import core_count
 from listwise.models.net import RetrievalNet
 from listwise.models.storage import NetConfig
@@ -96,10 +96,3 @@ def run_session(session: Any, outputs: list[str], images: Tensor) -> list[Tensor
             f"the ONNX network fails on images of {width} × {height} pixels ({first_line(error)})"
         ) from error
     return [torch.from_numpy(rows) for rows in found]
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, shortened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = lines[0] if lines else type(error).__name__
-    return line if len(line) <= 160 else f"{line[:157]}..."

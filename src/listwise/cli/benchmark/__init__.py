@@ -21,6 +21,7 @@ app.command(epilog=retrieval.SEARCH)(retrieval.search)
 app.command(epilog=retrieval.SERVER)(retrieval.server)
 app.command(epilog=retrieval.LOCAL)(retrieval.local)
 app.command(epilog=retrieval.RERANK)(retrieval.rerank)
+app.command(epilog=retrieval.EXPORT)(retrieval.export)
 
 
 @app.callback(invoke_without_command=True)

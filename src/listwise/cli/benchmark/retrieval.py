@@ -1,4 +1,4 @@
-"""`listwise benchmark evaluation | search | server | local | rerank`: benchmarks of retrieval."""
+"""`listwise benchmark evaluation | search | server | local | rerank | export`: retrieval."""
 
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from listwise.cli.benchmark.show import AsJsonLines, show
 EVALUATION = "Example:\n  listwise benchmark evaluation --sizes 100000 --json"
 SEARCH = "Example:\n  listwise benchmark search --sizes 100000 --json"
 SERVER = "Example:\n  listwise benchmark server --clients 64,512 --photos 5000"
+EXPORT = "Example:\n  listwise benchmark export --backbone resnet50 --side 224"
 LOCAL = "Example:\n  listwise benchmark local --photos 1000 --json"
 RERANK = "Example:\n  listwise benchmark rerank runs/a/model roxford5k --queries 20"
 
@@ -107,3 +108,19 @@ def rerank(
 
     run = partial(measured.run, model, benchmark, data, max_side, queries)
     show(f"The first results of {benchmark}, mAP", measured.COLUMNS, run, json)
+
+
+def export(
+    backbone: Annotated[
+        str, options.text("Backbone: the name of a timm model; random weights.")
+    ] = "resnet50",
+    photos: Annotated[int, options.integer("Number of photos per round.", min=1)] = 32,
+    side: Annotated[int, options.integer("Width and height of the photos.", min=32)] = 224,
+    rounds: Annotated[int, options.integer("Rounds in which the methods take turns.", min=1)] = 5,
+    json: AsJsonLines = False,
+) -> None:
+    """Measure a network on the CPU in PyTorch and in ONNX files, in float32 and int8."""
+    from listwise.benchmarks import export as benchmark
+
+    title = "Descriptors on the CPU, without decoding"
+    show(title, benchmark.COLUMNS, partial(benchmark.run, backbone, photos, side, rounds), json)

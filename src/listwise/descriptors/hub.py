@@ -1,0 +1,99 @@
+"""The Hugging Face Hub: upload and download model folders, as safetensors and JSON alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from listwise.descriptors.tuned import SETTINGS_FILE
+from listwise.descriptors.whitening import WHITENING_FILE
+from listwise.errors import InputError, first_line
+from listwise.models.calibration import CALIBRATION_FILE
+from listwise.models.storage import CONFIG_FILE, WEIGHTS_FILE
+
+PREFIX: Final = "hub:"
+CARD_FILE: Final = "README.md"
+# Nothing else is downloaded, so that a repository cannot bring a pickle or code.
+FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, WHITENING_FILE, CALIBRATION_FILE, SETTINGS_FILE)
+_DEFAULT = "https://huggingface.co"
+
+
+def _endpoint() -> str:
+    # Read when it is used: huggingface_hub reads it only when it is imported.
+    return os.environ.get("HF_ENDPOINT", _DEFAULT).rstrip("/")
+
+
+def upload(folder: Path, repository: str, private: bool, token: str | None) -> str:
+    """Upload the files of a model folder and its card; return the address of the repository.
+
+    The repository is created if it does not exist. One commit has all files.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=_endpoint(), token=token)
+    with _explained(repository):
+        made = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=[*FILES, CARD_FILE],
+            commit_message="Upload a model of Listwise",
+        )
+    return str(made)
+
+
+def download(source: str) -> Path:
+    """Download the model of `hub:owner/name` or `hub:owner/name@revision`; return its folder.
+
+    Files that were downloaded before are not downloaded again. Without a connection, an earlier
+    download is used.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = source.removeprefix(PREFIX).partition("@")
+    with _explained(repository):
+        folder = snapshot_download(
+            repository, revision=revision or None, allow_patterns=list(FILES), endpoint=_endpoint()
+        )
+    if not (Path(folder) / CONFIG_FILE).is_file():
+        raise InputError(
+            f"{repository} at {_endpoint()} is not a model of Listwise: expected {CONFIG_FILE}; "
+            "upload one with model.push_to_hub"
+        )
+    return Path(folder)
+
+
+@contextmanager
+def _explained(repository: str) -> Iterator[None]:
+    """Turn errors of the hub into one line each."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.HFValidationError as error:
+        raise InputError(
+            f"{repository!r} is not the name of a repository: give owner/name"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"{repository} at {_endpoint()} has no such revision") from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"no model {repository} at {_endpoint()}, or it is private: check the name, or log in "
+            "with hf auth login"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        if status in (401, 403):
+            raise InputError(
+                f"{_endpoint()} refuses access to {repository}: log in with hf auth login, with a "
+                "token that may write"
+            ) from error
+        raise InputError(f"{_endpoint()} answers with an error ({first_line(error)})") from error
+    except Exception as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"cannot reach {_endpoint()} for {repository} ({first_line(error)}): check the "
+            "connection, or copy the model folder and load that"
+        ) from error
