@@ -84,8 +84,8 @@ def run(
                 network(pixels[:1])
             for _ in range(rounds):
                 for name, network in networks.items():
-                    spent, found[name] = timed(partial(_all, network, pixels))
-                    seconds[name].append(spent)
+                    elapsed, found[name] = timed(partial(_all, network, pixels))
+                    seconds[name].append(elapsed)
     plain = seconds["PyTorch"]
     for name, spent in seconds.items():
         ratios = [slow / fast for slow, fast in zip(plain, spent, strict=True)]
@@ -122,4 +122,4 @@ def _networks(
 def _all(network: Network, pixels: Tensor) -> Tensor:
     """Compute descriptors in batches as large as those of an extraction."""
     size = max(1, BATCH_PIXELS["cpu"] // (pixels.shape[2] * pixels.shape[3]))
-    return torch.cat([network(part) for part in pixels.split(size)])
+    return torch.cat([network(pixels[i : i + size]) for i in range(0, len(pixels), size)])

@@ -38,8 +38,8 @@ def export_network(
     *,
     opset: int = OPSETS.start,
     photos: Iterable[Tensor] | None = None,
-) -> Path:
-    """Write a network, its whitening and its settings to an ONNX file; return its path.
+) -> OnnxInfo:
+    """Write a network, its whitening and its settings to an ONNX file; return the settings.
 
     Args:
         path: the file to write; its name ends with .onnx.
@@ -86,7 +86,7 @@ def export_network(
         calibration=calibration if photos is None else None,
     )
     write_onnx(path, graph, info, whitening)
-    return path
+    return info
 
 
 def check_path(path: str | Path) -> Path:

@@ -210,6 +210,7 @@ class Model:
         max_side: int | None = None,
         int8: Photos | None = None,
         opset: int = 18,
+        web: bool = False,
     ) -> Path:
         """Write an ONNX file, which `load_model` loads and which runs without PyTorch.
 
@@ -219,13 +220,15 @@ class Model:
         those of this model by at most 1e-4. The settings of the model are in the metadata.
 
         Args:
-            path: the file to write; its name ends with .onnx.
+            path: the file to write, whose name ends with .onnx; with `web`, a folder.
             max_side: long side to which users of the file reduce larger photos unless they choose
-                another; by default that of a tuned model, or the original size.
+                another; by default that of a tuned model, or the original size (512 with `web`).
             int8: about 100 photos like those to be described, to quantize the network to int8: a
                 folder, table, list or data set. The file is smaller and faster, and its
                 descriptors are those of another model.
             opset: the version of ONNX's operators, from 18 to 23.
+            web: write a folder with the file `model.onnx`, its settings and an example page that
+                compares two photos in a browser.
 
         Returns:
             The path of the file.
@@ -241,15 +244,24 @@ class Model:
         from listwise.descriptors.exporting import export_network
 
         net = self._trainable("exported again")
+        if web:
+            from listwise.descriptors.web_folder import MAX_SIDE, add_page, make_folder
+
+            path = make_folder(path)
+            if max_side is None and self.tuned is None:
+                max_side = MAX_SIDE
         settings = self.settings(max_side)
         tuned = self.tuned
         if settings.max_side != (tuned and tuned.max_side):
             tuned = tuned or TunedSettings(network="")
             tuned = tuned.model_copy(update={"max_side": settings.max_side})
         photos = None if int8 is None else self._decoded(int8, settings)
-        return export_network(
+        info = export_network(
             path, net, self.whitening, tuned, self.calibration, opset=opset, photos=photos
         )
+        if web:
+            add_page(Path(path).parent, info)
+        return Path(path)
 
     def card(
         self, name: str = "", *, license: str = "unknown", results: Results | None = None
