@@ -7,6 +7,8 @@ from torch.nn.functional import normalize
 
 from listwise.errors import InputError
 from listwise.losses import HierarchicalAPLoss, RoadmapLoss
+from listwise.settings import make_config
+from listwise.training.objective import make_loss
 
 # Five classes of three levels: 0 and 1 share two levels, 2 shares one with them.
 LEVELS = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [1, 3, 4]])
@@ -105,6 +107,15 @@ def test_the_clustering_term_is_a_cross_entropy():
     expected = 0.7 * plain(descriptors, LABELS, WEIGHTS) + 0.3 * cluster
     assert_same(loss(descriptors, LABELS, WEIGHTS), expected, (rows, loss.centers))
     assert list(loss.state_dict()) == ["centers"]
+
+
+def test_the_names_of_classes_give_the_levels():
+    config = make_config({"loss": "hierarchical-ap", "hierarchical_ap": {"alpha": 2.0}})
+    loss = make_loss(config, ["a/x", "a/y", "b/z"], 7)
+    assert loss.levels.tolist() == [[0, 0], [0, 1], [1, 2]]
+    assert loss.centers.shape == (3, 7)
+    assert loss.alpha == 2.0
+    assert config.rate_factor == 100
 
 
 def test_shares_of_the_queries_add_up():

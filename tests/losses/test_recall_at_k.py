@@ -115,6 +115,12 @@ def test_similarity_mixup_mixes_the_scores():
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-9)
 
 
+def test_a_large_class_has_as_many_virtual_examples_as_others():
+    first, second, _ = draw_pairs(torch.zeros(20_000, dtype=torch.int64), 3)
+    assert len({*zip(first.tolist(), second.tolist(), strict=True)}) == 3
+    assert first.max() > 10  # not always the first images
+
+
 def test_shares_with_similarity_mixup_add_up_and_every_batch_draws_its_own():
     descriptors = normalize(example(), dim=1)
     loss = RecallAtKLoss([1, 3], 0.1, virtual=5)

@@ -121,6 +121,8 @@ def draw_pairs(labels: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     sizes = torch.unique(numbers, return_counts=True)[1]
     pairs = []
     for members in torch.split(order, sizes.tolist()):
+        if len(members) > 2 * count:  # else a large class would have millions of pairs
+            members = members[torch.randperm(len(members), generator=generator)[: 2 * count]]
         both = torch.combinations(members)
         if len(both) > count:
             both = both[torch.randperm(len(both), generator=generator)[:count]]
