@@ -244,14 +244,15 @@ class MultistageStep:
         # Stage 2: the loss, and its gradient with respect to the descriptors.
         descriptors = gather_rows(torch.cat(pieces).detach(), parts).requires_grad_()
         labels = gather_rows(batch.labels.to(device), parts)
+        queries = (start, stop) if len(parts) > 1 else None
+        if batch.photos is not None:
+            photos = gather_rows(batch.photos.to(device), parts)
+            batch.gathered = (descriptors.detach(), labels, photos)
         with failing_together(device):
-            queries = (start, stop) if len(parts) > 1 else None
-            if self.memory is None or batch.photos is None:
+            if self.memory is None or batch.gathered is None:
                 value = self._loss_of(descriptors, labels, queries)
             else:
-                photos = gather_rows(batch.photos.to(device), parts)
                 value = self._loss_with_memory(self.memory, descriptors, labels, photos, queries)
-                batch.gathered = (descriptors.detach(), labels, photos)
             torch.autograd.backward(value)
             if descriptors.grad is None:
                 raise InputError("the loss does not depend on the descriptors: it has no gradient")
