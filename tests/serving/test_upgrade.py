@@ -13,6 +13,7 @@ from serving_examples import TOKEN, InThread, wait_for
 from listwise.descriptors import load_model
 from listwise.models import RetrievalNet
 from listwise.search import open_index
+from listwise.search.entries import entry_key
 from listwise.serving import engine
 from listwise.serving.settings import ServeSettings
 
@@ -103,3 +104,13 @@ def test_a_change_goes_to_the_upgraded_index(client, folder, photos, model, new_
         fresh = client.post("/api/search", files=files, headers={"Cache-Control": "no-cache"})
         assert fresh.json()["results"][0]["score"] > 0.999
         assert client.get("/api/info").json()["model"] == new_model.fingerprint
+        # A generation that the server still uses may be discarded.
+        similar = f"/api/entries/{entry_key('class0/1.jpg')}/similar"
+        for other, search in (
+            (model, lambda: client.post("/api/search", files=files)),
+            (new_model, lambda: client.get(similar)),
+        ):
+            index.upgrade(other, workers=0)
+            index.discard_earlier()
+            assert search().status_code == 200
+            assert client.get("/api/info").json()["model"] == other.fingerprint

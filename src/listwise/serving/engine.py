@@ -11,6 +11,7 @@ import numpy as np
 
 from listwise.data.images import Box, ImageError, Source, image_size
 from listwise.data.photos import reduced_size
+from listwise.errors import InputError
 from listwise.local.features import LARGE, Features
 from listwise.local.rerank import TOP, PhotoPart, Reranker
 from listwise.machine import core_count
@@ -119,7 +120,13 @@ class Engine:
         store = (generation or self.index.generation).store
         if time.monotonic() - self._refreshed >= seconds:
             self._refreshed = time.monotonic()
-            store.refresh()
+            try:
+                store.refresh()
+            except InputError:
+                # As in `search`, which repeats the whole search.
+                if generation is not None or not self.switch():
+                    raise
+                return self.index.store
         return store
 
     def switch(self) -> bool:
@@ -180,6 +187,17 @@ class Engine:
 
     def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         """Search for each request; an error in the place of hits concerns that request alone."""
+        try:
+            answers = self._search(batch)
+            failed = any(isinstance(answer, InputError) for answer in answers)
+        except InputError:
+            # After an upgrade, the earlier generation may have been discarded meanwhile.
+            if not self.switch():
+                raise
+            return self._search(batch)
+        return self._search(batch) if failed and self.switch() else answers
+
+    def _search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         # Descriptors and store of one generation: an upgrade replaces both.
         generation = self.index.generation
         described = self._describe(generation, batch)
