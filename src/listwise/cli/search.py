@@ -20,8 +20,7 @@ EXAMPLES = """Examples:
   listwise search shop room.jpg --box 120,80,400,380  # part of a photo
   listwise search shop a.jpg b.jpg --expand --rerank  # one query of two photos
   listwise search shop chair.jpg --quality best       # with local features
-  listwise search shop chair.jpg --where "price < 100 and color = 'red'"
-  listwise search shop --entry chairs/a.jpg -k 50 --sheet found.png
+  listwise search shop --entry chairs/a.jpg --where "price < 100" -k 50
 """
 EXPAND = (
     "Expand the query with its nearest photos (αQE); by default if the model is tuned to it, and "
@@ -29,11 +28,10 @@ EXPAND = (
 )
 BEST = "Quality: best verifies as --rerank, and diffuses from the photos that match."
 SHOWN = ("id", "score", "refined", "probability", "inliers", "attributes")
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def _picture(sheet: Path | None) -> Path | None:
-    if sheet is not None and sheet.suffix.lower() not in PICTURES:
+    if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise InputError(f"cannot write {sheet}: the name of --sheet must end with .png")
     return sheet
 
@@ -41,8 +39,7 @@ def _picture(sheet: Path | None) -> Path | None:
 def search(
     index: options.IndexPlace,
     photos: Annotated[
-        list[str] | None,
-        options.argument("PHOTOS", "One or more photos of what to find."),
+        list[str] | None, options.argument("PHOTOS", "One or more photos of what to find.")
     ] = None,
     like: Annotated[
         list[str] | None,
@@ -95,7 +92,7 @@ def search(
         print_json({"index": index, "results": results})
         return
     _print(console, results)
-    if rerank:
+    if how["rerank"]:
         verified = sum(hit.get("inliers") is not None for hit in results)
         say(console, f"verified {verified} of {len(results)} results by matching points")
     if sheet is not None:
