@@ -17,10 +17,8 @@ descriptors has no jumps, so it is computed in half precision and summed in floa
 
 Results are reproducible: histograms and losses are summed as integers.
 
-**Host.** For up to 2048 images the kernels take less time than the host needs to start them. The
-gradient is therefore computed in the forward pass already, without waiting in between, and the
-backward pass only scales it: autograd takes long to start a backward pass. Everything that depends
-on the shape alone is computed once (`_Kernels`).
+**Host.** Up to 4096 images a step takes six launches: three kernels forward; the weights, the
+product and its scaling backward. Everything else is computed once per shape (`_Kernels`).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -133,21 +131,16 @@ class _QuantizedLoss(torch.autograd.Function):
         findings.record()
         kernels.histograms(buffers)
         loss = kernels.precision(buffers, weights)
-        ctx.kernels = kernels
-        if kernels.one_strip and ctx.needs_input_grad[0]:
-            ctx.save_for_backward(kernels.unit_gradient(*buffers))
-        else:
-            ctx.save_for_backward(buffers.parts, buffers.kinds, buffers.slopes)
         # The kernels run while the host checks the results of the first one.
         _check(findings.read(count))
+        ctx.save_for_backward(buffers.parts, buffers.kinds, buffers.slopes)
+        ctx.kernels = kernels
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        kernels, saved = ctx.kernels, ctx.saved_tensors
-        scaled = kernels.scale if len(saved) == 1 else kernels.gradient
-        return scaled(*saved, gradient), None, None, None
+        return ctx.kernels.gradient(*ctx.saved_tensors, gradient), None, None, None
 
 
 def _check(found: NDArray[np.float32]) -> None:
@@ -259,8 +252,6 @@ class _Kernels:
         # Strips consist of whole tiles.
         self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
         self.strip_rows = _round_up(min(size, STRIP_ROWS), tiling.rows)
-        self.one_strip = size <= STRIP_ROWS
-        self._one: Tensor | None = None
 
     def prepare(
         self,
@@ -329,6 +320,8 @@ class _Kernels:
                     self._weight(row_tiles * column_tiles, *given, *corner, row_tiles, column_tiles)
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
+                if total is not None and total.shape == (size, dim) and self.exact:
+                    return total.mul_(restore)  # one strip covers everything
                 if result is None:
                     result = self._empty(self.dtype, size, dim)
                 if total is None:
@@ -337,25 +330,6 @@ class _Kernels:
                     torch.mul(_part(total, len(total), dim), restore, out=result[rows])
         assert result is not None
         return result
-
-    def unit_gradient(self, parts: Tensor, kinds: Tensor, table: Tensor, slopes: Tensor) -> Tensor:
-        """Compute (G + Gᵀ) D of a batch whose weights are one strip: float32 [B, C]."""
-        if self._one is None:
-            self._one = torch.tensor(1.0, device=self.device)
-        high = parts[0] if self.exact else parts
-        strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
-        tiles = self.strip_rows // self.tile.rows, self.strip_columns // self.tile.columns
-        numbers = (self.size, self.padded, self.strip_columns, 0, 0, *tiles)
-        self._weight(tiles[0] * tiles[1], parts, kinds, slopes, self._one, strip, *numbers)
-        with _no_autocast():
-            total = _product(_part(strip, self.size, self.size), high, None)
-            return _part(total, self.size, self.dim).mul_(slopes[self.slope_count + 1])
-
-    def scale(self, unit: Tensor, gradient: Tensor) -> Tensor:
-        """Multiply a unit gradient [B, C] with the gradient of the loss, a scalar."""
-        if self.exact:
-            return unit * gradient
-        return torch.mul(unit, gradient, out=self._empty(self.dtype, self.size, self.dim))
 
     def _has_query(self, images: slice) -> bool:
         return bool(self.start < images.stop and images.start < self.stop)
