@@ -109,6 +109,22 @@ def test_each_family_of_networks(family, tmp_path):
     np.testing.assert_allclose(found, model.encode(photos), atol=1e-4)
 
 
+@pytest.mark.slow
+def test_int8_is_another_model_with_similar_descriptors(exported, tmp_path):
+    model, path = exported
+    small = model.export(tmp_path / "small.onnx", max_side=60, int8=PHOTOS)
+    kinds = [node.op_type for node in onnx.load(small).graph.node]
+    assert kinds.count("DequantizeLinear") > 4
+    loaded = listwise.load(small)
+    expected = listwise.load(path).encode(PHOTOS)
+    assert 0.99 < (loaded.encode(PHOTOS) * expected).sum(axis=1).min() < 0.9999999
+    assert loaded.fingerprint != model.fingerprint
+    assert loaded.calibration is None
+    assert (loaded.tuned.max_side, loaded.tuned.network) == (60, loaded.net.fingerprint())
+    with pytest.raises(InputError, match="`int8` has no photo that can be read"):
+        model.export(tmp_path / "none.onnx", int8=[])
+
+
 def test_an_index_of_pytorch_is_searched_with_the_file(exported, photos, tmp_path):
     model, path = exported
     model.save(tmp_path / "model")
