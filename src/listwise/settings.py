@@ -188,8 +188,8 @@ class TrainConfig(BaseModel):
     backbone: str = Field("resnet101", description="Name of a timm model")
     pooling: str = Field(
         "gem",
-        description="Pooling: gem, mac, spoc, rmac, crow, for transformers also cls (class token) "
-        "or cls+gem (both), or one of an installed package",
+        description="Pooling: gem, mac, spoc, rmac, crow, cls, cls+gem, or one of an installed "
+        "package; cls is the class token of a transformer",
     )
     projection: int | None = Field(
         None,
