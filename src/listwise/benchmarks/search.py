@@ -31,6 +31,7 @@ K = 10
 QUERIES = 256
 ALONE = 100  # of them run one at a time
 ROWS = 8192
+PUT = 65_536  # entries that are added to an index together
 EXACT_FROM = 200_000  # larger databases are compared with exact search alone
 
 Vectors = NDArray[np.float32]
@@ -109,8 +110,8 @@ def write_index(folder: Path) -> None:
         settings=ExtractSettings(),
     )
     with create_store(folder / "index", header) as index:
-        for start in range(0, len(database), ROWS):
-            rows = np.array(database[start : start + ROWS])
+        for start in range(0, len(database), PUT):
+            rows = np.array(database[start : start + PUT])
             entries = [Entry(str(start + i), "", 0, 0) for i in range(len(rows))]
             index.put(NewEntries(entries, rows, [b""] * len(rows)))
 

@@ -117,8 +117,7 @@ def _search(
         if sheet is not None:
             from listwise.search.sheet import draw_sheet
 
-            examples = (query["query"], query["box"], query["like"])
-            draw_sheet(opened, hits, *examples).save(sheet)
+            draw_sheet(opened, hits, query["query"], query["box"], query["like"]).save(sheet)
     return hits
 
 

@@ -44,6 +44,8 @@ class CompressedSearch:
     def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:
         self.index = index
         self._lists = faiss.extract_index_ivf(index)
+        # The lists of a single query are searched on all cores, too.
+        self._lists.parallel_mode = 1
         self._read = read
         self._lock = threading.Lock()
         self.candidates = 100  # re-scored for ten results
