@@ -1,13 +1,17 @@
-"""The benchmark of re-ranking, on few drawn photos."""
+"""The benchmark of re-ranking, on few photos."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from listwise.benchmarks import rerank as benchmark
+from listwise.data import Images
+from listwise.data.catalog import Benchmark
 from listwise.errors import InputError
+from listwise.evaluation import JudgedQueries
 from listwise.local.compact import compact_features, encode_features
 from listwise.local.features import photo_features
+from listwise.models import RetrievalNet
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +26,26 @@ def photos(tmp_path_factory):
         for side, left in enumerate((0, 24)):
             whole.crop((left, 0, left + 224, 192)).save(folder / str(number) / f"{side}.png")
     return folder
+
+
+def test_stored_and_fresh_features_find_the_other_side(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "core_count", lambda: 1)
+    names = [f"{number}/{side}" for side in (1, 0) for number in range(3)]
+    paths = [str(photos / f"{name}.png") for name in names]
+    boxes = (None, (0.0, 0.0, 200.0, 192.0), None)
+    none: list[list[int]] = [[], [], []]
+    judged = JudgedQueries.revisited(
+        names[:3], names[3:], boxes, easy=[[0], [1], [2]], hard=none, junk=none
+    )
+    database = Images(tuple(paths[:3]), tuple(names[:3]), None)
+    queries = Images(tuple(paths[3:]), tuple(names[3:]), boxes)
+    RetrievalNet("test_resnet", weights="random").save(tmp_path / "model")
+    opened = Benchmark("sides", database, queries, judged)
+    found, stored, fresh = benchmark.run(tmp_path / "model", opened, queries=2)
+    assert found.p50 is None
+    assert stored.easy == fresh.easy == stored.medium == fresh.medium == 100
+    assert 0 < stored.p50 <= stored.p99
+    assert 1000 < stored.bytes_per_photo <= 40_000
 
 
 def test_stored_features_are_those_of_an_index(photos):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from listwise.benchmarks.measure import percentiles, timed
 from listwise.benchmarks.table import columns_of
 from listwise.data import Box, load_image
+from listwise.data.catalog import Benchmark
 from listwise.data.workers import worker_context
 from listwise.descriptors import load_model
 from listwise.errors import InputError
@@ -55,7 +56,7 @@ class _Photo:
 
 def run(
     model: str | Path,
-    benchmark: str | Path,
+    benchmark: Benchmark | str | Path,
     data: str | Path | None = None,
     max_side: int | None = None,
     queries: int | None = None,
@@ -89,9 +90,9 @@ def run(
             zip(wanted.tolist(), pool.map(photo_features, paths, chunksize=8), strict=True)
         )
     stored = {place: encode_features(features) for place, features in found.items()}
+    on_start("re-ranking with stored features")
     reranker = Reranker()
     try:
-        on_start("re-ranking with stored features")
         size = float(np.mean([len(content) for content in stored.values()]))
         ranked, seconds = _rerank(reranker, described, order, stored)
         took = percentiles(seconds)
