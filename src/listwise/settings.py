@@ -200,6 +200,15 @@ class TrainConfig(BaseModel):
         "auto",
         description="Initial weights: auto, pretrained, imagenet-package, random, or a file",
     )
+    lora: int | None = Field(
+        None,
+        ge=1,
+        description="Rank of LoRA: train low-rank changes of the linear layers of a transformer, "
+        "whose own weights are frozen; none trains all weights",
+    )
+    lora_alpha: float = Field(
+        16.0, gt=0, description="Size of the changes of LoRA, which are multiplied by alpha / rank"
+    )
     adapter: bool = Field(
         False,
         description="Train only a linear layer on the descriptors of the frozen network, which are "

@@ -1,13 +1,16 @@
-"""Layer-wise learning rates."""
+"""Layer-wise learning rates and LoRA in the trainer."""
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.training import Trainer, prepare
+from listwise.training import Trainer, prepare, resume
 from listwise.training.layers import layer_groups
+from listwise.training.run.view import TrainView
 
 
 @pytest.mark.parametrize("backbone", ["test_vit", "test_resnet", "test_convnext"])
@@ -46,3 +49,30 @@ def test_one_rate_by_default_and_for_networks_without_known_layers():
     assert group["params"] == list(net.parameters())
     with pytest.raises(InputError, match="`layer_decay` needs a timm backbone"):
         layer_groups(net, 0.75)
+
+
+def test_a_run_with_lora_resumes_with_the_same_bits(photos, tmp_path):
+    given = {"backbone": "test_vit", "weights": "random", "crops": {"size": 32}, "device": "cpu"}
+    given |= {"lora": 2, "batch_size": 8, "micro_batch": 4, "updates": 3, "learning_rate": 1e-2}
+    given |= {"validate_every": 1, "checkpoint_every": 1, "val_max_side": 32, "workers": 0}
+    plan = prepare(photos, given | {"patience": None})
+
+    class Stop(TrainView):
+        def update(self, report):
+            if report.update == 3:
+                raise KeyboardInterrupt
+
+    Trainer(plan, tmp_path / "whole").fit()
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(plan, tmp_path / "parts", Stop()).fit()
+    resume(tmp_path / "parts").fit()
+    for name in ("checkpoint.safetensors", "model/model.safetensors"):
+        whole, parts = load_file(tmp_path / "whole" / name), load_file(tmp_path / "parts" / name)
+        assert whole.keys() == parts.keys()
+        assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    torch.manual_seed(plan.config.seed)
+    start = RetrievalNet("test_vit", weights="random").state_dict()
+    assert load_file(tmp_path / "whole/model/model.safetensors").keys() == start.keys()
+    checkpoint = load_file(tmp_path / "whole/checkpoint.safetensors")
+    original = "backbone.blocks.0.mlp.fc1.parametrizations.weight.original"
+    assert torch.equal(checkpoint[f"net.{original}"], start["backbone.blocks.0.mlp.fc1.weight"])

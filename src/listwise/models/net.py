@@ -147,11 +147,25 @@ class RetrievalNet(nn.Module):
 
         That is the architecture, the preprocessing and the weights.
         """
-        return fingerprint(self.config, self.state_dict())
+        return fingerprint(self.config, self.plain_state())
 
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json` to a folder, each of them atomically."""
-        write_network(Path(folder), self.config, self.state_dict())
+        write_network(Path(folder), self.config, self.plain_state())
+
+    def plain_state(self) -> dict[str, Tensor]:
+        """Return the state dict, with the weights that layers compute from others in their place.
+
+        These are the weights with low-rank changes (see `listwise.models.lora`).
+        """
+        state = dict(self.state_dict())
+        for name, module in self.named_modules():
+            changed = getattr(module, "parametrizations", None)
+            for tensor in changed if isinstance(changed, nn.ModuleDict) else ():
+                prefix = f"{name}.parametrizations.{tensor}."
+                state = {key: value for key, value in state.items() if not key.startswith(prefix)}
+                state[f"{name}.{tensor}"] = getattr(module, tensor).detach()
+        return state
 
     @classmethod
     def load(

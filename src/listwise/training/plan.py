@@ -137,6 +137,8 @@ def _check_combination(config: TrainConfig) -> None:
             f"`adapter` does not work with the mined tuples of the loss {config.loss}: choose "
             "another `loss`"
         )
+    if config.adapter and config.lora:
+        raise InputError("`adapter` freezes the network: leave `lora` out")
     if config.adapter and config.projection:
         raise InputError("`adapter` keeps the dimensions of the network: leave `projection` out")
 

@@ -25,6 +25,7 @@ from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
 from listwise.models.embed import PhotoNet, embed_decoded, example_image
+from listwise.models.lora import add_lora
 from listwise.models.pooling import GeM
 from listwise.models.storage import fingerprint, write_network
 from listwise.plugins import CUSTOM, custom_name
@@ -361,12 +362,15 @@ class Trainer:
     def _make_net(self) -> RetrievalNet:
         """Create the network with its initial weights."""
         config, parts = self.plan.config, self.plan.parts
-        return RetrievalNet(
+        net = RetrievalNet(
             parts.get("backbone", config.backbone),
             parts.get("pooling", config.pooling),
             config.projection,
             config.weights,
         )
+        if config.lora:
+            add_lora(net, config.lora, config.lora_alpha)
+        return net
 
     def _make_loss(self) -> Loss:
         config, dim = self.plan.config, self.net.dim
@@ -595,7 +599,7 @@ class Trainer:
         # A copy, because the step would copy a changed network again.
         provenance = {**self.net.config.provenance, "training": training}
         config = self.net.config.model_copy(update={"provenance": provenance})
-        copies, folder = self._writer.copy(self.net.state_dict()), self.run / MODEL_FOLDER
+        copies, folder = self._writer.copy(self.net.plain_state()), self.run / MODEL_FOLDER
         source = f"validation photos of {self.plan.data.resolve()}"
 
         def write() -> None:
