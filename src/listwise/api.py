@@ -65,7 +65,8 @@ def train(
         view: receives updates and validations instead of the progress bar.
         on_plan: called with the photos and settings before training starts.
         **settings: settings of `listwise.training.TrainConfig`. `loss` may also be a callable of
-            descriptors and labels; `pooling` and `backbone` may also be modules.
+            descriptors and labels; `pooling` and `backbone` may also be modules. `teacher` may
+            also be a `Model`.
 
     Returns:
         The run, with its model and metrics.
@@ -78,10 +79,12 @@ def train(
     from listwise.training import prepare
     from listwise.training.run.folder import check_unused
     from listwise.training.run.view import LiveTrainView
-    from listwise.training.trainer import make_trainer
+    from listwise.training.starting import make_trainer
 
     folder = default_run_folder(photos) if run_folder is None else Path(run_folder)
     check_unused(folder)
+    if isinstance(settings.get("teacher"), str | Path):
+        settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
     plan = prepare(photos, settings, preset)
     on_plan(plan)
     if view is None and (sys.stderr.isatty() if progress is None else progress):
@@ -91,7 +94,7 @@ def train(
         for note in plan.notes:
             view.message(f"note: {note}")
     result = make_trainer(plan, folder, view).fit()
-    modules = {kind: part for kind, part in plan.parts.items() if kind != "loss"}
+    modules = {kind: part for kind, part in plan.parts.items() if kind in ("backbone", "pooling")}
     return Run(folder, result, {"device": plan.config.device, **modules})
 
 

@@ -215,6 +215,11 @@ class TrainConfig(BaseModel):
         "computed once; takes seconds",
     )
     # loss
+    teacher: str | None = Field(
+        None,
+        description="Model whose descriptors the network learns to compute, instead of the loss: "
+        "its queries then work with an index of that model",
+    )
     loss: str = Field(
         "ap",
         description="Loss: ap, tie-aware, triplet, contrastive, fastap, smoothap, recall-at-k, "

@@ -10,7 +10,7 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.training import prepare, resume
 from listwise.training.run.view import TrainView
-from listwise.training.trainer import make_trainer
+from listwise.training.starting import make_trainer
 
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",

@@ -18,6 +18,7 @@ EXAMPLES = """Examples:
   listwise evaluate runs/a/model roxford5k           # a data set by name
   listwise evaluate runs/a/model photos.csv --split test
   listwise evaluate runs/a/model photos --against runs/b/model
+  listwise evaluate runs/small roxford5k --database-model runs/large
   listwise evaluate runs/a/model roxford5k --qe --report report.html
   listwise evaluate runs/a/model roxford5k --refine diffusion
   listwise evaluate runs/a/model roxford5k --quality best
@@ -42,6 +43,15 @@ Distractors = Annotated[
     Path | None, options.path("Descriptor file of photos to add to the database as negatives.")
 ]
 
+DatabaseModel = Annotated[
+    Path | None,
+    options.path("Model that describes the database; MODEL was trained with it as --teacher."),
+]
+Refine = Annotated[
+    list[str] | None,
+    options.refine("Also evaluate with the first results re-ranked; repeat for several."),
+]
+
 
 def evaluate(
     model: options.Model,
@@ -54,11 +64,9 @@ def evaluate(
         ),
     ],
     against: Annotated[Path | None, options.path("Second model to compare with.")] = None,
+    database_model: DatabaseModel = None,
     expand: Annotated[bool | None, options.flag("--qe/--no-qe", EXPAND)] = None,
-    refine: Annotated[
-        list[str] | None,
-        options.refine("Also evaluate with the first results re-ranked; repeat for several."),
-    ] = None,
+    refine: Refine = None,
     quality: Annotated[str, options.quality(BEST)] = "fast",
     features: Features = None,
     distractors: Distractors = None,
@@ -79,12 +87,13 @@ def evaluate(
     from listwise import results
 
     opened = results.open_benchmark(benchmark, data, split)
-    photos = opened.photo_count * (1 if against is None else 2)
+    photos = opened.photo_count * (2 if against or database_model else 1)
     with progress_bar(console, "computing descriptors", photos) as advance:
         result = results.evaluate(
             model,
             opened,
             against=against,
+            database_model=database_model,
             expand=expand,
             refine=cast(Any, refine or ()),
             quality=cast(Any, quality),

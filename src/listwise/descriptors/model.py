@@ -401,6 +401,11 @@ class Model:
             return network
         return hashlib.sha256(f"{network} {self.whitening.fingerprint()}".encode()).hexdigest()
 
+    @property
+    def teacher(self) -> str | None:
+        """Fingerprint of the model whose descriptors this one computes; None for other models."""
+        return self.net.config.teacher if self.whitening is None else None
+
     def settings(
         self,
         max_side: int | None = None,

@@ -36,6 +36,8 @@ class NetConfig(BaseModel):
         std: the RGB standard deviation.
         image_size: the side of the images that the backbone was trained with; not a limit.
         provenance: where the network comes from; may have any content.
+        teacher: the fingerprint of the model whose descriptors the network computes, after
+            distillation.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -49,6 +51,7 @@ class NetConfig(BaseModel):
     std: tuple[float, float, float]
     image_size: int
     provenance: dict[str, JsonValue] = {}
+    teacher: str | None = None
 
 
 def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> None:

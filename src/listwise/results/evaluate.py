@@ -130,6 +130,7 @@ def evaluate(
     benchmark: Benchmark | LabelledImages | str | Path,
     *,
     against: Model | str | Path | None = None,
+    database_model: Model | str | Path | None = None,
     expand: bool | None = None,
     refine: RefineMethod | Sequence[RefineMethod] = (),
     quality: Literal["fast", "best"] = "fast",
@@ -153,6 +154,8 @@ def evaluate(
         benchmark: the name or folder of a data set, labelled photos (class folders, a .csv or
             .parquet table), or the result of `open_benchmark` or `read_labelled`.
         against: another model to compare with.
+        database_model: the teacher of `model`, which then describes the database; `model`
+            describes the queries (asymmetric search).
         expand: also evaluate with α query expansion; by default if the model was tuned to it.
         refine: also evaluate with the first images re-ranked by their global descriptors:
             "superglobal", "diffusion", or a list of both.
@@ -202,6 +205,12 @@ def evaluate(
             _check_distractors(distractors, network, settings)
         with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
             described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
+            if database_model is not None:
+                teacher = _open_teacher(database_model, network, device)
+                with_teacher = describe_benchmark(
+                    teacher, opened, done, workers=workers, **settings
+                )
+                described[name] = replace(described[name], database=with_teacher.database)
         for suffix, how in (_expansion(network, opened, expand) | options).items():
             started = time.perf_counter()
             results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
@@ -214,6 +223,17 @@ def evaluate(
     added = len(distractors) if distractors else 0
     levels = _evaluate_levels(described[name])
     return Evaluation(described, results, added, milliseconds, sizes, levels)
+
+
+def _open_teacher(source: Model | str | Path, student: Model, device: str) -> Model:
+    """Return the model that describes the database, if the student learned from it."""
+    teacher = source if isinstance(source, Model) else load_model(source, device)
+    if student.teacher != teacher.fingerprint:
+        raise InputError(
+            f"`database_model` is {teacher.fingerprint[:12]}, but the model is not its student: "
+            "train one with `teacher`"
+        )
+    return teacher
 
 
 def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult | None:

@@ -30,7 +30,8 @@ class Generation:
     """
 
     def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
-        if model is not None:
+        # The queries of a model may be compared with the descriptors of its teacher.
+        if model is not None and model.teacher != store.header.model:
             store.header.check(model.fingerprint, store.uri)
         self.store = store
         self.device = device
@@ -58,6 +59,8 @@ class Generation:
         this index, so the stored calibration applies.
         """
         stored, model = self.header.calibration, self._model
+        if model is not None and model.fingerprint != self.header.model:
+            return None  # both are calibrated for other scores than those of a student's queries
         if model is None or model.calibration is None:
             return stored
         ours, theirs = self.header.settings, model.settings(precision="float32")

@@ -10,7 +10,8 @@ from listwise.training.step import Counts, MultistageStep
 
 if TYPE_CHECKING:
     from listwise.training.plan import TrainPlan, prepare
-    from listwise.training.trainer import Trainer, TrainResult, resume
+    from listwise.training.starting import resume
+    from listwise.training.trainer import Trainer, TrainResult
 
 __all__ = ["Counts", "CrossBatchMemory", "Loss", "MultistageStep", "TrainConfig", "TrainPlan"]
 __all__ += ["TrainResult", "Trainer", "prepare", "resume"]
@@ -20,5 +21,6 @@ def __getattr__(name: str) -> Any:
     """Import the trainer on first use, because it needs more packages than the step."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "plan" if name in ("TrainPlan", "prepare") else "trainer"
+    homes = {"TrainPlan": "plan", "prepare": "plan", "resume": "starting"}
+    home = homes.get(name, "trainer")
     return getattr(import_module(f"{__name__}.{home}"), name)

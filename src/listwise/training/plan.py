@@ -94,7 +94,9 @@ def prepare(
 
     if preset not in ("auto", "paper"):
         raise InputError(f"`preset` must be auto or paper, not {preset!r}")
+    given, teacher = _take_teacher(given)
     parts, named = _take_parts(given)
+    parts |= teacher
     config = make_config(named)
     _check_combination(config)
     machine = Machine.detect(config.device)
@@ -137,6 +139,10 @@ def _check_combination(config: TrainConfig) -> None:
             f"`adapter` does not work with the mined tuples of the loss {config.loss}: choose "
             "another `loss`"
         )
+    if config.teacher and (config.adapter or config.mined or config.matryoshka or config.memory):
+        raise InputError(
+            "`teacher` does not work with `adapter`, `matryoshka`, `memory` and mined losses"
+        )
     if config.adapter and config.lora:
         raise InputError("`adapter` freezes the network: leave `lora` out")
     if config.adapter and config.projection:
@@ -164,6 +170,15 @@ def _choose_all(
     workers = machine.workers() if config.workers is None else config.workers
     config = config.model_copy(update={"device": machine.device, "workers": workers})
     return Choice(config, reasons, notes)
+
+
+def _take_teacher(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings with the name of the teacher, and the teacher if it is an object."""
+    teacher = given.get("teacher")
+    if teacher is None or isinstance(teacher, str):
+        return given, {}
+    name = str(teacher.folder or teacher.name or "a model")
+    return given | {"teacher": name, "projection": teacher.dim}, {"teacher": teacher}
 
 
 def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

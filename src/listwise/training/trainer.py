@@ -28,8 +28,7 @@ from listwise.models.embed import PhotoNet, embed_decoded, example_image
 from listwise.models.lora import add_lora
 from listwise.models.pooling import GeM
 from listwise.models.storage import fingerprint, write_network
-from listwise.plugins import CUSTOM, custom_name
-from listwise.settings import TrainConfig, read_settings
+from listwise.settings import TrainConfig
 from listwise.training.adam import Adam
 from listwise.training.averaging import WeightAverage
 from listwise.training.cross_batch import CrossBatchMemory
@@ -55,7 +54,7 @@ from listwise.training.objective import (
     make_loss,
     with_lengths,
 )
-from listwise.training.plan import TrainPlan, prepare
+from listwise.training.plan import TrainPlan
 from listwise.training.run.checkpoint import (
     Progress,
     checkpoint_tensors,
@@ -64,11 +63,8 @@ from listwise.training.run.checkpoint import (
 )
 from listwise.training.run.folder import (
     CHECKPOINT_FILE,
-    CONFIG_FILE,
     MODEL_FOLDER,
-    check_settings,
     check_unused,
-    read_run,
     reopen_run,
     start_run,
 )
@@ -394,7 +390,7 @@ class Trainer:
 
     def _make_step(self, counts: Counts) -> MultistageStep:
         config = self.plan.config
-        weighted = config.class_weights and config.mined is None
+        weighted = config.class_weights and config.mined is None and not config.teacher
         step = MultistageStep(
             self._trained_module(),
             self.loss,
@@ -654,16 +650,6 @@ def _make_memory(config: TrainConfig) -> CrossBatchMemory | None:
     return CrossBatchMemory(config.memory, config.memory_warmup) if config.memory else None
 
 
-def make_trainer(
-    plan: TrainPlan, run: str | Path, view: TrainView | None = None, *, resume: bool = False
-) -> Trainer:
-    """Create the trainer for the settings of a plan; the arguments are those of `Trainer`."""
-    kind = Trainer
-    if plan.config.adapter:
-        from listwise.training.adapter import AdapterTrainer as kind
-    return kind(plan, run, view, resume=resume)
-
-
 def worth_compiling(config: TrainConfig, device: torch.device) -> bool:
     """Return whether to compile the network: if set so, or if it makes the whole run shorter."""
     if config.compile != "auto":
@@ -680,41 +666,3 @@ def smallest_batch(
     # `draw_batch` takes classes with a single image last.
     sizes: list[int] = sorted(class_sizes.tolist(), key=lambda size: (size == 1, size))
     return min(batch_size, sum(sizes[:count]))
-
-
-def resume(
-    run: str | Path,
-    view: TrainView | None = None,
-    *,
-    loss: Loss | None = None,
-    backbone: nn.Module | None = None,
-    pooling: nn.Module | None = None,
-) -> Trainer:
-    """Create the trainer of an interrupted run, with the data and settings of that run.
-
-    Args:
-        run: the folder of the run.
-        view: shows the progress to the user; by default nothing is shown.
-        loss: the loss object that the run was started with, if it was your own.
-        backbone: the backbone module that the run was started with, if it was your own.
-        pooling: the pooling module that the run was started with, if it was your own.
-
-    Examples:
-        >>> resume("runs/first").fit().best_map  # doctest: +SKIP
-    """
-    about = read_run(run)
-    settings = read_settings(Path(run) / CONFIG_FILE)
-    check_settings(run, about, settings)
-    given = {"loss": loss, "backbone": backbone, "pooling": pooling}
-    for kind, part in given.items():
-        if part is None:
-            continue
-        recorded, name = str(settings.get(kind)), custom_name(part)
-        # Compare class names only: a class may have moved, as when a script becomes a package.
-        if not recorded.startswith(CUSTOM) or recorded.split(".")[-1] != name.split(".")[-1]:
-            raise InputError(
-                f"{run} was started with the {kind} {recorded!r}, not {name!r}: pass that one"
-            )
-        settings[kind] = part
-    plan = prepare(about["data"], settings, preset="paper")
-    return make_trainer(plan, run, view, resume=True)

@@ -1,0 +1,84 @@
+"""A small network that learns the descriptors of a teacher."""
+
+import numpy as np
+import pytest
+import torch
+
+import listwise
+from listwise.descriptors import Model
+from listwise.errors import InputError
+from listwise.evaluation import mean_average_precision
+from listwise.models import RetrievalNet
+from listwise.training.distillation import DistillationLoss, asymmetric_map
+
+SETTINGS = {
+    "backbone": "test_resnet.r160_in1k",
+    "weights": "random",
+    "val_fraction": 0.4,
+    "val_max_side": 48,
+    "batch_size": 16,
+    "crops": {"size": 48},
+    "updates": 2,
+    "validate_every": 1,
+    "device": "cpu",
+    "workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    torch.manual_seed(7)
+    model = Model(RetrievalNet("test_efficientnet", projection=24, weights="random").eval())
+    model.save(tmp_path_factory.mktemp("teacher") / "model")
+    return model
+
+
+@pytest.fixture(scope="module")
+def student(photos, teacher, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("student") / "run"
+    return listwise.train(photos, folder, progress=False, teacher=teacher.folder, **SETTINGS)
+
+
+def test_the_loss_is_one_minus_the_cosine():
+    loss = DistillationLoss()
+    loss.targets = torch.eye(3)
+    descriptors = torch.tensor([[0.6, 0.8, 0.0], [0.0, 0.0, 1.0]])
+    assert loss(descriptors, torch.tensor([1, 2])).item() == pytest.approx(1 - (0.8 + 1) / 2)
+
+
+def test_asymmetric_search_of_one_model_is_ordinary_search():
+    rows = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
+    labels = np.arange(20) // 4
+    assert asymmetric_map(rows, rows, labels) == pytest.approx(mean_average_precision(rows, labels))
+
+
+def test_the_student_computes_descriptors_like_those_of_the_teacher(photos, teacher, student):
+    model = student.model
+    assert (model.dim, model.teacher) == (teacher.dim, teacher.fingerprint)
+    cosines = (model.encode(photos) * teacher.encode(photos)).sum(axis=1)
+    assert cosines.mean() > 0.9
+    assert student.result.best_map > 0.3
+
+
+def test_only_a_student_queries_the_index_of_the_teacher(photos, teacher, student, tmp_path):
+    with listwise.open_index(tmp_path / "index", teacher.folder, device="cpu") as index:
+        index.add(photos)
+    photo = sorted(photos.rglob("*.jpg"))[0]
+    with listwise.open_index(tmp_path / "index", student.model) as index:
+        hits = index.search(photo, k=3)
+        assert len(hits) == 3
+        assert all(hit.probability is None for hit in hits)
+        with pytest.raises(InputError, match="holds descriptors of the model"):
+            index.add([photo, photo])
+    stranger = Model(RetrievalNet("test_resnet", projection=24, weights="random").eval())
+    with pytest.raises(InputError, match="holds descriptors of the model"):
+        listwise.open_index(tmp_path / "index", stranger)
+
+
+def test_evaluation_describes_the_database_with_the_teacher(photos, teacher, student):
+    found = listwise.evaluate(student.model, photos, database_model=teacher)
+    described = next(iter(found.described.values()))
+    np.testing.assert_allclose(described.database, teacher.encode(photos), atol=1e-5)
+    np.testing.assert_allclose(described.queries, student.model.encode(photos), atol=1e-5)
+    with pytest.raises(InputError, match="not its student"):
+        listwise.evaluate(teacher, photos, database_model=student.model)
