@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from listwise.data import Decoding, Images, load_image, pipeline, whole_image
+from listwise.data import DecodedPhoto, Decoding, Images, load_image, pipeline, whole_image
 from listwise.models import RetrievalNet, embed
 from listwise.models.embed import embed_photos
 
@@ -266,3 +266,22 @@ print((found.descriptors * expected.descriptors).sum(1).min().item())
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0.999
+
+
+def test_what_is_described_may_have_more_dimensions():
+    # Tuning describes a photo at several scales, with several poolings.
+    sides = [30, 20, 30, 20, 10]
+    photos = [
+        DecodedPhoto(
+            torch.full((3, side, side), number, dtype=torch.uint8), (side, side), (side, side)
+        )
+        for number, side in enumerate(sides)
+    ]
+
+    def describe(pixels, sizes):
+        return pixels[:, :1, :1, :1].float().expand(-1, 4, 5, 16)
+
+    found = embed.embed_decoded(photos, describe, 16, torch.device("cpu"))
+    assert found.descriptors.shape == (5, 4, 5, 16)
+    assert found.descriptors[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert found.sizes == [(side, side) for side in sides]

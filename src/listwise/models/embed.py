@@ -287,9 +287,7 @@ def embed_decoded(
     kept = sorted(found)
     descriptors = torch.empty(0, dim)
     if kept:
-        descriptors = torch.empty(len(kept), fetched[0].shape[1], dtype=fetched[0].dtype)
-        places = np.argsort(np.argsort(list(found)))  # a photo that cannot be read has no row
-        descriptors[torch.from_numpy(places)] = torch.cat(fetched)
+        descriptors = torch.cat(fetched)[torch.from_numpy(np.argsort(list(found)))]
     return EmbeddedPhotos(
         descriptors,
         kept,
