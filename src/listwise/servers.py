@@ -136,8 +136,10 @@ def search_by_server(
     fields = {name: str(value) for name, value in how.items() if value is not None}
     answer = server.search(list(map(Path, photos)), fields | {"boxes": json.dumps(boxes or None)})
     results: list[dict[str, Any]] | None = answer["results"] if answer else None
-    # Without the server there is no time limit, and all are verified.
-    unverified = results and any(hit["inliers"] is None for hit in results[:100])
+    # Without the server there is no time limit, and the first 100 are verified. Diffusion may put
+    # results ahead that are not among these 100.
+    some = results and any(hit["inliers"] is None for hit in results[:100])
+    unverified = some and answer is not None and answer["verified"] < 100
     return None if how["rerank"] and unverified else results
 
 

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import programs
 import pytest
 from index_examples import texture
 from serving_examples import InThread
 
+from listwise import servers
 from listwise.servers import RunningServer, announce, find_server
 from listwise.serving.settings import ServeSettings
 
@@ -124,3 +126,14 @@ def test_a_folder_that_others_may_write_to_is_not_used(index, runtime):
         assert find_server(index.uri) is None
         runtime.chmod(0o700)
         assert find_server(index.uri) is not None
+
+
+@pytest.mark.parametrize(("verified", "used"), [(100, True), (40, False)])
+def test_an_answer_counts_if_all_photos_were_verified(monkeypatch, verified, used):
+    # Diffusion may put a result first that is not among the verified ones.
+    results = [{"id": "a", "inliers": None}, {"id": "b", "inliers": 9}]
+    answer = {"results": results, "verified": verified}
+    running = SimpleNamespace(search=lambda photos, fields: answer)
+    monkeypatch.setattr(servers, "find_server", lambda index: running)
+    how = {"k": 2, "refine": "diffusion", "rerank": True, "where": None}
+    assert servers.search_by_server("shop", ["a.jpg"], [], how) == (results if used else None)
