@@ -3,6 +3,7 @@
 import os
 import time
 from functools import cache
+from itertools import count as count_from
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +77,8 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | 
     target = _RECALL if wanted is None else wanted
     row = _milliseconds_a_row(search, exact)
     choices: list[tuple[float, float, int, int]] = []
-    probes = 1
-    while True:
+    for step in count_from(0):
+        probes = round(2 ** (step / 2))
         search.probes = min(probes, search.lists)
         start = time.perf_counter()
         found = search.found(exact.queries, _CANDIDATES[-1])
@@ -89,7 +90,6 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | 
                 break
         if probes >= search.lists or (recall >= target and count == _CANDIDATES[0]):
             break
-        probes *= 2
     enough = [choice for choice in choices if choice[0] >= target]
     if enough:
         _, _, search.probes, search.candidates = min(enough, key=lambda choice: choice[1])
