@@ -10,6 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import torch
 
 from listwise.cli.main import main
 
@@ -42,6 +43,7 @@ def test_python_blocks_run(document, photos, tmp_path, monkeypatch):
     if document.name in ("README.md", "tutorial-training.md"):
         (tmp_path / "photos").symlink_to(photos)
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # the networks of some documents have random weights
     names = {"__name__": document.stem, "QUICK": QUICK}
     for _, code in blocks(document, "python"):
         exec(compile(make_quick(code), document.name, "exec"), names)
