@@ -1,8 +1,10 @@
 """A running server switches to an upgraded index; no request fails."""
 
 import io
+import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -14,8 +16,11 @@ from listwise.descriptors import load_model
 from listwise.models import RetrievalNet
 from listwise.search import open_index
 from listwise.search.entries import entry_key
+from listwise.search.filters import FilterError, as_filter
 from listwise.serving import engine
-from listwise.serving.settings import ServeSettings
+from listwise.serving.metrics import Metrics
+from listwise.serving.service import Service
+from listwise.serving.settings import Limits, ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +119,57 @@ def test_a_change_goes_to_the_upgraded_index(client, folder, photos, model, new_
             index.discard_earlier()
             assert search().status_code == 200
             assert client.get("/api/info").json()["model"] == other.fingerprint
+
+
+def search_by(name, where=None):
+    return engine.SearchRequest([], [], [entry_key(name)], 1, None, False, as_filter(where))
+
+
+def test_a_wrong_request_does_not_wait_for_a_switch(folder, model, new_model):
+    with open_index(folder, model) as index, open_index(folder, model) as other:
+        service = Service(index, ServeSettings(), Metrics())
+        working = service._engine
+        other.upgrade(new_model, workers=0)
+        with ThreadPoolExecutor(1) as pool, working._switching:  # as while another thread loads
+            wrong = pool.submit(working.search, [search_by("class0/1.jpg", "size = 3")])
+            assert isinstance(wrong.result(timeout=20)[0], FilterError)
+            assert pool.submit(service.refresh).result(timeout=20) is None
+            assert index.header.model == model.fingerprint
+        service.refresh()
+        assert index.header.model == new_model.fingerprint
+        service.close()
+
+
+def test_an_upgraded_index_whose_model_is_missing(folder, model, new_model, tmp_path):
+    """The server uses the earlier one."""
+    place = shutil.copytree(new_model.folder, tmp_path / "moved")
+    with open_index(folder, model) as index, open_index(folder, model) as other:
+        service = Service(index, ServeSettings(), Metrics())
+        other.upgrade(place, workers=0)
+        place.rename(tmp_path / "elsewhere")
+        service.refresh()
+        assert index.header.model == model.fingerprint
+        service.close()
+
+
+def test_all_requests_are_answered_after_a_discard(folder, model, new_model, monkeypatch):
+    """Also those that find that another thread has switched."""
+    with open_index(folder, model) as index, open_index(folder, model) as other:
+        working = engine.Engine(index, Limits())
+        other.upgrade(new_model, workers=0)
+        other.discard_earlier()
+        both = threading.Barrier(2, timeout=20)
+        search = working._search
+
+        def failing(generation, batch):
+            try:
+                return search(generation, batch)
+            finally:
+                if generation.store.generation == 0:
+                    both.wait()  # until the other one has failed too
+
+        monkeypatch.setattr(working, "_search", failing)
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(working.search, [[search_by("class0/1.jpg")]] * 2))
+        assert all(len(hits) == 2 for [hits] in found)  # one more than asked for
+        working.close()

@@ -117,24 +117,27 @@ class Engine:
         self, seconds: float = REFRESH_SECONDS, generation: Generation | None = None
     ) -> Store:
         """The store of a generation, with what other processes wrote up to some seconds ago."""
-        store = (generation or self.index.generation).store
+        used = generation or self.index.generation
         if time.monotonic() - self._refreshed >= seconds:
             self._refreshed = time.monotonic()
             try:
-                store.refresh()
+                used.store.refresh()
             except InputError:
                 # As in `search`, which repeats the whole search.
-                if generation is not None or not self.switch():
+                if generation is not None or not self._replaced(used):
                     raise
                 return self.index.store
-        return store
+        return used.store
 
-    def switch(self) -> bool:
+    def switch(self, wait: bool = True) -> bool:
         """Use the current generation after an upgrade or a rollback; False if it is used already.
 
         The store and the model are loaded first, and requests use the earlier ones meanwhile.
+        Without `wait`, False is also returned while another thread loads them.
         """
-        with self._switching:
+        if not self._switching.acquire(blocking=wait):
+            return False
+        try:
             generation = self.index.generation
             if generation.store.is_current():
                 return False
@@ -143,6 +146,18 @@ class Engine:
             self.index.generation = new
             logger.warning("%s was switched to generation %d", new.store.uri, new.store.generation)
             return True
+        finally:
+            self._switching.release()
+
+    def _replaced(self, used: Generation) -> bool:
+        """Whether another generation is used now; waits for it if this one was discarded.
+
+        Other errors of a request do not wait, because loading a generation can take minutes.
+        """
+        store = used.store
+        if used is self.index.generation and store.generation not in store.record().numbers:
+            self.switch()
+        return used is not self.index.generation
 
     def watch(self) -> None:
         """Switch after an upgrade by another process, until the engine is closed."""
@@ -187,19 +202,22 @@ class Engine:
 
     def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         """Search for each request; an error in the place of hits concerns that request alone."""
-        try:
-            answers = self._search(batch)
-            failed = any(isinstance(answer, InputError) for answer in answers)
-        except InputError:
-            # After an upgrade, the earlier generation may have been discarded meanwhile.
-            if not self.switch():
-                raise
-            return self._search(batch)
-        return self._search(batch) if failed and self.switch() else answers
-
-    def _search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
         # Descriptors and store of one generation: an upgrade replaces both.
         generation = self.index.generation
+        try:
+            answers = self._search(generation, batch)
+            failed = any(isinstance(answer, InputError) for answer in answers)
+            if not failed or not self._replaced(generation):
+                return answers
+        except InputError:
+            # After an upgrade, the earlier generation may have been discarded meanwhile.
+            if not self._replaced(generation):
+                raise
+        return self._search(self.index.generation, batch)
+
+    def _search(
+        self, generation: Generation, batch: Sequence[SearchRequest]
+    ) -> list[list[Hit] | Exception]:
         described = self._describe(generation, batch)
         store = self.fresh(generation=generation)
         answers: list[list[Hit] | Exception] = []

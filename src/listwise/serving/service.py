@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -104,8 +105,15 @@ class Service:
         threading.Thread(target=self._engine.watch, name="watch", daemon=True).start()
 
     def refresh(self) -> None:
-        """Read what other processes wrote to the index, also an upgrade."""
-        if not self._engine.switch():
+        """Read what other processes wrote to the index, also an upgrade.
+
+        While another thread loads an upgraded index, or if it cannot be loaded, the earlier one is
+        used.
+        """
+        switched = False
+        with suppress(InputError):  # `Engine.watch` logs it
+            switched = self._engine.switch(wait=False)
+        if not switched:
             self._engine.fresh(0.0)
 
     @property
