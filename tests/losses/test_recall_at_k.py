@@ -11,7 +11,8 @@ from tuple_examples import batches, value_and_gradient
 
 from listwise.errors import InputError
 from listwise.losses import RecallAtKLoss, pairs
-from listwise.losses.recall_at_k import draw_pairs
+from listwise.losses.lists import Lists
+from listwise.losses.recall_at_k import draw_pairs, with_virtual_examples
 
 
 def formula(descriptors, labels, weights, ks, temperature, k_temperature):
@@ -129,6 +130,21 @@ def test_shares_with_similarity_mixup_add_up_and_every_batch_draws_its_own():
     assert not draw_pairs(LABELS.flip(0), 5)[2].equal(draw_pairs(LABELS, 5)[2])
     references = {"references": descriptors.detach(), "reference_labels": LABELS}
     assert loss(descriptors, LABELS, **references).isfinite()
+
+
+def test_only_images_with_a_weight_are_mixed_and_their_share_is_the_whole_loss():
+    """As with a cross-batch memory, whose images follow those of the batch without a weight."""
+    torch.manual_seed(0)
+    descriptors = normalize(torch.randn(20, 5, dtype=torch.float64), dim=1)
+    labels, weights = torch.arange(20) % 3, (torch.arange(20) < 6).double()
+    loss = RecallAtKLoss([1, 3], 0.1, virtual=2)
+    shares = [loss(descriptors, labels, weights, queries=rows) for rows in ((0, 2), (2, 6))]
+    torch.testing.assert_close(sum(shares), loss(descriptors, labels, weights))
+    lists, mixed, first = with_virtual_examples(Lists(descriptors, labels), weights, 2)
+    assert len(lists.labels) == len(mixed) == 23  # one pair of each class
+    assert first.tolist() == [0, 1, 2]
+    with pytest.raises(InputError, match="no query has a positive"):
+        loss(descriptors, labels, torch.zeros(20))
 
 
 def test_shares_of_the_queries_add_up():

@@ -26,6 +26,7 @@ class RecallAtKLoss(PrecisionLoss):
     With similarity mixup (SimMix), virtual examples are added to the batch, as queries and as
     images. One lies on the line between two images x and z of a class: its score with any image
     is a·s_x + (1 − a)·s_z, with a random a from 0 to 1, and its weight is mixed in the same way.
+    Images with the weight 0 are not mixed.
     The random numbers depend only on the labels of the batch and their order, so they are the same
     in all processes and for all sizes of micro-batches.
 
@@ -62,12 +63,12 @@ class RecallAtKLoss(PrecisionLoss):
         if not self.virtual:
             return super().share(lists, weights, start, stop)
         size = len(lists.labels)
-        lists, weights = with_virtual_examples(lists, weights, self.virtual)
+        lists, weights, first = with_virtual_examples(lists, weights, self.virtual)
         value = super().share(lists, weights, start, stop)
-        # Virtual queries are divided like the rows of the batch.
-        extra = len(lists.labels) - size
-        first, last = (size + extra * bound // size for bound in (start, stop))
-        return value if first == last else value + super().share(lists, weights, first, last)
+        # A virtual query is in the same share as the first of its two images.
+        bounds = torch.searchsorted(first, first.new_tensor([start, stop]))
+        begin, end = (size + int(bound) for bound in bounds)
+        return value if begin == end else value + super().share(lists, weights, begin, end)
 
     def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
         recalls = partial(self._recalls, lists=lists, start=start, stop=stop)
@@ -90,23 +91,31 @@ class RecallAtKLoss(PrecisionLoss):
         return f"ks={self.ks}, {temperatures}, virtual={self.virtual}"
 
 
-def with_virtual_examples(lists: Lists, weights: Tensor, count: int) -> tuple[Lists, Tensor]:
+def with_virtual_examples(
+    lists: Lists, weights: Tensor, count: int
+) -> tuple[Lists, Tensor, Tensor]:
     """Add mixtures of two images of a class to a batch, at most `count` per class.
 
+    Images without a weight, such as those of a memory, are ranked but not mixed.
+
     Returns:
-        The lists with the mixtures [V, C] after the images of the batch, and the weights [B + V].
+        The lists with the mixtures [V, C] after the images of the batch, the weights [B + V], and
+        the first image of each mixture [V], in ascending order.
     """
-    first, second, share = draw_pairs(lists.labels, count)
     rows, labels = lists.descriptors, lists.labels
-    share = share.to(rows.device)
+    weighted = torch.nonzero(weights > 0)[:, 0]
+    first, second, share = draw_pairs(labels[weighted], count)
+    order = torch.argsort(first, stable=True)
+    share = share.to(rows.device)[order]
+    first, second = weighted[first[order]], weighted[second[order]]
     mixed = share[:, None].to(rows.dtype) * rows[first]
     mixed = mixed + (1 - share)[:, None].to(rows.dtype) * rows[second]
     rows, labels = torch.cat([rows, mixed]), torch.cat([labels, labels[first]])
     part = share.to(weights.dtype)
     weights = torch.cat([weights, part * weights[first] + (1 - part) * weights[second]])
     if lists.within_batch:
-        return Lists(rows, labels), weights
-    return Lists(rows, labels, lists.references, lists.reference_labels), weights
+        return Lists(rows, labels), weights, first
+    return Lists(rows, labels, lists.references, lists.reference_labels), weights, first
 
 
 def draw_pairs(labels: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +128,7 @@ def draw_pairs(labels: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(zlib.crc32(numbers.numpy().tobytes()))
     order = torch.argsort(numbers, stable=True)
     sizes = torch.unique(numbers, return_counts=True)[1]
-    pairs = []
+    pairs = [order.new_empty(0, 2)]
     for members in torch.split(order, sizes.tolist()):
         if len(members) > 2 * count:  # else a large class would have millions of pairs
             members = members[torch.randperm(len(members), generator=generator)[: 2 * count]]
