@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from listwise.errors import InputError
 from listwise.losses import QuantizedAPLoss
@@ -27,6 +28,17 @@ def changed_net(backbone: str = "test_vit") -> RetrievalNet:
         if isinstance(part, LoRA):
             nn.init.normal_(part.up, std=0.1)
     return net.double().eval()
+
+
+class Channels(nn.Module):
+    """Moves the channels to the end for linear layers, or back."""
+
+    def __init__(self, back: bool = False) -> None:
+        super().__init__()
+        self.order = (0, 3, 1, 2) if back else (0, 2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self.order)
 
 
 def images() -> Tensor:
@@ -55,6 +67,19 @@ def test_the_saved_network_is_plain_and_the_same(tmp_path: Path) -> None:
     assert not any(parametrize.is_parametrized(part) for part in again.modules())
     assert torch.equal(again(images().float()), net(images().float()))
     assert again.fingerprint() == net.fingerprint()
+
+
+def test_parametrizations_of_the_user_are_saved_as_they_are(tmp_path: Path) -> None:
+    def backbone() -> nn.Module:
+        layer = weight_norm(nn.Linear(3, 4))
+        return nn.Sequential(Channels(), layer, nn.Linear(4, 4), Channels(back=True))
+
+    net = RetrievalNet(backbone(), "spoc").eval()
+    add_lora(net, rank=2)  # only the second layer
+    nn.init.normal_(next(part for part in net.modules() if isinstance(part, LoRA)).up)
+    net.save(tmp_path)
+    again = RetrievalNet.load(tmp_path, backbone=backbone())
+    assert torch.equal(again(images().float()), net(images().float()))
 
 
 @pytest.mark.parametrize("backbone", ["test_vit", "eva02_tiny_patch14_224"])

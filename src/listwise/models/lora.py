@@ -19,6 +19,8 @@ class LoRA(nn.Module):
         alpha: the size of the change.
     """
 
+    merged = True  # when a network is saved, see `RetrievalNet.plain_state`
+
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
         self.down = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
@@ -52,7 +54,11 @@ def add_lora(net: RetrievalNet, rank: int = 8, alpha: float = 16.0) -> None:
         >>> sum(p.numel() for p in net.parameters() if p.requires_grad)
         21505
     """
-    layers = [part for part in net.backbone.modules() if isinstance(part, nn.Linear)]
+    layers = [
+        part
+        for part in net.backbone.modules()
+        if isinstance(part, nn.Linear) and not parametrize.is_parametrized(part, "weight")
+    ]
     if not layers:
         raise InputError(
             "this backbone has no linear layers: `lora` is for transformers and ConvNeXt"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import timm
 import torch
@@ -154,14 +154,19 @@ class RetrievalNet(nn.Module):
         write_network(Path(folder), self.config, self.plain_state())
 
     def plain_state(self) -> dict[str, Tensor]:
-        """Return the state dict, with the weights that layers compute from others in their place.
+        """Return the state dict, with low-rank changes merged into the weights.
 
-        These are the weights with low-rank changes (see `listwise.models.lora`).
+        Other parametrizations belong to a module of the user, which needs their tensors as they
+        are. See `listwise.models.lora`.
         """
         state = dict(self.state_dict())
         for name, module in self.named_modules():
-            changed = getattr(module, "parametrizations", None)
-            for tensor in changed if isinstance(changed, nn.ModuleDict) else ():
+            parametrized = getattr(module, "parametrizations", None)
+            if not isinstance(parametrized, nn.ModuleDict):
+                continue
+            for tensor, changes in parametrized.items():
+                if not all(getattr(each, "merged", False) for each in cast(nn.ModuleList, changes)):
+                    continue
                 prefix = f"{name}.parametrizations.{tensor}."
                 state = {key: value for key, value in state.items() if not key.startswith(prefix)}
                 state[f"{name}.{tensor}"] = getattr(module, tensor).detach()
