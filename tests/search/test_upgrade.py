@@ -1,6 +1,7 @@
 """An index is upgraded to another model while it is used, and rolled back."""
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -192,6 +193,38 @@ def test_photos_that_are_gone_are_refused_or_left_out(shop, few, new_model):
         # They are only left out of the new generation.
         assert index.rollback().entries == PHOTOS
         assert index.entry("2.jpg").path == str(few / "2.jpg")
+
+
+def test_a_refused_upgrade_keeps_the_earlier_generation(shop, few, new_model, tmp_path):
+    torch.manual_seed(2)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
+    with open_index(shop) as index:
+        index.upgrade(new_model, workers=0)
+        (few / "2.jpg").rename(tmp_path / "away.jpg")
+        with pytest.raises(InputError, match="do not exist any more"):
+            index.upgrade(tmp_path / "third", workers=0)
+        assert index.rollback().entries == PHOTOS
+
+
+def test_a_discard_waits_for_a_removal(shop, few, new_model, monkeypatch):
+    """A removal also changes the earlier generation."""
+    with open_index(shop) as index, open_index(shop) as other:
+        index.upgrade(new_model, workers=0)
+        other.refresh()
+        discard, seen = threading.Thread(target=index.discard_earlier), []
+        original = other.store._remove_earlier
+
+        def remove_earlier(keys):
+            discard.start()
+            discard.join(0.5)
+            seen.append(other.store.record().previous)
+            original(keys)
+
+        monkeypatch.setattr(other.store, "_remove_earlier", remove_earlier)
+        assert other.remove("2.jpg") == 1
+        discard.join()
+        assert seen == [0]
+        assert index.info()["generations"]["previous"] is None
 
 
 def test_an_upgrade_to_another_model_replaces_an_unfinished_one(shop, few, new_model, tmp_path):

@@ -506,7 +506,7 @@ class Index:
 
         After that, `rollback` is not possible any more.
         """
-        discard_generations(self.store)
+        self._change(lambda: discard_generations(self.store))
 
     def check(
         self, *, photos: bool = False, repair: bool = False, progress: bool | None = None

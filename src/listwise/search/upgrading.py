@@ -95,7 +95,7 @@ def upgrade_generation(current: Generation, model: Model, options: UpgradeOption
             raise store.upgraded()
         if _same_descriptors(store.header, header):
             return UpgradeResult(store.generation, len(store))
-        target, exact = _begin(store, header, options.on_note)
+        target, exact = _begin(store, header, options)
         with target:
             copy = _Copy(store, Generation(target, model), exact, options)
             options.on_note(
@@ -128,29 +128,33 @@ def roll_back(current: Generation, model: Model | None, options: UpgradeOptions)
 
 def discard_generations(store: Store) -> None:
     """Delete all generations but the current one."""
-    with store.upgrading():
+    # Changes wait, because removals also change the previous generation.
+    with store.upgrading(), store.pausing():
         store.save_record(store.record().alone())
         store.drop_generations()
 
 
-def _begin(store: Store, header: IndexHeader, on_note: Note) -> tuple[Store, bool]:
+def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[Store, bool]:
     """The generation to fill, and whether it may have no other entries than the current one."""
     record = store.record()
     if record.building is not None:
         target = store.create_generation(record.building, header)
         if _same_descriptors(target.header, header):
             return target, True
-        on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
+        options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
         target.close()
     if record.previous is not None:
         target = store.open_generation(record.previous, aside=True)
         if _same_descriptors(target.header, header):
             return target, False
         target.close()
+        # Before the previous generation is deleted.
+        _refuse_missing(store, store.versions()[0], options)
     record = record.begun()
     assert record.building is not None
-    store.save_record(record)
-    store.drop_generations()
+    with store.pausing():  # removals also change the previous generation
+        store.save_record(record)
+        store.drop_generations()
     return store.create_generation(record.building, header), True
 
 
@@ -166,14 +170,14 @@ class _Copy:
         self._exact = exact
         self._options = options
         self._described = 0
-        self._written: set[int] = set()  # keys
+        self._written: set[int] = set()  # keys, if not `exact`
         # By key: the version of the entry, and the reason.
         self._failed: dict[int, tuple[list[int] | None, str]] = {}
         self._versions: tuple[Keys, Keys] = np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
 
     def run(self) -> UpgradeResult:
         """Copy until nothing differs, then switch."""
-        self._refuse_missing(self._differences()[0])
+        _refuse_missing(self._source, self._differences()[0], self._options)
         for number in range(_PASSES):
             changed, removed = self._differences()
             self._apply(changed, removed)
@@ -336,7 +340,8 @@ class _Copy:
             [small.get(key, b"") for key in keys],
             [local.get(key, b"") for key in keys] if self._target.header.local else (),
         )
-        self._written.update(keys)
+        if not self._exact:
+            self._written.update(keys)
         for key in keys:
             self._failed.pop(key, None)
         self._target.put(new)
@@ -346,23 +351,6 @@ class _Copy:
         """Leave an entry out, in the version that was compared."""
         self._target.remove([entry.key])
         self._failed[entry.key] = self._version(entry.key), f"{entry.id}: {reason}"
-
-    def _refuse_missing(self, changed: Keys) -> None:
-        """Refuse to begin if photos are missing, before hours of work."""
-        if self._options.skip_missing:
-            return
-        missing: list[str] = []
-        with ThreadPoolExecutor() as pool:
-            for part in in_parts(changed.tolist(), _LOOKED_UP):
-                paths = [entry.path for entry in self._source.get(part).values()]
-                found = pool.map(lambda path: bool(path) and Path(path).exists(), paths)
-                missing += [path for path, there in zip(paths, found, strict=True) if not there]
-        if missing:
-            raise InputError(
-                f"{len(missing)} of the {len(self._source)} photos of {self._source.uri} do not "
-                f"exist any more (first: {missing[0] or 'no path is stored'}): restore them, "
-                "remove their entries, or leave them out of the result with `skip_missing`"
-            )
 
     def _refuse_failed(self) -> None:
         if self._failed and not self._options.skip_missing:
@@ -392,6 +380,24 @@ class _Copy:
                     return True
                 self._apply(changed, removed)
         return False
+
+
+def _refuse_missing(source: Store, changed: Keys, options: UpgradeOptions) -> None:
+    """Refuse to begin if photos are missing, before hours of work."""
+    if options.skip_missing:
+        return
+    missing: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        for part in in_parts(changed.tolist(), _LOOKED_UP):
+            paths = [entry.path for entry in source.get(part).values()]
+            found = pool.map(lambda path: bool(path) and Path(path).exists(), paths)
+            missing += [path for path, there in zip(paths, found, strict=True) if not there]
+    if missing:
+        raise InputError(
+            f"{len(missing)} of the {len(source)} photos of {source.uri} do not exist any more "
+            f"(first: {missing[0] or 'no path is stored'}): restore them, remove their entries, "
+            "or leave them out of the result with `skip_missing`"
+        )
 
 
 def _with_first(

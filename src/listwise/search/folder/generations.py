@@ -34,6 +34,9 @@ def read_record(root: Path) -> GenerationRecord:
     if record is not None:
         return record
     if (root / RECORDS[0]).exists():
+        record = _read(root / RECORDS[0])  # another process may have just written the first one
+        if record is not None:
+            return record
         raise damage(str(root), f"{RECORDS[0]} changed after it was written")
     if copy is not None and copy.current:
         raise damage(str(root), f"{RECORDS[0]} is missing")
