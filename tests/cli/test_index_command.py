@@ -312,7 +312,8 @@ def test_only_a_whole_reranking_of_a_server_is_used(shop, monkeypatch):
     """A server has a time limit, the command has none."""
     hit = {"id": "of the server", "score": 0.5, "probability": None, "attributes": {}}
     for inliers, used in (([3, 2], True), ([3, None], False)):
-        answer = {"results": [hit | {"inliers": number} for number in inliers]}
+        results = [hit | {"inliers": number} for number in inliers]
+        answer = {"results": results, "verified": sum(number is not None for number in inliers)}
 
         class Server:
             def search(self, photos, fields, answer=answer):
