@@ -26,7 +26,7 @@ def test_writes_a_file_that_the_other_commands_read(listwise, model, photos, tmp
     facts = json.loads(out)
     size = (tmp_path / "model.onnx").stat().st_size
     assert (facts["dim"], facts["bytes"], facts["precision"]) == (96, size, "float32")
-    code, out, err = listwise("evaluate", "model.onnx", photos, "--workers", "0")
+    code, out, err = listwise("evaluate", "model.onnx", photos)
     assert code == 0, err
     assert "mAP" in out
     some = sorted(photos.rglob("*.jpg"))[:4]

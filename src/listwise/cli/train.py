@@ -19,7 +19,7 @@ EXAMPLES = """Examples:
   listwise train labels.csv --preset paper --batch-size 1024
   listwise train photos --backbone resnet50 --run-folder runs/b
   listwise train photos --adapter      # train only a linear layer, in seconds
-  listwise train photos --teacher runs/large   # a small network for the same index
+  listwise train photos --teacher runs/large   # a small network for its index
   listwise train --resume runs/b       # resume an interrupted run
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
 """
