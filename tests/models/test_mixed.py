@@ -100,8 +100,13 @@ def test_published_resnets_need_no_trial(block):
 def test_other_resnets_need_a_trial():
     reflecting = small_resnet(BasicBlock)
     reflecting.backbone.layer1[0].conv1.padding_mode = "reflect"
+    flipping = small_resnet(BasicBlock)
+    features = flipping.backbone.forward_features
+    flipping.backbone.forward_features = lambda images: features(images.flip(2))
+    assert not mixes(flipping)
     for net in (
         reflecting,
+        flipping,
         small_resnet(Bottleneck, block_args={"attn_layer": "se"}),
         small_resnet(BasicBlock, avg_down=True),
         double("test_convnext.r160_in1k"),

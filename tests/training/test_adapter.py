@@ -1,5 +1,8 @@
 """A linear layer on a frozen network, trained on descriptors that are computed once."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -8,7 +11,7 @@ from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
-from listwise.training import prepare, resume
+from listwise.training import Trainer, prepare, resume
 from listwise.training.run.view import TrainView
 from listwise.training.starting import make_trainer
 
@@ -90,6 +93,26 @@ def test_a_resumed_run_ends_with_the_same_bits(photos, run, tmp_path):
 def test_settings_that_do_not_fit_are_refused(photos, other):
     with pytest.raises(InputError, match="adapter"):
         prepare(photos, SETTINGS | other)
+
+
+def test_the_memory_knows_which_photos_were_drawn(photos, tmp_path):
+    """Also if a photo whose header is right cannot be decoded."""
+    shutil.copytree(photos, tmp_path / "photos")
+    few = {"updates": 3, "batch_size": 6, "memory": 9, "memory_warmup": 0, "learning_rate": 1e-9}
+    plan = prepare(tmp_path / "photos", SETTINGS | few)
+    path = Path(plan.train.paths[0])
+    path.write_bytes(path.read_bytes()[:-300])
+    trainer = make_trainer(plan, tmp_path / "run")
+    trainer.fit()
+    expected = embed_photos(trainer.net, plan.train, max_side=48)
+    assert expected.kept == list(range(1, len(plan.train)))
+    found = expected.descriptors[trainer.memory.photos - 1]
+    torch.testing.assert_close(trainer.memory.descriptors, found, rtol=0, atol=1e-4)
+
+
+def test_the_usual_trainer_does_not_ignore_the_setting(photos, tmp_path):
+    with pytest.raises(InputError, match="`adapter` needs a trainer of its own"):
+        Trainer(prepare(photos, SETTINGS), tmp_path / "run")
 
 
 def test_the_chosen_batch_has_all_photos(photos):

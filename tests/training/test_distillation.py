@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import listwise
 from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
+from listwise.training import resume
 from listwise.training.distillation import DistillationLoss, asymmetric_map
+from listwise.training.run.view import TrainView
 
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",
@@ -58,6 +61,24 @@ def test_the_student_computes_descriptors_like_those_of_the_teacher(photos, teac
     cosines = (model.encode(photos) * teacher.encode(photos)).sum(axis=1)
     assert cosines.mean() > 0.9
     assert student.result.best_map > 0.3
+
+
+def test_a_resumed_student_needs_no_teacher(photos, teacher, student, tmp_path):
+    class Stopped(TrainView):
+        def update(self, report):
+            raise KeyboardInterrupt
+
+    settings = SETTINGS | {"checkpoint_every": 1}
+    with pytest.raises(InputError, match="`teacher` has descriptors of 24 dimensions"):
+        listwise.train(photos, tmp_path / "run", teacher=teacher, projection=7, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        listwise.train(photos, tmp_path / "run", view=Stopped(), teacher=teacher, **settings)
+    resume(tmp_path / "run").fit()
+    assert Model(RetrievalNet.load(tmp_path / "run" / "model")).teacher == teacher.fingerprint
+    first, second = (
+        load_file(run / "checkpoint.safetensors") for run in (tmp_path / "run", student.folder)
+    )
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
 def test_only_a_student_queries_the_index_of_the_teacher(photos, teacher, student, tmp_path):

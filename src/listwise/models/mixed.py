@@ -108,9 +108,18 @@ def is_plain_resnet(net: RetrievalNet) -> bool:
     """
     known = {RetrievalNet, *POOLINGS.values(), *_CONTAINERS, *_LAYERS}
     return type(net.backbone) is ResNet and all(
-        type(part) in known and is_plain(part) and getattr(part, "padding_mode", "zeros") == "zeros"
+        type(part) in known
+        and is_plain(part)
+        and not _changes_methods(part)
+        and getattr(part, "padding_mode", "zeros") == "zeros"
         for part in net.modules()
     )
+
+
+def _changes_methods(module: nn.Module) -> bool:
+    """Return whether a module has functions in place of methods of its class."""
+    own = vars(module).items()
+    return any(callable(value) and hasattr(type(module), name) for name, value in own)
 
 
 def _trial(net: RetrievalNet, folded: bool) -> bool:

@@ -14,7 +14,7 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.folding import sharing_copy
 from listwise.training.loading import Batches
-from listwise.training.sampling import draw_batch
+from listwise.training.sampling import Indices, draw_batch
 from listwise.training.step import Counts, MultistageStep
 from listwise.training.trainer import Trainer
 
@@ -92,8 +92,13 @@ class AdapterTrainer(Trainer):
                 labels, config.batch_size, config.seed, update, config.classes_per_batch
             )
             rows = np.array_split(rows, self.processes)[self.rank]
+            self._drawn = np.array(kept)[rows]
             images = vectors[torch.from_numpy(rows)][:, :, None, None]
             yield CropBatch(images, torch.from_numpy(labels[rows]), ())
+
+    def _draw(self, update: int) -> Indices:
+        """Return the photos of the batch that was drawn last, for the memory."""
+        return self._drawn
 
     def _describe_validation(self) -> tuple[list[int], npt.NDArray[np.float32]]:
         if self._known_validation is None:

@@ -177,6 +177,10 @@ def _take_teacher(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     teacher = given.get("teacher")
     if teacher is None or isinstance(teacher, str):
         return given, {}
+    if given.get("projection") not in (None, teacher.dim):
+        raise InputError(
+            f"`teacher` has descriptors of {teacher.dim} dimensions: leave `projection` out"
+        )
     name = str(teacher.folder or teacher.name or "a model")
     return given | {"teacher": name, "projection": teacher.dim}, {"teacher": teacher}
 

@@ -142,6 +142,12 @@ class Trainer:
         self.rank, self.processes = world()
         self.view: TrainView = (view if self.rank == 0 else None) or TrainView()
         config = plan.config
+        if type(self) is Trainer and (config.adapter or config.teacher):
+            name = "adapter" if config.adapter else "teacher"
+            raise InputError(
+                f"`{name}` needs a trainer of its own: call listwise.train, or make_trainer of "
+                "listwise.training.starting instead of Trainer"
+            )
         self.device = torch.device(config.device)
         if self.processes > 1 and self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
