@@ -12,7 +12,7 @@ from listwise.search.folder import search_cache
 from listwise.search.folder import store as folder_store
 from listwise.search.folder.descriptor_file import DescriptorFile, DescriptorWriter
 from listwise.search.folder.store import FolderStore
-from listwise.search.folder.table import EntryTable
+from listwise.search.folder.table import EntryTable, Rows
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader, SearchIntent
 
@@ -106,6 +106,30 @@ def test_changes_since_the_copy_are_searched(folder: Path, asked: list[int | Non
         check(folder, expected)
         assert None not in asked  # never all
     assert copy_of(folder).read_bytes() == before
+
+
+def test_a_row_that_is_twice_in_a_copy_is_searched_once(tmp_path: Path) -> None:
+    """A row that changes while a compressed search is built may be read twice."""
+    header = IndexHeader(model="m" * 64, model_folder="m", whitened=False, dim=DIM)
+    rows = unit(0, COUNT)
+    with create_store(tmp_path / "index", header) as index:
+        index.put(entries(range(COUNT), rows))
+        index.tune(LITTLE)
+        state = search_cache.read_state(tmp_path / "index")
+        assert state is not None
+        assert state.descriptors is not None
+        copy = DescriptorFile.open(tmp_path / "index", state.descriptors)
+        assert copy is not None
+        writer = DescriptorWriter(tmp_path / "index", DIM)
+        for part in (slice(0, 9), slice(0, COUNT)):
+            stamps = copy.stamps[part] - (part.stop == 9)
+            writer.add(Rows(copy.keys[part], stamps, copy.rows[part]))
+        twice = state.model_copy(update={"descriptors": writer.save()})
+        search_cache.save_state(tmp_path / "index", twice)
+    with open_store(tmp_path / "index") as index:
+        index.tune(EXACT)
+        _, keys = index.search(rows[:1], COUNT)
+        assert len(set(keys[0].tolist())) == keys.shape[1] == COUNT
 
 
 def test_a_copy_is_written_again_after_many_changes(folder: Path) -> None:

@@ -279,6 +279,16 @@ def test_rollback_needs_the_earlier_model(few, new_folder, model_folder, tmp_pat
         assert index.search(few / "3.jpg", k=1)[0].id == "3.jpg"
 
 
+def test_a_rollback_describes_no_photo_with_a_student(shop, few, model, new_model):
+    with open_index(shop) as index:
+        index.upgrade(new_model, workers=0)
+        net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+        net.config = net.config.model_copy(update={"teacher": model.fingerprint})
+        with pytest.raises(InputError, match="holds descriptors of the model"):
+            index.rollback(Model(net))
+        assert index.rollback().entries == PHOTOS
+
+
 def test_changes_in_milvus_wait_for_a_switch(lite_places, few, model, new_model, monkeypatch):
     """Milvus has no lock: a pause is marked in the record, and a killed process may leave one."""
     monkeypatch.setattr(milvus, "_PAUSE", 0.2)

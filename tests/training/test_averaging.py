@@ -93,6 +93,7 @@ def test_a_run_keeps_the_better_of_the_weights_and_their_average(photos, tmp_pat
     result, values = validations(trainer)
     assert len(values) == 1 + 2 * 2  # once before training, then twice each
     assert result.best_map == max(values)
+    assert values[1] != values[2]  # the average has other weights
     found = embed_photos(RetrievalNet.load(result.model), plan.validation, max_side=48)
     value = mean_average_precision(found.descriptors.numpy(), plan.validation.labels)
     assert value == pytest.approx(result.best_map, abs=1e-4)

@@ -101,5 +101,13 @@ def test_evaluation_describes_the_database_with_the_teacher(photos, teacher, stu
     described = next(iter(found.described.values()))
     np.testing.assert_allclose(described.database, teacher.encode(photos), atol=1e-5)
     np.testing.assert_allclose(described.queries, student.model.encode(photos), atol=1e-5)
+    both = listwise.evaluate(student.model, photos, database_model=teacher, against=teacher)
+    other, asked = both.described.values()
+    np.testing.assert_array_equal(other.queries, other.database)
+    np.testing.assert_array_equal(asked.database, other.database)
+    done = []
     with pytest.raises(InputError, match="not its student"):
-        listwise.evaluate(teacher, photos, database_model=student.model)
+        listwise.evaluate(teacher, photos, database_model=student.model, on_progress=done.append)
+    with pytest.raises(InputError, match="`dims` must be from 1 to 24"):
+        listwise.evaluate(teacher, photos, dims=[32], on_progress=done.append)
+    assert done == []  # before photos are described

@@ -17,7 +17,7 @@ from listwise.errors import InputError
 from listwise.evaluation import HierarchicalResult, Results, evaluate_hierarchical
 from listwise.progress import counting
 from listwise.results.describe import BenchmarkDescriptors, describe_benchmark, refuse_labels
-from listwise.results.sizes import DescriptorSize, evaluate_sizes, format_sizes
+from listwise.results.sizes import DescriptorSize, check_dims, evaluate_sizes, format_sizes
 from listwise.results.table import figures_of, format_table, percent
 from listwise.search.refinement import RefineMethod, find_refinement
 
@@ -203,10 +203,14 @@ def evaluate(
         network = source if isinstance(source, Model) else load_model(source, device)
         if distractors is not None:
             _check_distractors(distractors, network, settings)
-        with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
-            described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
+        teacher = None
+        if source is model:
+            check_dims(dims, network.dim)
             if database_model is not None:
                 teacher = _open_teacher(database_model, network, device)
+        with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
+            described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
+            if teacher is not None:
                 with_teacher = describe_benchmark(
                     teacher, opened, done, workers=workers, **settings
                 )
@@ -221,7 +225,8 @@ def evaluate(
             results[best], milliseconds[best] = _evaluate_best(described[name], features, workers)
     sizes = evaluate_sizes(described[name], dims)
     added = len(distractors) if distractors else 0
-    levels = _evaluate_levels(described[name])
+    # They are metrics of one model: a student searches descriptors of its teacher.
+    levels = None if database_model is not None else _evaluate_levels(described[name])
     return Evaluation(described, results, added, milliseconds, sizes, levels)
 
 

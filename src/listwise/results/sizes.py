@@ -67,6 +67,15 @@ FORMATS: Final[dict[str, tuple[int, Callable[[Descriptors], Descriptors]]]] = {
 }
 
 
+def check_dims(dims: Sequence[int], whole: int) -> None:
+    """Refuse lengths that descriptors of `whole` dimensions do not have."""
+    for dim in dims:
+        if not 1 <= dim <= whole:
+            raise InputError(
+                f"`dims` must be from 1 to {whole}, the dimensions of a descriptor, not {dim}"
+            )
+
+
 def evaluate_sizes(
     described: BenchmarkDescriptors, dims: Sequence[int]
 ) -> tuple[DescriptorSize, ...]:
@@ -83,11 +92,7 @@ def evaluate_sizes(
         The lengths in the given order, each in all formats.
     """
     whole = described.database.shape[1]
-    for dim in dims:
-        if not 1 <= dim <= whole:
-            raise InputError(
-                f"`dims` must be from 1 to {whole}, the dimensions of a descriptor, not {dim}"
-            )
+    check_dims(dims, whole)
     found = []
     for dim in dims:
         cut = described.whiten(Whitening.prefix(whole, dim))

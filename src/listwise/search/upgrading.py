@@ -121,6 +121,8 @@ def roll_back(current: Generation, model: Model | None, options: UpgradeOptions)
                 "earlier one was discarded"
             )
         with store.open_generation(number, aside=True) as target:
+            if model is not None:  # a student computes other descriptors than its teacher
+                target.header.check(model.fingerprint, target.uri)
             # Loaded in any case: an index without its model cannot be searched.
             earlier = Generation(target, model or Generation(target, None, current.device).model)
             return _Copy(store, earlier, False, options).run()

@@ -580,6 +580,9 @@ class FolderStore(Store):
         copy = None if saved is None else DescriptorFile.open(self._folder, saved)
         if copy is None or copy.saved.dim != self.header.dim or not copy.sound():
             return Mirror(FlatSearch(self.header.dim))
+        if len(np.unique(copy.keys)) < len(copy.keys):
+            # A compressed search has written it: rows that changed meanwhile are in it twice.
+            return Mirror(FlatSearch(self.header.dim))
         stamps = KeyMap()
         stamps.put(copy.keys, copy.stamps)
         mirror: Mirror[DescriptorSearch]
