@@ -1,7 +1,6 @@
 """Shorter descriptors, descriptors in fewer bits, and labels with levels."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from listwise.evaluation import evaluate_hierarchical, evaluate_labelled
 from listwise.models import RetrievalNet
 from listwise.results import evaluate
 from listwise.results.describe import BenchmarkDescriptors
-from listwise.results.evaluate import _evaluate_levels
 from listwise.results.sizes import evaluate_sizes, format_sizes, rounded_to_bits, rounded_to_int8
 
 LABELS = np.repeat(np.arange(6), 4)
@@ -140,10 +138,9 @@ def test_labels_with_levels_have_metrics_of_all_levels(folder, photos, tmp_path)
         evaluate_labelled(descriptors, images.labels).mAP, abs=1e-6
     )
     assert "all levels of the labels: H-AP" in result.table()
-    described = result.described[next(iter(result.described))]
-    two_models = replace(described, queries=described.queries.copy())
-    assert _evaluate_levels(described) is not None
-    assert _evaluate_levels(two_models) is None  # metrics of the database's model alone
     (tmp_path / "both.csv").write_text("path,label,label1\na.jpg,x,y\n")
     with pytest.raises(InputError, match="has a column label and label1"):
         read_labelled(tmp_path / "both.csv")
+    (tmp_path / "gap.csv").write_text("path,label1,label3\na.jpg,x,y\n")
+    with pytest.raises(InputError, match="label1, label3, with a gap"):
+        read_labelled(tmp_path / "gap.csv")

@@ -69,6 +69,8 @@ def test_a_resumed_student_needs_no_teacher(photos, teacher, student, tmp_path):
             raise KeyboardInterrupt
 
     settings = SETTINGS | {"checkpoint_every": 1}
+    with pytest.raises(InputError, match=r"`teacher` must be a model, .* not int"):
+        listwise.train(photos, tmp_path / "run", teacher=3, **settings)
     with pytest.raises(InputError, match="`teacher` has descriptors of 24 dimensions"):
         listwise.train(photos, tmp_path / "run", teacher=teacher, projection=7, **settings)
     with pytest.raises(KeyboardInterrupt):

@@ -24,6 +24,7 @@ import csv
 import io
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -245,13 +246,18 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
 
 def _label_columns(source: Path, columns: Sequence[str]) -> list[str]:
     """Return the column of the label, or those of its levels from coarse to fine."""
-    levels = [f"label{level}" for level in range(1, 1 + sum("label" in name for name in columns))]
-    levels = [name for name in levels if name in columns]
+    found = sorted(int(name[5:]) for name in columns if re.fullmatch("label[1-9][0-9]*", name))
+    levels = [f"label{level}" for level in found]
     if not levels:
         return ["label"]
     if "label" in columns:
         raise InputError(
             f"{source}: has a column label and {', '.join(levels)}; keep the one or the others"
+        )
+    if found[-1] != len(found):
+        raise InputError(
+            f"{source}: has the columns {', '.join(levels)}, with a gap; number the levels of the "
+            "labels label1, label2 and so on"
         )
     return levels
 

@@ -216,8 +216,9 @@ class Model:
 
         The file has normalization, pooling and whitening inside, and takes any number of images of
         any height and width: input `images`, float32 [batch, 3, height, width] in [0, 1]; output
-        `descriptors`, float32 [batch, dim] with unit rows. The descriptors of photos differ from
-        those of this model by at most 1e-4. The settings of the model are in the metadata.
+        `descriptors`, float32 [batch, dim] with unit rows. The settings of the model are in the
+        metadata. Before any quantization, the network in the file is compared with this one on
+        images of two shapes, and a difference of more than 1e-4 is an error.
 
         Args:
             path: the file to write, whose name ends with .onnx; with `web`, a folder.

@@ -248,8 +248,6 @@ def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult | No
         return None
     if not described.benchmark.labelled or not all("/" in name for name in images.class_names):
         return None
-    if described.queries is not described.database:  # two models
-        return None
     try:
         levels = label_levels(images.class_names)
     except InputError:  # a "/" that does not separate levels

@@ -177,6 +177,11 @@ def _take_teacher(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     teacher = given.get("teacher")
     if teacher is None or isinstance(teacher, str):
         return given, {}
+    if not all(hasattr(teacher, name) for name in ("describe", "dim", "fingerprint")):
+        raise InputError(
+            "`teacher` must be a model, a model folder or the name of a timm backbone, not "
+            f"{type(teacher).__name__}"
+        )
     if given.get("projection") not in (None, teacher.dim):
         raise InputError(
             f"`teacher` has descriptors of {teacher.dim} dimensions: leave `projection` out"
