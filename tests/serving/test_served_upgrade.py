@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,13 +15,15 @@ from serving_examples import TOKEN, InThread, wait_for
 
 from listwise.descriptors import load_model
 from listwise.models import RetrievalNet
-from listwise.search import open_index
+from listwise.search import IndexUpgradedError, open_index
 from listwise.search.entries import entry_key
 from listwise.search.filters import FilterError, as_filter
 from listwise.serving import engine
 from listwise.serving.metrics import Metrics
 from listwise.serving.service import Service
 from listwise.serving.settings import Limits, ServeSettings
+from listwise.serving.upload_folder import UploadFolder
+from listwise.serving.uploads import Upload
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,20 @@ def test_an_upgraded_index_whose_model_is_missing(folder, model, new_model, tmp_
         service.refresh()
         assert index.header.model == model.fingerprint
         service.close()
+
+
+def test_the_photo_of_another_server_is_kept(folder, model, new_model, tmp_path):
+    """A server that has not noticed an upgrade gets the photo that another one has just added."""
+    content = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(content, "PNG")
+    photos = [Upload("red.png", content.getvalue())]
+    with open_index(folder, model) as index, open_index(folder, model) as other:
+        other.upgrade(new_model, workers=0)
+        stale, upgraded = (UploadFolder(each, tmp_path, lambda: 64) for each in (index, other))
+        [key] = upgraded.add(photos).added
+        with pytest.raises(IndexUpgradedError):
+            stale.add(photos)
+        assert Path(other.store.get([int(key)])[int(key)].path).exists()
 
 
 def test_all_requests_are_answered_after_a_discard(folder, model, new_model, monkeypatch):

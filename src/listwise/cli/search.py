@@ -93,8 +93,8 @@ def search(
         return
     _print(console, results)
     if how["rerank"]:
-        verified = sum(hit.get("inliers") is not None for hit in results)
-        say(console, f"verified {verified} of {len(results)} results by matching points")
+        compared = sum(hit.get("inliers") is not None for hit in results)
+        say(console, f"compared the local features of {compared} of {len(results)} results")
     if sheet is not None:
         say(console, f"wrote a picture of the results to {sheet}")
 

@@ -14,6 +14,7 @@ from listwise.files import publish
 from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
+from listwise.search.store import Store
 from listwise.serving.uploads import Upload
 from listwise.serving.views import AddedView
 
@@ -126,9 +127,18 @@ class UploadFolder:
 
     def _delete_unused(self, names: Iterable[str]) -> None:
         """Delete files that no entry of the index refers to."""
+        store = self.index.store
+        if store.is_current():
+            self._delete_without_entry(store, names)
+            return
+        # Another server may have added the same photo to the upgraded index.
+        with store.open_generation(store.record().current) as current:
+            self._delete_without_entry(current, names)
+
+    def _delete_without_entry(self, store: Store, names: Iterable[str]) -> None:
         paths = {entry_key(PREFIX + name): self.folder / name for name in names}
-        known = self.index.store.get(list(paths))
-        same = self.index.store.with_digests([path.stem for path in paths.values()])
+        known = store.get(list(paths))
+        same = store.with_digests([path.stem for path in paths.values()])
         used = {entry.path for entry in same.values()}
         for key, path in paths.items():
             if key not in known and str(path) not in used:
