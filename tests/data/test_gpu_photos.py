@@ -258,3 +258,20 @@ def test_no_gpu_decodes_here_without_one():
     assert not gpu_decodes(CPU)
     if not torch.cuda.is_available():
         assert not gpu_decodes(torch.device("cuda"))
+
+
+def test_the_thread_prepares_the_gpu_of_its_caller(monkeypatch):
+    """The current GPU belongs to a thread: with several processes, each has its own."""
+    found, done = [], threading.Event()
+    monkeypatch.setattr(
+        module, "_load_libraries", lambda device: found.append(device) or done.set()
+    )
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for given, chosen in (("cuda", "cuda:3"), ("cuda:1", "cuda:1")):
+        done.clear()
+        module.prepare_gpu(given)
+        assert done.wait(10)
+        assert found.pop() == chosen
+    module.prepare_gpu("cpu")
+    assert not found

@@ -86,9 +86,13 @@ def prepare_gpu(device: str) -> None:
 
     The libraries of a GPU take more than a second to load, in which this thread can import others.
     """
-    if torch.device(device).type == "cuda":
-        # Not a daemon: the program must not end while libraries are being loaded.
-        threading.Thread(target=_load_libraries, args=(device,), name="gpu").start()
+    if torch.device(device).type != "cuda":
+        return
+    if ":" not in device and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # A new thread would use the first GPU, whatever the current one of this thread is.
+        device = f"cuda:{torch.cuda.current_device()}"
+    # Not a daemon: the program must not end while libraries are being loaded.
+    threading.Thread(target=_load_libraries, args=(device,), name="gpu").start()
 
 
 def _load_libraries(name: str) -> None:

@@ -31,7 +31,7 @@ class FileWriter:
         """
         clones = {key: tensor.detach().clone() for key, tensor in tensors.items()}
         devices = {clone.device for clone in clones.values() if clone.is_cuda}
-        made = [torch.cuda.current_stream(device).record_event() for device in devices]
+        made = {each: torch.cuda.current_stream(each).record_event() for each in devices}
         self._copies = self._copies or ThreadPoolExecutor(1, "copies")
         return self._copies.submit(_to_host, clones, made)
 
@@ -56,10 +56,13 @@ class FileWriter:
             self._files = self._copies = None
 
 
-def _to_host(clones: dict[str, Tensor], made: list[torch.cuda.Event]) -> dict[str, Tensor]:
+def _to_host(
+    clones: dict[str, Tensor], made: dict[torch.device, torch.cuda.Event]
+) -> dict[str, Tensor]:
     """Copy tensors to host memory when they are made, and remove them from the dictionary."""
-    for event in made:
-        event.synchronize()
+    for device, event in made.items():
+        with torch.cuda.device(device):  # this thread would start the first GPU otherwise
+            event.synchronize()
     # On streams of their own: the copies would wait for, and delay, the next update.
     copies = {}
     for key in list(clones):
