@@ -360,6 +360,19 @@ def test_a_damaged_file_of_a_generation_is_repaired(shop, new_model):
     assert check_index(shop, repair=True).ok
 
 
+def test_a_damaged_earlier_generation_can_be_discarded(shop, new_model):
+    with open_index(shop) as index:
+        index.upgrade(new_model, workers=0)
+        header = shop / "index.json"
+        header.write_text(header.read_text().replace("{", "{ ", 1))
+        for change in (index.rollback, lambda: index.remove("2.jpg")):
+            with pytest.raises(DamagedIndexError, match=r"index\.json of .* index discard"):
+                change()
+        assert len(index) == PHOTOS
+        index.discard_earlier()
+        assert index.remove("2.jpg") == 1
+
+
 def test_versions_tell_entries_apart(embedded_places, lite_places):
     header = IndexHeader(model="m", model_folder="m", whitened=False, dim=4)
     found = []

@@ -1,6 +1,7 @@
 """An index in a folder: LanceDB holds the entries, FAISS searches their descriptors."""
 
 import logging
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -120,6 +121,13 @@ class FolderStore(Store):
         header = _read_header(folder, root)
         # Before LanceDB reads them: a wrong number in its files can end the process.
         damaged = guards.damaged_files(folder)
+        if damaged and aside:
+            files = ", ".join(str((folder / file).relative_to(root)) for file in damaged[:3])
+            raise DamagedIndexError(
+                f"{files} of {root} changed after it was written. It belongs to an earlier or "
+                "unfinished generation, which listwise index check does not repair: delete it with "
+                f"listwise index discard {shlex.quote(str(root))}"
+            )
         if damaged:
             raise damage(str(root), f"{', '.join(damaged[:3])} changed after it was written")
         return cls(root, header, EntryTable.open(folder, str(root)), number, aside)
