@@ -81,6 +81,9 @@ def test_a_resumed_student_needs_no_teacher(photos, teacher, student, tmp_path):
         load_file(run / "checkpoint.safetensors") for run in (tmp_path / "run", student.folder)
     )
     assert all(torch.equal(value, second[key]) for key, value in first.items())
+    (tmp_path / "run" / "teacher.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"teacher\.safetensors is damaged"):
+        resume(tmp_path / "run").fit()
 
 
 def test_only_a_student_queries_the_index_of_the_teacher(photos, teacher, student, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from listwise.data import CropDataset, Images, LabelledImages
@@ -134,9 +134,12 @@ class DistillationTrainer(Trainer):
             return self._known
         path = self.run / TEACHER_FILE
         if path.exists():
-            with safe_open(path, framework="pt") as file:
-                fingerprint = file.metadata()["teacher"]
-                self._known = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            try:
+                with safe_open(path, framework="pt") as file:
+                    fingerprint = file.metadata()["teacher"]
+                    self._known = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            except (OSError, SafetensorError, KeyError, TypeError) as error:
+                raise InputError(f"{path} is damaged ({error}): start a new run") from error
         else:
             if "teacher" not in self.plan.parts:
                 raise InputError(
