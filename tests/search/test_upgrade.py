@@ -232,10 +232,12 @@ def test_an_upgrade_to_another_model_replaces_an_unfinished_one(shop, few, new_m
     with open_index(shop) as index:
         with pytest.raises(InputError, match="do not exist any more"):
             index.upgrade(new_model, workers=0)
-        assert index.info()["generations"]["building"] == 1
-        (tmp_path / "away.jpg").rename(few / "2.jpg")
         torch.manual_seed(2)
         RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
+        with pytest.raises(InputError, match="do not exist any more"):
+            index.upgrade(tmp_path / "third", workers=0)
+        assert index.info()["generations"]["building"] == 1  # it is kept
+        (tmp_path / "away.jpg").rename(few / "2.jpg")
         notes = []
         assert index.upgrade(tmp_path / "third", workers=0, on_note=notes.append).generation == 2
         assert "discarding an unfinished upgrade" in notes[0]

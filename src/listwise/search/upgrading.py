@@ -143,15 +143,15 @@ def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[
         target = store.create_generation(record.building, header)
         if _same_descriptors(target.header, header):
             return target, True
-        options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
         target.close()
+        _refuse_missing(store, store.versions()[0], options)  # before it is deleted
+        options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
     if record.previous is not None:
         target = store.open_generation(record.previous, aside=True)
         if _same_descriptors(target.header, header):
             return target, False
         target.close()
-        # Before the previous generation is deleted.
-        _refuse_missing(store, store.versions()[0], options)
+        _refuse_missing(store, store.versions()[0], options)  # before it is deleted
     record = record.begun()
     assert record.building is not None
     with store.pausing():  # removals also change the previous generation
