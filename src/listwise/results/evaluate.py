@@ -206,15 +206,9 @@ def evaluate(
         teacher = None
         if source is model:
             check_dims(dims, network.dim)
-            if database_model is not None:
-                teacher = _open_teacher(database_model, network, device)
+            teacher = _open_teacher(database_model, network, device)
         with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
-            described[name] = describe_benchmark(network, opened, done, workers=workers, **settings)
-            if teacher is not None:
-                with_teacher = describe_benchmark(
-                    teacher, opened, done, workers=workers, **settings
-                )
-                described[name] = replace(described[name], database=with_teacher.database)
+            described[name] = _describe(network, teacher, opened, done, workers, settings)
         for suffix, how in (_expansion(network, opened, expand) | options).items():
             started = time.perf_counter()
             results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
@@ -230,8 +224,26 @@ def evaluate(
     return Evaluation(described, results, added, milliseconds, sizes, levels)
 
 
-def _open_teacher(source: Model | str | Path, student: Model, device: str) -> Model:
+def _describe(
+    network: Model,
+    teacher: Model | None,
+    benchmark: Benchmark,
+    on_progress: Callable[[int], object],
+    workers: int | None,
+    settings: dict[str, Any],
+) -> BenchmarkDescriptors:
+    """Describe a benchmark with a model, and its database with the teacher if there is one."""
+    found = describe_benchmark(network, benchmark, on_progress, workers=workers, **settings)
+    if teacher is None:
+        return found
+    theirs = describe_benchmark(teacher, benchmark, on_progress, workers=workers, **settings)
+    return replace(found, database=theirs.database)
+
+
+def _open_teacher(source: Model | str | Path | None, student: Model, device: str) -> Model | None:
     """Return the model that describes the database, if the student learned from it."""
+    if source is None:
+        return None
     teacher = source if isinstance(source, Model) else load_model(source, device)
     if student.teacher != teacher.fingerprint:
         raise InputError(
