@@ -177,14 +177,23 @@ def test_overload_is_refused_quickly(server, pool):
 
 
 def test_one_address_has_a_limit_of_requests(server, photos):
+    wires = []
+
+    def send():
+        wires.append(stack.enter_context(connect(server)))
+        wires[-1].sendall(head(MULTIPART, "Content-Length: 9000", "X-Forwarded-For: 203.0.113.5"))
+        wires[-1].sendall(PART)
+
+    def is_one_refused():
+        send()
+        return any(map(is_answered, wires))
+
     with ExitStack() as stack:
-        wires = [stack.enter_context(connect(server)) for _ in range(49)]
-        for wire in wires[:48]:
-            wire.sendall(head(MULTIPART, "Content-Length: 9000", "X-Forwarded-For: 203.0.113.5"))
-            wire.sendall(PART)
-        time.sleep(0.5)
-        wires[48].sendall(head(MULTIPART, "Content-Length: 9000", "X-Forwarded-For: 203.0.113.5"))
-        answer = wires[48].recv(10_000)
+        for _ in range(48):
+            send()
+        wait_for(is_one_refused)
+        wait_for(lambda: sum(map(is_answered, wires)) == len(wires) - 48)
+        answer = next(filter(is_answered, wires)).recv(10_000)
         assert answer.startswith(b"HTTP/1.1 429")
         assert b"retry-after: 1" in answer
         with client_of(server, "203.0.113.6") as other:
@@ -304,6 +313,8 @@ def test_what_a_killed_server_leaves_is_deleted_by_the_next(folder, start):
         answer = one.submit(killed.client.post, "/api/entries", files=files)
         wait_for(lambda: list(uploads.glob("*.jpg")))
         killed.popen.send_signal(signal.SIGSTOP)
+        tasks = list(Path(f"/proc/{killed.popen.pid}/task").iterdir())
+        wait_for(lambda: all("State:\tT" in (each / "status").read_text() for each in tasks))
         left = set(os.listdir(uploads))
         assert any(name.endswith(".pending") for name in left)
         # Another server of the same index leaves the files of the stopped one alone.
