@@ -15,7 +15,7 @@ NAMES = ["a/x/1", "a/x/2", "a/y/3", "b/z/4", "b/z/5", "c/w/6"]
 def example():
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 5, 30)
-    labels[0] = 5  # alone at every level: it is no query
+    labels[0] = 5  # shares no level with another image, so it does not count as a query
     vectors = generator.normal(size=(30, 4))
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), label_levels(NAMES)[labels]
 
