@@ -13,6 +13,7 @@ from listwise.search.generation import Generation, header_of
 from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit
 from listwise.search.index import Index
+from listwise.search.marks import Conflict, Mark, MarkedClass, MarkedQuery, Marks, MarkTable
 from listwise.search.opening import check_index, create_store, open_index, open_store
 from listwise.search.refinement import (
     diffuse,
@@ -26,6 +27,7 @@ from listwise.search.upgrading import UpgradeResult
 __all__ = [
     "Added",
     "CheckResult",
+    "Conflict",
     "DamagedIndexError",
     "DuplicateGroup",
     "Entry",
@@ -37,6 +39,11 @@ __all__ = [
     "Index",
     "IndexHeader",
     "IndexUpgradedError",
+    "Mark",
+    "MarkTable",
+    "MarkedClass",
+    "MarkedQuery",
+    "Marks",
     "NewEntries",
     "ResultChange",
     "UpgradeChanges",

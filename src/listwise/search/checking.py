@@ -35,6 +35,7 @@ class CheckResult:
         values: entries whose id, path, size, box, digest or attributes are damaged.
         thumbnails: entries with a damaged thumbnail.
         local: entries with damaged local features.
+        marks: damaged lines of the log of marks, which a repair removes.
         missing: entries whose photo does not exist any more. Search does not need it.
         changed: entries whose photo has other content than when it was added.
         repaired: files and entries that were repaired.
@@ -51,6 +52,7 @@ class CheckResult:
     values: list[str] = field(default_factory=list)
     thumbnails: list[str] = field(default_factory=list)
     local: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)
@@ -68,8 +70,9 @@ class CheckResult:
         return self._damage() <= {*self.repaired, *self.removed}
 
     def _damage(self) -> set[str]:
-        """Names of damaged files and entries."""
-        return {*self.files, *self.descriptors, *self.values, *self.thumbnails, *self.local}
+        """Names of damaged files, lines of the log of marks, and entries."""
+        entries = {*self.descriptors, *self.values, *self.thumbnails, *self.local}
+        return {*self.files, *self.marks, *entries}
 
 
 def check_store(
@@ -92,6 +95,10 @@ def check_store(
     result = CheckResult(files=store.damaged_files(store.uri))
     if repair and result.files:
         result.repaired += store.repair_files(store.uri)
+    result.marks = store.mark_log.damaged()
+    if repair and result.marks:
+        store.mark_log.drop(result.marks)
+        result.repaired += result.marks
     damaged: list[EntryCheck] = []
     with ThreadPoolExecutor() as pool:
         for part in store.examine():

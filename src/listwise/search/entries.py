@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -14,6 +14,8 @@ from listwise.errors import InputError
 
 Float32 = NDArray[np.float32]
 Keys = NDArray[np.int64]
+LABEL = "label"
+"""The attribute of an entry that names its class."""
 
 
 class NoEntryError(InputError):
@@ -46,6 +48,12 @@ class Entry:
     def key(self) -> int:
         """The number that identifies the entry in every engine."""
         return entry_key(self.id)
+
+
+def with_attribute(entry: Entry, name: str, value: str) -> Entry:
+    """The entry with an attribute set, or removed if the value is empty."""
+    others = {key: text for key, text in entry.attributes.items() if key != name}
+    return replace(entry, attributes=others | ({name: value} if value else {}))
 
 
 def as_row(entry: Entry) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Add photos to an index part by part, and skip those that it already holds."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from listwise.descriptors.settings import ExtractSettings
 from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
 from listwise.machine import core_count
-from listwise.search.entries import Entry, NewEntries, in_parts
+from listwise.search.entries import LABEL, Entry, NewEntries, in_parts
 from listwise.search.store import Store
 
 # Photos looked up together: at most this many, and about this many bytes, held in memory.
@@ -367,8 +367,8 @@ def _find_new(
         if named is not None and named.digest == entry.digest:
             same = named
         present = named or same
-        if not entry.attributes and present is not None:
-            entry = replace(entry, attributes=present.attributes)
+        if present is not None:
+            entry = replace(entry, attributes=_kept_attributes(present, entry))
         if same == entry:
             result.unchanged.append(entry.id)
         elif entry.digest in taken:
@@ -391,6 +391,14 @@ def _find_new(
     _move(store, moves)
     result.updated += [entry.id for _, entry in moves]
     return wanted
+
+
+def _kept_attributes(present: Entry, entry: Entry) -> Mapping[str, str]:
+    """The attributes of a photo that is added again: the new ones, and the label it was given."""
+    if not entry.attributes:
+        return present.attributes
+    label = {name: text for name, text in present.attributes.items() if name == LABEL}
+    return label | dict(entry.attributes)
 
 
 def _elsewhere(present: Entry, entry: Entry) -> bool:

@@ -36,6 +36,7 @@ from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation
 from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit, Query, find_hits, lowest_score
+from listwise.search.marking import MarkingMethods, Names
 from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 from listwise.search.upgrading import (
@@ -50,11 +51,9 @@ if TYPE_CHECKING:
     from listwise.local.rerank import Reranker
 
 Result = TypeVar("Result")
-Names = str | int | Iterable[str | int]
-"""One or several ids or keys of entries."""
 
 
-class Index:
+class Index(MarkingMethods):
     """An index of photos that is searched by photo; `open_index` opens or creates one.
 
     It consists of a store of entries and the model that computes their descriptors [n, C]. The

@@ -20,6 +20,7 @@ from listwise.search.checksums import EntryCheck
 from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
 from listwise.search.filters import Filter
 from listwise.search.generations import GenerationRecord, IndexUpgradedError
+from listwise.search.mark_log import MarkLog
 
 
 class IndexHeader(FileHeader):
@@ -132,6 +133,21 @@ class Store(ABC):
     @abstractmethod
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one step and return their number."""
+
+    @abstractmethod
+    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
+        """Set an attribute of entries in one step, or remove it if the value is empty.
+
+        Entries that were removed meanwhile are left out.
+
+        Returns:
+            The number of entries that have changed or had this value already.
+        """
+
+    @property
+    @abstractmethod
+    def mark_log(self) -> MarkLog:
+        """The log of the marks, which all generations share."""
 
     @abstractmethod
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:

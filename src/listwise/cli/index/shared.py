@@ -113,6 +113,7 @@ _CHECKED = {
     "descriptors": "entries with a damaged descriptor",
     "thumbnails": "entries with a damaged thumbnail",
     "local": "entries with damaged local features",
+    "marks": "damaged lines of the log of marks",
     "changed": "entries whose photo has changed",
     "missing": "entries whose photo does not exist",
     "repaired": "repaired",

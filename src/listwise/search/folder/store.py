@@ -48,6 +48,7 @@ from listwise.search.folder.generations import (
     write_record,
 )
 from listwise.search.folder.keymap import KeyMap
+from listwise.search.folder.mark_file import MarkFile
 from listwise.search.folder.mirror import DescriptorSearch, Mirror
 from listwise.search.folder.search_cache import (
     SearchState,
@@ -191,6 +192,19 @@ class FolderStore(Store):
             if self._mirror is not None:
                 self._mirror.remove(np.array(keys, np.int64))
         return count
+
+    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
+        """Set an attribute of entries in one commit, or remove it if the value is empty."""
+        keys = possible_keys(keys)
+        if not keys:
+            return 0
+        with self._commit():
+            return self._table.set_attribute(keys, name, value)
+
+    @property
+    def mark_log(self) -> MarkFile:
+        """The log of the marks, which all generations share."""
+        return MarkFile(self._root)
 
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Return the entries with these keys; unknown keys are left out."""

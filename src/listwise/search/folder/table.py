@@ -23,12 +23,22 @@ from listwise.search.checksums import (
     check_thumbnail,
     damage,
     damaged_entries,
+    entry_sum,
     local_sum,
     new_sums,
     sound_descriptors,
     without_checksums,
 )
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, as_row, from_row, in_parts
+from listwise.search.entries import (
+    Entry,
+    Float32,
+    Keys,
+    NewEntries,
+    as_row,
+    from_row,
+    in_parts,
+    with_attribute,
+)
 
 # LanceDB reads these settings when it is imported: log errors only, limit the memory for reading
 # ahead, and allow updates as large as the descriptors that are in memory for them anyway.
@@ -268,11 +278,20 @@ class EntryTable:
             if rows.num_rows:
                 keys = rows["key"].to_pylist()
                 values = _local_columns(keys, [local[key] for key in keys])
-                for name in _LOCAL:
-                    place = rows.schema.get_field_index(name)
-                    field = self._table.schema.field(name)
-                    rows = rows.set_column(place, field, pa.array(values[name], field.type))
-                self._merge(rows)
+                self._merge(_with_columns(rows, values))
+
+    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
+        """Set an attribute in one commit, or remove it if the value is empty; how many have it."""
+        with _one_line_errors(self.uri):
+            rows = self._taken(keys, self._table.schema.names)
+            entries = self._as_entries(rows.select(self._present(_COLUMNS)))
+            new = [as_row(with_attribute(entry, name, value)) for entry in entries]
+            values: dict[str, list[Any]] = {"attributes": [row["attributes"] for row in new]}
+            if "entry_sum" in rows.schema.names:
+                values["entry_sum"] = [entry_sum(row) for row in new]
+            if rows.num_rows and values["attributes"] != rows["attributes"].to_pylist():
+                self._merge(_with_columns(rows, values))
+            return int(rows.num_rows)
 
     def without_local(self) -> list[int]:
         """The keys of the entries without local features."""
@@ -493,6 +512,15 @@ def _local_columns(keys: Sequence[int], local: Sequence[bytes]) -> dict[str, lis
             for key, content in zip(keys, local, strict=True)
         ],
     }
+
+
+def _with_columns(rows: pa.Table, values: Mapping[str, list[Any]]) -> pa.Table:
+    """Rows with other values in some columns."""
+    for name, column in values.items():
+        place = rows.schema.get_field_index(name)
+        field = rows.schema.field(name)
+        rows = rows.set_column(place, field, pa.array(column, field.type))
+    return rows
 
 
 def sums_of(found: pa.Table) -> Any:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from listwise.search.entries import (
     from_row,
     in_parts,
     possible_keys,
+    with_attribute,
 )
 from listwise.search.exact import best_of
 from listwise.search.filters import Filter, FilterError, attribute_names, unknown_attribute
@@ -44,6 +46,7 @@ from listwise.search.generations import GenerationRecord
 from listwise.search.measuring import ExactNeighbors, measure
 from listwise.search.milvus import filters
 from listwise.search.milvus.connection import Connection, Place, parse_place
+from listwise.search.milvus.mark_rows import MarkRows
 from listwise.search.milvus.rows import (
     ENTRY,
     FIELDS,
@@ -120,6 +123,7 @@ class MilvusStore(Store):
         self._has_sums = self._fields >= set(SUMS)
         self._has_filters = filters.FIELD in self._fields
         self._names: set[str] = set()  # attributes that entries are known to have
+        self._mark_rows = MarkRows(connection)
 
     @staticmethod
     def exists(place: str) -> bool:
@@ -219,6 +223,33 @@ class MilvusStore(Store):
         self._names = set()
         return removed
 
+    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
+        """Set an attribute of entries; each message of entries is written in one step."""
+        changed = 0
+        for some in in_parts(possible_keys(keys), MESSAGE // (4 * self.header.dim + _ROW)):
+            entries = [with_attribute(entry, name, value) for entry in self.get(some).values()]
+            self._put_again(entries)
+            changed += len(entries)
+        return changed
+
+    def _put_again(
+        self, entries: Sequence[Entry], local: Mapping[int, bytes] = MappingProxyType({})
+    ) -> None:
+        """Write entries with their descriptors, thumbnails, and local features or these ones."""
+        keys = [entry.key for entry in entries]
+        if not keys:
+            return
+        small = self.thumbnails(keys)
+        codes = {**self.local(keys), **local}
+        vectors = self.vectors(np.array(keys, np.int64))
+        thumbnails = [small.get(key, b"") for key in keys]
+        self.put(NewEntries(entries, vectors, thumbnails, [codes.get(key, b"") for key in keys]))
+
+    @property
+    def mark_log(self) -> MarkRows:
+        """The log of the marks, which all generations share."""
+        return self._mark_rows
+
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Return the entries with these keys; unknown keys are left out."""
         rows = self._rows(keys, self._with_sum(ENTRY, "entry_sum"))
@@ -296,18 +327,12 @@ class MilvusStore(Store):
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
         """Write the local features of n entries; each message is written in one step."""
         present = self.get([entry.key for entry in entries])
-        same = [
-            (entry, content)
+        same = {
+            entry.key: content
             for entry, content in zip(entries, local, strict=True)
             if entry.key in present and present[entry.key].digest == entry.digest
-        ]
-        if same:
-            keys = [entry.key for entry, _ in same]
-            known = self.thumbnails(keys)
-            small = [known.get(key, b"") for key in keys]
-            codes = [content for _, content in same]
-            vectors = self.vectors(np.array(keys, np.int64))
-            self.put(NewEntries([present[key] for key in keys], vectors, small, codes))
+        }
+        self._put_again([present[key] for key in same], same)
 
     def without_local(self) -> list[int]:
         """Return the keys of the entries without local features."""

@@ -1,0 +1,284 @@
+"""Mark results, undo marks, and label entries: the methods of `Index` for it."""
+
+import io
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from listwise.data import PhotoFile
+from listwise.data.given import Photo, open_photo
+from listwise.data.images import Box, clip_box
+from listwise.errors import InputError
+from listwise.search.checksums import damage
+from listwise.search.entries import LABEL, Entry, NoEntryError, entry_key
+from listwise.search.generation import Generation
+from listwise.search.mark_groups import QUERY
+from listwise.search.mark_log import mark_line, parse_line, undo_line
+from listwise.search.marks import Mark, MarkedQuery, Marks
+from listwise.search.store import Store
+
+Names = str | int | Iterable[str | int]
+"""One or several ids or keys of entries."""
+Result = TypeVar("Result")
+_LONGEST = 200  # characters of the name of a person or a class
+
+
+class MarkingMethods:
+    """What `Index` does with marks and labels."""
+
+    generation: Generation
+    _change: Callable[[Callable[[], Result]], Result]
+
+    def mark(
+        self,
+        query: Photo | int,
+        *,
+        same: Names = (),
+        different: Names = (),
+        box: Box | None = None,
+        by: str = "",
+        ranks: Mapping[str | int, int] | None = None,
+    ) -> list[Mark]:
+        """Store which results of a query show the same thing as it, and which do not.
+
+        The marks are written to the log of the index before the call returns. A later mark of
+        the same person replaces an earlier one of the same two photos. In a folder, a copy of a
+        photo that is not an entry is kept in `queries`.
+
+        Args:
+            query: the id or key of an entry; or a photo, as in `search`. In Milvus, which keeps no
+                copies, a photo must be a file.
+            same: ids or keys of entries that show the same thing.
+            different: ids or keys of entries that show something else.
+            box: the part of the photo that was searched for, x0, y0, x1, y1 in pixels.
+            by: the name of the person.
+            ranks: the places of entries in the results, from 1, by id or key.
+
+        Returns:
+            The marks. An entry that is the query itself gets none.
+
+        Example:
+            >>> index.mark("chair.jpg", same=["chairs/7.jpg"], by="ann")     # doctest: +SKIP
+            [Mark(id='5f0c2a6e9b1d4c38', ...)]
+        """
+        return write_marks(
+            self.generation.store, query, same, different, box=box, by=by, ranks=ranks
+        )
+
+    def marks(self) -> Marks:
+        """Read the marks of the index, with their conflicts and classes.
+
+        Example:
+            >>> index.marks().write("labels.csv")            # doctest: +SKIP
+            MarkTable(classes=12, photos=240, conflicting=0, missing=0)
+        """
+        return read_marks(self.generation.store)
+
+    def unmark(self, ids: str | Iterable[str], *, by: str = "") -> int:
+        """Undo marks and return their number; the log keeps them as history.
+
+        An earlier mark of the same photos by the same person then counts again.
+
+        Args:
+            ids: ids of marks. Those that are undone already are not counted.
+            by: the name of the person who undoes them.
+        """
+        return undo_marks(self.generation.store, [ids] if isinstance(ids, str) else ids, by)
+
+    def label(self, entries: Names, name: str) -> int:
+        """Name the class of entries in their attribute `label`, and return their number.
+
+        Photos are not described again, and adding them again keeps the label, unless their table
+        has a column `label`.
+
+        Args:
+            entries: ids or keys of entries.
+            name: the name of the class; "" removes the label.
+
+        Example:
+            >>> index.label(["a.jpg", "b.jpg"], "eiffel tower")              # doctest: +SKIP
+            2
+        """
+        text = _checked_text("name", name)
+        keys = [entry.key for entry in _entries(self.generation.store, entries)]
+        return self._change(lambda: self.generation.store.set_attribute(keys, LABEL, text))
+
+
+def write_marks(
+    store: Store,
+    query: Photo | int,
+    same: Names,
+    different: Names,
+    *,
+    box: Box | None = None,
+    by: str = "",
+    ranks: Mapping[str | int, int] | None = None,
+) -> list[Mark]:
+    """Append marks to the log of an index; see `Index.mark`."""
+    by = _checked_text("by", by)
+    chosen = {entry.key: (entry, True) for entry in _entries(store, same)}
+    for entry in _entries(store, different):
+        if entry.key in chosen and chosen[entry.key][1]:
+            raise InputError(f"{entry.id} is in `same` and in `different`: give it in one of them")
+        chosen[entry.key] = entry, False
+    if not chosen:
+        raise InputError("nothing to mark: give `same` or `different`")
+    places = {_key(name): rank for name, rank in (ranks or {}).items()}
+    if any(rank < 1 for rank in places.values()):
+        raise InputError("`ranks` must be 1 or more")
+    asked = find_query(store, query, box, keep=True)
+    time = datetime.now(UTC).isoformat(timespec="microseconds")
+    marks = []
+    for key, (entry, is_same) in chosen.items():
+        if entry.id == asked.id:
+            if not is_same:
+                raise InputError(f"{entry.id} is the query itself: it cannot be `different`")
+            continue
+        rank = places.get(key)
+        new = secrets.token_hex(8)
+        marks.append(Mark(new, asked, entry.id, is_same, by, time, rank, entry.digest))
+    if marks:
+        store.mark_log.append([mark_line(mark) for mark in marks])
+    return marks
+
+
+def find_query(
+    store: Store, query: Photo | int, box: Box | None = None, *, keep: bool = False
+) -> MarkedQuery:
+    """Find the photo that marks belong to: an entry, or a photo that is not an entry.
+
+    Args:
+        store: the store of an index.
+        query: the id or key of an entry, or a photo. A photo that is an entry is found by its
+            content.
+        box: the part of the photo that was searched for.
+        keep: keep a copy of a photo that is not an entry.
+    """
+    if isinstance(query, str | int):
+        found = store.get([_key(query)])
+        if found and box is None:
+            return as_query(found[_key(query)])
+        if isinstance(query, int):
+            raise NoEntryError(f"{store.uri} has no entry {query}: give the key of an entry")
+    file = _photo_file(query, box)
+    if box is not None:
+        clip_box(file.path, box, file.size())
+    digest = file.digest()
+    known = store.with_digests([digest])
+    if known:
+        return as_query(known[digest])
+    path = store.mark_log.keep_photo(file.path, file.content) if keep else file.path
+    return MarkedQuery(f"{QUERY}{digest}", path, box, digest)
+
+
+def as_query(entry: Entry) -> MarkedQuery:
+    """The entry as the photo of a mark."""
+    return MarkedQuery(entry.id, entry.path, entry.box, entry.digest)
+
+
+def read_marks(store: Store) -> Marks:
+    """Read the log of an index, and find the photos of the marks in it.
+
+    A photo is found by its id, or by its digest under another id. A photo that was replaced by
+    another one under the same id is not found.
+    """
+    marks: list[Mark] = []
+    undone: set[str] = set()
+    damaged = []
+    for line in store.mark_log.read():
+        found = parse_line(line.text)
+        if found is None:
+            damaged.append(line.name)
+        elif isinstance(found, str):
+            undone.add(found)
+        else:
+            marks.append(found)
+    if damaged:
+        raise damage(store.uri, f"{damaged[0]} changed after it was written")
+    named = {(mark.entry, mark.digest) for mark in marks}
+    named |= {(mark.query.id, mark.query.digest) for mark in marks}
+    entries = _present(store, named)
+    photos = {entry.id: as_query(entry) for entry in entries.values()}
+    labels = {entry.id: entry.attributes.get(LABEL, "") for entry in entries.values()}
+    history = []
+    for mark in marks:
+        name = mark.query.id, mark.query.digest
+        query = as_query(entries[name]) if name in entries else mark.query
+        if query.id.startswith(QUERY) and Path(query.path).exists():
+            photos.setdefault(query.id, query)
+        entry = entries.get((mark.entry, mark.digest))
+        history.append(replace(mark, query=query, entry=entry.id if entry else mark.entry))
+    return Marks(
+        history, frozenset(undone), photos, {name: text for name, text in labels.items() if text}
+    )
+
+
+def undo_marks(store: Store, ids: Iterable[str], by: str = "") -> int:
+    """Append to the log of an index that marks were undone; see `Index.unmark`."""
+    by = _checked_text("by", by)
+    marks = read_marks(store)
+    known = {mark.id: mark for mark in marks.history}
+    lines = []
+    for name in dict.fromkeys(ids):
+        if name not in known:
+            raise InputError(f"{store.uri} has no mark {name}: give the id of a mark")
+        if not marks.is_undone(known[name]):
+            time = datetime.now(UTC).isoformat(timespec="microseconds")
+            lines.append(undo_line(name, by, time, secrets.token_hex(8)))
+    if lines:
+        store.mark_log.append(lines)
+    return len(lines)
+
+
+def _present(store: Store, named: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Entry]:
+    """The entries with these ids and digests, or with these digests under other ids."""
+    wanted = sorted(named)
+    by_key = store.get(sorted({entry_key(name) for name, _ in wanted}))
+    found: dict[tuple[str, str], Entry] = {}
+    for name, digest in wanted:
+        entry = by_key.get(entry_key(name))
+        if entry is not None and digest in ("", entry.digest):
+            found[name, digest] = entry
+    left = [each for each in wanted if each not in found]
+    by_digest = store.with_digests([digest for _, digest in left if digest])
+    return found | {each: by_digest[each[1]] for each in left if each[1] in by_digest}
+
+
+def _photo_file(query: Any, box: Box | None) -> PhotoFile:
+    """A photo as a file with its content; that of an image without a file is PNG."""
+    if isinstance(query, str | Path):
+        path = str(Path(query).expanduser().absolute())
+        return PhotoFile(path, box).read()
+    if isinstance(query, Image.Image | np.ndarray):
+        content = io.BytesIO()
+        open_photo(query).save(content, "PNG")
+        return PhotoFile("query.png", box, content.getvalue())
+    raise InputError("`query` must be one photo, or the id or key of an entry")
+
+
+def _entries(store: Store, names: Names) -> list[Entry]:
+    """The entries with these ids or keys; `NoEntryError` if one does not exist."""
+    given: Sequence[str | int] = [names] if isinstance(names, str | int) else list(names)
+    found = store.get(sorted({_key(name) for name in given}))
+    for name in given:
+        if _key(name) not in found:
+            raise NoEntryError(f"{store.uri} has no photo {name}: give an id or a key of the index")
+    return [found[key] for key in dict.fromkeys(map(_key, given))]
+
+
+def _key(name: str | int) -> int:
+    return name if isinstance(name, int) else entry_key(name)
+
+
+def _checked_text(argument: str, text: str) -> str:
+    text = text.strip()
+    if len(text) > _LONGEST or re.search(r"[\x00-\x1f\x7f]", text):
+        raise InputError(f"`{argument}` must be one line of at most {_LONGEST} characters")
+    return text
