@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from listwise.descriptors import Model
 from listwise.descriptors import load_model as load
+from listwise.errors import InputError
 from listwise.labeling import Labels, label
 from listwise.results import Evaluation, Tuning, evaluate, tune
 from listwise.search import Added, Entry, Hit, Index, open_index
 
 if TYPE_CHECKING:
+    from listwise.feedback import Comparison
     from listwise.training import TrainPlan, TrainResult
     from listwise.training.run.view import TrainView
 
@@ -23,10 +25,14 @@ __all__ += ["evaluate", "label", "load", "open_index", "train", "tune"]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A training run: its folder and its result (best validation mAP, time, counts)."""
+    """A training run: its folder and its result (best validation mAP, time, counts).
+
+    A run from an index also has the `comparison` of the model of the index with the new one.
+    """
 
     folder: Path
     result: "TrainResult"
+    comparison: "Comparison | None" = None
     _parts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -43,9 +49,10 @@ class Run:
 
 
 def train(
-    photos: str | Path,
+    photos: str | Path | None = None,
     run_folder: str | Path | None = None,
     *,
+    from_index: Index | str | Path | None = None,
     preset: Literal["auto", "paper"] = "auto",
     progress: bool | None = None,
     view: "TrainView | None" = None,
@@ -57,6 +64,8 @@ def train(
     Args:
         photos: a folder of class folders, a table or list of labelled photos, or the name of a
             data set.
+        from_index: an index, instead of `photos`: train its model on its labels and marks. The
+            model of the run is the new one only if it is better.
         run_folder: folder to write the run to, by default `runs/NAME`. Resume an interrupted run
             with `listwise.training.resume`.
         preset: where the other settings come from: "auto" chooses them for the photos and the
@@ -75,27 +84,52 @@ def train(
         >>> run = listwise.train("photos", backbone="resnet50")       # doctest: +SKIP
         >>> run.model.encode("chair.jpg").shape                       # doctest: +SKIP
         (2048,)
+        >>> run = listwise.train(from_index="shop", adapter=True)     # doctest: +SKIP
+        >>> run.comparison.better                                     # doctest: +SKIP
+        True
     """
     from listwise.training import prepare
     from listwise.training.run.folder import check_unused
-    from listwise.training.run.view import LiveTrainView
     from listwise.training.starting import make_trainer
 
-    folder = default_run_folder(photos) if run_folder is None else Path(run_folder)
+    if (photos is None) == (from_index is None):
+        raise InputError("give either `photos` or `from_index` to train on")
+    place = from_index.uri if isinstance(from_index, Index) else photos or from_index
+    folder = default_run_folder(str(place)) if run_folder is None else Path(run_folder)
     check_unused(folder)
+    if view is None and (sys.stderr.isatty() if progress is None else progress):
+        view, on_plan = _live_view(on_plan)
+    if from_index is not None:
+        from listwise.feedback import train_from_index
+
+        result, found = train_from_index(from_index, folder, settings, preset, view, on_plan)
+        return Run(folder, result, found)
+    assert photos is not None
     if isinstance(settings.get("teacher"), str | Path):
         settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
     plan = prepare(photos, settings, preset)
     on_plan(plan)
-    if view is None and (sys.stderr.isatty() if progress is None else progress):
-        from rich.console import Console
-
-        view = LiveTrainView(Console(stderr=True))
-        for note in plan.notes:
-            view.message(f"note: {note}")
     result = make_trainer(plan, folder, view).fit()
     modules = {kind: part for kind, part in plan.parts.items() if kind in ("backbone", "pooling")}
-    return Run(folder, result, {"device": plan.config.device, **modules})
+    return Run(folder, result, _parts={"device": plan.config.device, **modules})
+
+
+def _live_view(
+    on_plan: "Callable[[TrainPlan], object]",
+) -> "tuple[TrainView, Callable[[TrainPlan], object]]":
+    """Return a view of the terminal, and a function that also prints the notes of a plan."""
+    from rich.console import Console
+
+    from listwise.training.run.view import LiveTrainView
+
+    view = LiveTrainView(Console(stderr=True))
+
+    def with_notes(plan: "TrainPlan") -> None:
+        on_plan(plan)
+        for note in plan.notes:
+            view.message(f"note: {note}")
+
+    return view, with_notes
 
 
 def default_run_folder(photos: str | Path) -> Path:

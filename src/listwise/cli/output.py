@@ -14,7 +14,7 @@ from listwise.cli import app
 from listwise.cli.settings import flag_of
 
 if TYPE_CHECKING:
-    from listwise.training import TrainPlan, TrainResult
+    from listwise.training import TrainPlan
 
 RESUME = "run the same command again to resume"
 
@@ -125,18 +125,6 @@ def show_plan(plan: "TrainPlan", console: Console) -> None:
             value = value[part]
         table.add_row(flag_of(name), str(value), reason)
     console.print(table)
-
-
-def show_result(result: "TrainResult", console: Console, json: bool) -> None:
-    """Print the result of a run."""
-    from listwise.training.run.view import readable_time
-
-    text = (
-        f"validation mAP {100 * result.first_map:.1f} -> {100 * result.best_map:.1f} "
-        f"(best at update {result.best_update} of {result.updates}, "
-        f"{readable_time(result.seconds)})\nthe model is in {result.model}"
-    )
-    print_result(console, json, result, text)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from listwise.cli import options
 from listwise.cli.settings import given_settings, with_setting_flags
 
 if TYPE_CHECKING:
+    from listwise.feedback import Comparison
     from listwise.training import TrainPlan, TrainResult
 
 EXAMPLES = """Examples:
@@ -20,6 +21,7 @@ EXAMPLES = """Examples:
   listwise train photos --backbone resnet50 --run-folder runs/b
   listwise train photos --adapter      # train only a linear layer, in seconds
   listwise train photos --teacher runs/large   # a small network for its index
+  listwise train --from-index shop --adapter   # learn from the marks of an index
   listwise train --resume runs/b       # resume an interrupted run
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
 """
@@ -28,6 +30,12 @@ EXAMPLES = """Examples:
 @with_setting_flags
 def train(
     data: Annotated[str | None, options.argument("PHOTOS", options.LABELLED_PHOTOS)] = None,
+    from_index: Annotated[
+        str | None,
+        options.text(
+            "Index to train from, instead of PHOTOS: its model learns from its labels and marks."
+        ),
+    ] = None,
     run: Annotated[
         Path | None,
         # Not --run: torchrun takes that for the beginning of an option of its own.
@@ -53,49 +61,88 @@ def train(
     from listwise.settings import merge, read_settings
 
     given = given_settings(flags)
-    if resume is not None and (data or run or config or given or preset != "auto"):
+    if resume and (data or from_index or run or config or given or preset != "auto"):
         raise InputError("--resume uses the settings of the run: leave out all other options")
-    if resume is None and data is None:
-        raise InputError("give the photos to train on: listwise train PHOTOS")
+    if resume is None and (data is None) == (from_index is None):
+        raise InputError("give the photos to train on: listwise train PHOTOS, or --from-index")
     given = merge(read_settings(config) if config else {}, given)
 
     from listwise import api
-    from listwise.cli.output import show_result
     from listwise.training.distributed import process_group
     from listwise.training.run.folder import RUN_FILE
 
-    folder = resume or run or api.default_run_folder(str(data))
+    folder = resume or run or api.default_run_folder(str(data or from_index))
     with process_group() as first:
         console = Console(stderr=json, quiet=not first)
         try:
-            result = _train(data, folder, console, given | {"preset": preset})
+            sources = {"photos": data, "from_index": from_index} if resume is None else {}
+            result, found = _train(sources, folder, console, given | {"preset": preset})
         except KeyboardInterrupt:
             started = (folder / RUN_FILE).exists()
             how = f"; resume with: listwise train --resume {folder}" if started else ""
             print(f"listwise: stopped{how}", file=sys.stderr)
             raise typer.Exit(130) from None
         if first:
-            show_result(result, console, json)
+            _show_result(result, found, console, json)
 
 
 def _train(
-    data: str | None, folder: Path, console: Console, given: dict[str, Any]
-) -> "TrainResult":
-    """Train on `data`, or without it resume the run in the folder."""
+    sources: dict[str, Any], folder: Path, console: Console, given: dict[str, Any]
+) -> "tuple[TrainResult, Comparison | None]":
+    """Train on photos or from an index; without sources resume the run in the folder."""
     from listwise import api, training
     from listwise.cli.output import show_plan
+    from listwise.feedback.run import is_index_run
     from listwise.training.run.view import LiveTrainView
 
     view = LiveTrainView(console)
-    status = console.status("opening the run" if data is None else "checking the photos")
+    status = console.status("checking the photos" if sources else "opening the run")
 
     def on_plan(plan: "TrainPlan") -> None:
         status.stop()
         show_plan(plan, console)
 
     with status:
-        if data is not None:
-            return api.train(data, folder, view=view, on_plan=on_plan, **given).result
+        if sources:
+            done = api.train(run_folder=folder, view=view, on_plan=on_plan, **sources, **given)
+            return done.result, done.comparison
+        if is_index_run(folder):
+            from listwise.feedback import resume_from_index
+
+            status.stop()
+            return resume_from_index(folder, view)
         trainer = training.resume(folder, view)
         status.stop()
-        return trainer.fit()
+        return trainer.fit(), None
+
+
+def _show_result(
+    result: "TrainResult", found: "Comparison | None", console: Console, json: bool
+) -> None:
+    """Print the result of a run, and the comparison with the model of the index."""
+    from listwise.cli.output import print_json, say
+    from listwise.training.run.view import readable_time
+
+    if json:
+        print_json(vars(result) | ({"comparison": found} if found else {}))
+        return
+    text = (
+        f"validation mAP {100 * result.first_map:.1f} -> {100 * result.best_map:.1f} "
+        f"(best at update {result.best_update} of {result.updates}, "
+        f"{readable_time(result.seconds)})"
+    )
+    if found is None:
+        say(console, f"{text}\nthe model is in {result.model}", "bold")
+        return
+    from rich.table import Table
+
+    from listwise.feedback.page import comparison_rows, conclusion
+
+    say(console, text)
+    table = Table("", "old model", "new model", "difference", box=None)
+    for row in comparison_rows(found):
+        table.add_row(*row)
+    console.print(table)
+    page = result.model.parent / "comparison.html"
+    say(console, f"the results of the marked queries are in {page}")
+    say(console, conclusion(found, result.model), "bold")

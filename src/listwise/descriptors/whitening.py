@@ -34,8 +34,8 @@ class WhiteningInfo(BaseModel):
 
     Attributes:
         format_version: the version of the file format.
-        method: "pca", "supervised", "imported" from a released checkpoint, or "prefix", which only
-            keeps the first dimensions.
+        method: "pca", "supervised", "imported" from a released checkpoint, "prefix", which only
+            keeps the first dimensions, or "adapter", a linear layer that was trained from an index.
         power: the power of the variances that the PCA divides by.
         learned_from: the number of descriptors.
         shrinkage: how far the variances were moved towards their mean, from 0 to 1; None for 0.
@@ -44,7 +44,7 @@ class WhiteningInfo(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = FORMAT_VERSION
-    method: Literal["pca", "supervised", "imported", "prefix"]
+    method: Literal["pca", "supervised", "imported", "prefix", "adapter"]
     power: float | None = None
     learned_from: int | None = None
     shrinkage: float | None = None

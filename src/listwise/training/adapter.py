@@ -14,7 +14,7 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
 from listwise.models.folding import sharing_copy
 from listwise.training.loading import Batches
-from listwise.training.sampling import Indices, draw_batch
+from listwise.training.sampling import Indices
 from listwise.training.step import Counts, MultistageStep
 from listwise.training.trainer import Trainer
 
@@ -46,7 +46,7 @@ class _Head(nn.Module):
         return F.normalize(self.layer(vectors.flatten(1)), dim=1)
 
 
-class _Known(NamedTuple):
+class KnownDescriptors(NamedTuple):
     """Descriptors [n, C] of the photos at some positions."""
 
     kept: list[int]
@@ -62,8 +62,8 @@ class AdapterTrainer(Trainer):
     """
 
     def _make_net(self) -> RetrievalNet:
-        self._train_photos: _Known | None = None
-        self._known_validation: _Known | None = None
+        self._train_photos: KnownDescriptors | None = None
+        self._known_validation: KnownDescriptors | None = None
         return add_adapter(super()._make_net())
 
     def _trained_module(self) -> nn.Module:
@@ -86,12 +86,9 @@ class AdapterTrainer(Trainer):
         return _Drawn(self._draw_known(range(first, last), *self._train_photos))
 
     def _draw_known(self, updates: range, kept: list[int], vectors: Tensor) -> Iterator[CropBatch]:
-        labels, config = self.plan.train.labels[kept], self.plan.config
+        labels = self.plan.train.labels[kept]
         for update in updates:
-            rows = draw_batch(
-                labels, config.batch_size, config.seed, update, config.classes_per_batch
-            )
-            rows = np.array_split(rows, self.processes)[self.rank]
+            rows = np.array_split(self._draw_batch(labels, update), self.processes)[self.rank]
             self._drawn = np.array(kept)[rows]
             images = vectors[torch.from_numpy(rows)][:, :, None, None]
             yield CropBatch(images, torch.from_numpy(labels[rows]), ())
@@ -108,7 +105,7 @@ class AdapterTrainer(Trainer):
             descriptors = self._trained_module()(vectors.to(self.device))
         return kept, descriptors.float().cpu().numpy()
 
-    def _describe(self, images: LabelledImages, what: str) -> _Known:
+    def _describe(self, images: LabelledImages, what: str) -> KnownDescriptors:
         """Compute the descriptors of the network without its layer."""
         trunk = sharing_copy(self.net)
         assert isinstance(trunk, RetrievalNet)
@@ -122,7 +119,7 @@ class AdapterTrainer(Trainer):
             on_progress=self._counter(what, len(images)),
         )
         self._report_unreadable(found.errors, "it is left out")
-        return _Known(found.kept, found.descriptors.float())
+        return KnownDescriptors(found.kept, found.descriptors.float())
 
 
 class _Drawn(Batches):

@@ -415,19 +415,17 @@ class Trainer:
 
     def _draw(self, update: int) -> Indices:
         """Return the indices of this process's part of an update's batch."""
-        config = self.plan.config
         if self.miner is not None:
             first = update % self.miner.period * self.miner.per_update
             batch = self._tuples[first : first + self.miner.per_update].reshape(-1)
         else:
-            batch = draw_batch(
-                self.plan.train.labels,
-                config.batch_size,
-                config.seed,
-                update,
-                config.classes_per_batch,
-            )
+            batch = self._draw_batch(self.plan.train.labels, update)
         return np.array_split(batch, self.processes)[self.rank]
+
+    def _draw_batch(self, labels: Indices, update: int) -> Indices:
+        """Return the positions of the photos of a whole batch, from the labels of all photos."""
+        config = self.plan.config
+        return draw_batch(labels, config.batch_size, config.seed, update, config.classes_per_batch)
 
     def _mine(self) -> None:
         """Mine the tuples of the updates until the next mining."""

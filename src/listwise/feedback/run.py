@@ -1,0 +1,137 @@
+"""The files of a run that trains from an index; the run does not need the index any more."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+
+from listwise.data import read_labelled
+from listwise.data.images import load_image
+from listwise.data.labelled import LabelledImages
+from listwise.descriptors.settings import ExtractSettings
+from listwise.errors import InputError
+from listwise.feedback.photos import IndexPhotos, MarkedPhotos
+from listwise.files import write_tensors, write_text
+from listwise.search.entries import Float32, entry_key
+from listwise.search.generation import Generation
+
+RECORD_FILE, TABLE_FILE = "index.json", "labels.csv"
+DESCRIPTOR_FILE, LAYER_FILE = "descriptors.safetensors", "layer.safetensors"
+
+
+class IndexRun(BaseModel):
+    """What a run took from an index.
+
+    Attributes:
+        index: the folder or address of the index.
+        model: the folder or the timm name of its model.
+        fingerprint: the fingerprint of the model.
+        settings: how the index describes photos.
+        ids: the ids of the photos in the table of the run, row by row.
+        queries: the queries of marks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: str
+    model: str
+    fingerprint: str
+    settings: ExtractSettings
+    ids: tuple[str, ...]
+    queries: tuple[MarkedPhotos, ...]
+
+
+def write_index_run(run: Path, index: str, current: Generation, photos: IndexPhotos) -> IndexRun:
+    """Write the photos and the origin of a run into its folder."""
+    header, images = current.header, photos.images
+    record = IndexRun(
+        index=index,
+        model=header.model_folder or header.model_name,
+        fingerprint=header.model,
+        settings=header.settings,
+        ids=images.ids,
+        queries=photos.queries,
+    )
+    assert images.splits is not None
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["path", "label", "split", "box"])
+    for i, path in enumerate(images.paths):
+        box = images.box(i)
+        shown = "" if box is None else ",".join(map(repr, box))
+        table.writerow([path, images.class_names[images.labels[i]], images.splits[i], shown])
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        write_text(run / TABLE_FILE, text.getvalue())
+        write_text(run / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"cannot write the run folder {run} ({error.strerror}): choose another `run_folder`"
+        ) from error
+    return record
+
+
+def is_index_run(run: str | Path) -> bool:
+    """Return whether a run was trained from an index."""
+    return (Path(run) / RECORD_FILE).is_file()
+
+
+def read_index_run(run: Path) -> tuple[IndexRun, LabelledImages]:
+    """Read what `write_index_run` wrote: the record, and the photos with their ids."""
+    path = run / RECORD_FILE
+    try:
+        record = IndexRun.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InputError(f"{path} is missing or damaged: restore it, or start a new run") from error
+    images = read_labelled(run / TABLE_FILE)
+    if len(images) != len(record.ids):
+        raise InputError(
+            f"{run / TABLE_FILE} was changed: it has {len(images)} photos instead of "
+            f"{len(record.ids)}; start a new run"
+        )
+    return record, replace(images, ids=record.ids)
+
+
+def known_descriptors(current: Generation, images: LabelledImages) -> Float32:
+    """Return the descriptors that an index has of photos, and describe those that it does not have.
+
+    Args:
+        current: the generation of the index that the photos were read from.
+        images: N photos, with the ids of entries or of query photos.
+
+    Returns:
+        Float32 [N, C].
+    """
+    keys = [entry_key(photo) for photo in images.ids]
+    present = current.store.get(keys)
+    stored = [i for i, key in enumerate(keys) if key in present]
+    others = [i for i, key in enumerate(keys) if key not in present]
+    rows = np.empty((len(images), current.header.dim), np.float32)
+    rows[stored] = current.store.vectors([keys[i] for i in stored])
+    for i in others:
+        rows[i] = current.describe([load_image(images.paths[i])], [images.box(i)])[0]
+    return rows
+
+
+def write_descriptors(run: Path, rows: Float32) -> None:
+    """Write the descriptors [N, C] of the photos of a run."""
+    write_tensors(run / DESCRIPTOR_FILE, {"descriptors": rows})
+
+
+def write_layer(run: Path, layer: Float32) -> None:
+    """Write the best layer [C, C] of a run so far."""
+    write_tensors(run / LAYER_FILE, {"layer": layer})
+
+
+def read_tensor(run: Path, file: str, name: str) -> Float32:
+    """Read one of the arrays of a run."""
+    try:
+        with safe_open(run / file, framework="numpy") as opened:
+            found: Float32 = opened.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{run / file} is missing or damaged: start a new run") from error
+    return found
