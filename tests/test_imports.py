@@ -22,6 +22,7 @@ ORDER = [
     "search",
     "results",
     "labeling",
+    "feedback",
     "studies",
     "serving",
     "benchmarks",

@@ -3,6 +3,7 @@
 from listwise.search.changes import ResultChange, UpgradeChanges
 from listwise.search.checking import CheckResult
 from listwise.search.checksums import DamagedIndexError
+from listwise.search.classes import ClassProgress, Suggestion
 from listwise.search.duplicates import DuplicateGroup
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.exact import ExactIndex, exact_search
@@ -27,6 +28,7 @@ from listwise.search.upgrading import UpgradeResult
 __all__ = [
     "Added",
     "CheckResult",
+    "ClassProgress",
     "Conflict",
     "DamagedIndexError",
     "DuplicateGroup",
@@ -46,6 +48,7 @@ __all__ = [
     "Marks",
     "NewEntries",
     "ResultChange",
+    "Suggestion",
     "UpgradeChanges",
     "UpgradeResult",
 ]

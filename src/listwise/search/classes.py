@@ -10,15 +10,13 @@ import numpy as np
 
 from listwise.errors import InputError
 from listwise.models.calibration import Calibration
-from listwise.search.entries import Entry, entry_key
+from listwise.search.entries import LABEL, Entry, entry_key
 from listwise.search.filters import FilterError, parse_filter
 from listwise.search.mark_groups import Pair, pair_of, split_into_groups
 from listwise.search.marks import Mark
 from listwise.search.store import Store
 
 Item = TypeVar("Item")
-LABEL = "label"
-"""The attribute that has the class of an entry."""
 NEAREST = 20  # neighbors of an entry that are candidates
 SEARCHED = 200  # entries that are searched by
 UNCERTAIN = 0.1, 0.9  # a pair whose probability is between these is an open suggestion

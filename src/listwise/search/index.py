@@ -21,6 +21,7 @@ from listwise.models.calibration import Calibration
 from listwise.progress import counting
 from listwise.search.changes import UpgradeChanges, find_changes
 from listwise.search.checking import CheckResult, check_store
+from listwise.search.classes import ClassProgress, Suggestion, find_classes, find_suggestions
 from listwise.search.duplicates import THRESHOLD, DuplicateGroup, find_duplicates
 from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
 from listwise.search.filling import (
@@ -397,6 +398,32 @@ class Index(MarkingMethods):
             Facet(name='color', values=(('red', 12), ('blue', 3)))
         """
         return count_facets(self.store.attribute_texts())
+
+    def classes(self) -> list[ClassProgress]:
+        """List the classes of the index, the largest first: from labels and from "same" marks.
+
+        Example:
+            >>> index.classes()[0]                           # doctest: +SKIP
+            ClassProgress(name='chair', photos=12, labelled=9, marks=14, open=3)
+        """
+        return find_classes(self.store, self.marks().active, self.calibration)
+
+    def suggest(self, count: int = 20) -> list[Suggestion]:
+        """Suggest pairs of entries to mark: those of which it is least clear what they show.
+
+        The pairs are neighbors of labelled and marked photos, taken from the classes in turn;
+        without such photos, neighbors of any photos. The least clear ones have a probability near
+        one half by the calibration of the model. Without a calibration, their scores are near the
+        middle between those of pairs marked "same" and "different".
+
+        Args:
+            count: the maximum number of pairs.
+
+        Example:
+            >>> for pair in index.suggest(5):                # doctest: +SKIP
+            ...     print(pair.one.id, pair.other.id, pair.probability)
+        """
+        return find_suggestions(self.store, self.marks().active, self.calibration, count)
 
     def entry(self, name: str | int) -> Entry:
         """Return the entry with an id or a key; `NoEntryError` if the index has none."""
