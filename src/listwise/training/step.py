@@ -224,6 +224,12 @@ class MultistageStep:
             self._forward = old = new
         return old
 
+    def keep_micro_batch(self) -> int:
+        """Use the micro-batch of the last call from now on, and return it."""
+        if self.micro_batch != "auto":
+            self._given = self.micro_batch
+        return int(self.micro_batch)
+
     def _backpropagate(self, forward: Forward, batch: "_Batch", micro_batch: int) -> Tensor:
         """Run the three stages for the images [parts[rank], 3, H, W] of this process."""
         device, rank, parts = forward.device, world()[0], batch.parts

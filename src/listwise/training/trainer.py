@@ -469,8 +469,7 @@ class Trainer:
             if self.device.type == "cpu":
                 # Another micro-batch sums in another order, which changes the last bits, so a
                 # resumed run keeps this one. On a GPU it chooses again, as free memory may differ.
-                self.progress.micro_batch = int(self.step.micro_batch)
-                self.step = self._make_step(self.step.counts)
+                self.progress.micro_batch = self.step.keep_micro_batch()
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss is {loss} at update {self.progress.update + 1}: "
