@@ -1,14 +1,13 @@
 """The HTTP interface: search, entries, health and metrics, and the web page."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -19,25 +18,29 @@ from starlette.requests import ClientDisconnect
 from listwise import __version__
 from listwise.data.images import ImageError, TooManyPixelsError
 from listwise.search.duplicates import THRESHOLD
-from listwise.search.entries import Entry, NoEntryError
+from listwise.search.entries import NoEntryError
 from listwise.search.filters import FilterError
 from listwise.search.hits import ThresholdError
 from listwise.search.index import Index
 from listwise.search.refinement import RefineMethod
-from listwise.serving.batching import Client, ClientGoneError, QueueFullError, TooLateError
+from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
+from listwise.serving.feedback_routes import add_feedback
 from listwise.serving.fields import (
+    DIFFERENT,
+    SAME,
     BadRequestError,
     K,
     check_fields,
     filter_in,
     form_fields,
-    key_in,
+    marked_keys,
     search_request,
 )
 from listwise.serving.guard import CONTENT_POLICY, Guard
 from listwise.serving.metrics import Metrics
 from listwise.serving.reference import STYLE_POLICY, reference_page
+from listwise.serving.routing import JPEG, client_of, form_body, jpeg, key_of
 from listwise.serving.service import Service
 from listwise.serving.settings import ServeSettings
 from listwise.serving.uploads import read_form
@@ -57,14 +60,7 @@ from listwise.serving.views import (
 )
 
 STATIC = Path(__file__).parent / "static"
-CACHE_CONTROL = (
-    "private, no-cache"  # browsers ask whether their copy is current: a photo may be replaced
-)
 CLIENT_GONE = 499
-JPEG: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."},
-    304: {"description": "The copy of the browser is current."},
-}
 METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {}}, "description": "Metrics in the format of Prometheus."}
 }
@@ -112,6 +108,7 @@ def create_app(index: Index, settings: ServeSettings, trial_seconds: float = 0.0
     _add_search(app, service)
     _add_entries(app, service)
     _add_overviews(app, service)
+    add_feedback(app, service)
     _add_pages(app, service, metrics)
     return app
 
@@ -132,12 +129,12 @@ async def _check_parameters(request: Request) -> None:
 
 
 def _add_search(app: FastAPI, service: Service) -> None:
-    form = _form(form_fields(service.limits))
+    form = form_body(form_fields(service.limits))
 
     @app.post("/api/search", openapi_extra=form, responses=_links("results/0/key"))
     async def search(request: Request) -> Answer:
         """Search by photos, by parts of photos, by entries, or by several of these together."""
-        client = _client(request)
+        client = client_of(request)
         # A search that cannot be answered in time is refused before its photos are read.
         room = partial(service.check_search_room, client)
         async with read_form(request, service.limits, service.held, room) as form:
@@ -161,12 +158,14 @@ def _add_search(app: FastAPI, service: Service) -> None:
         min_probability: Annotated[float | None, Query(ge=0, le=1)] = None,
         start: Annotated[int, Query(ge=0, le=most)] = 0,
         refine: RefineMethod | None = None,
+        same: Annotated[str, Query(description=SAME["description"])] = "",
+        different: Annotated[str, Query(description=DIFFERENT["description"])] = "",
     ) -> Answer:
         """Search by an entry; the entry itself is not among the results."""
-        chosen = filter_in(where)
-        rest = chosen, min_score, min_probability, start, refine
-        query = SearchRequest((), (), [_key(key)], k, expand, rerank, *rest)
-        return await service.search(query, _client(request))
+        chosen, marked = filter_in(where), marked_keys(same, different)
+        rest = chosen, min_score, min_probability, start, refine, *marked
+        query = SearchRequest((), (), [key_of(key)], k, expand, rerank, *rest)
+        return await service.search(query, client_of(request))
 
 
 def _add_entries(app: FastAPI, service: Service) -> None:
@@ -186,27 +185,27 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     @app.get("/api/entries/{key}")
     def entry(key: str) -> EntryView:
         """Return an entry."""
-        return EntryView.of(service.entry(_key(key)))
+        return EntryView.of(service.entry(key_of(key)))
 
     @app.get("/api/entries/{key}/thumbnail", response_class=Response, responses=JPEG)
     async def thumbnail(request: Request, key: str) -> Response:
         """Return a small JPEG file of an entry's photo."""
-        found = await to_thread.run_sync(service.entry, _key(key))
-        return _picture(request, found, await service.thumbnail(found, _client(request)))
+        found = await to_thread.run_sync(service.entry, key_of(key))
+        return jpeg(request, found, await service.thumbnail(found, client_of(request)))
 
     @app.get("/api/entries/{key}/photo", response_class=Response, responses=JPEG)
     async def photo(request: Request, key: str) -> Response:
         """Return a JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
-        found = await to_thread.run_sync(service.entry, _key(key))
-        return _picture(request, found, await service.photo(found, _client(request)))
+        found = await to_thread.run_sync(service.entry, key_of(key))
+        return jpeg(request, found, await service.photo(found, client_of(request)))
 
     photos = form_fields(limits)["photos"] | {"minItems": 1}
-    form = _form({"photos": photos}, required=["photos"])
+    form = form_body({"photos": photos}, required=["photos"])
 
     @app.post("/api/entries", openapi_extra=form, responses=_links("added/0"))
     async def add(request: Request) -> AddedView:
         """Add photos to the index. Requires the token."""
-        client = _client(request)
+        client = client_of(request)
         room = partial(service.check_write_room, client)
         async with read_form(request, limits, service.held, room) as form:
             check_fields(form, ["photos"])
@@ -215,7 +214,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     @app.delete("/api/entries/{key}")
     async def remove(request: Request, key: str) -> Removed:
         """Remove an entry from the index. Requires the token."""
-        return Removed(removed=await service.remove(_key(key), _client(request)))
+        return Removed(removed=await service.remove(key_of(key), client_of(request)))
 
 
 def _add_overviews(app: FastAPI, service: Service) -> None:
@@ -266,6 +265,7 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
             expands=service.expands,
             engine=engine,
             can_write=settings.can_write,
+            can_mark=settings.token is not None,
             token_needed=not settings.local,
             instance=settings.instance,
             limits=LimitsView(**limits.model_dump(include=set(LimitsView.model_fields))),
@@ -330,44 +330,9 @@ def _first(error: RequestValidationError) -> str:
     return f"{first['loc'][-1]}: {first['msg']}"
 
 
-def _form(fields: dict[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
-    """The OpenAPI description of a multipart body."""
-    schema: dict[str, Any] = {"type": "object", "properties": fields}
-    if required:
-        schema["required"] = list(required)
-    body = {"content": {"multipart/form-data": {"schema": schema}}, "required": True}
-    return {"requestBody": body}
-
-
 def _links(key: str) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI description of what a client may do with a key at a place in an answer."""
     parameters = {"key": f"$response.body#/{key}"}
     operations = ("entry", "similar", "thumbnail", "photo", "remove")
     links = {name: {"operationId": name, "parameters": parameters} for name in operations}
     return {200: {"links": links}}
-
-
-def _client(request: Request) -> Client:
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    return Client(request.client.host if request.client else "", gone)
-
-
-def _key(text: str) -> int:
-    key = key_in(text)
-    if key is None:
-        raise NoEntryError(f"{text[:40]!r} is not the key of an entry")
-    return key
-
-
-def _picture(request: Request, entry: Entry, content: bytes) -> Response:
-    """A response with a JPEG file; without the content for a browser that has it."""
-    if not content:
-        raise HTTPException(404, f"no picture of {entry.id}: its photo cannot be read")
-    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
-    headers = {"Cache-Control": CACHE_CONTROL, "ETag": tag}
-    if tag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(content, media_type="image/jpeg", headers=headers)

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 class SearchRequest:
     """A search: photos with their boxes, and keys of entries, as examples of one thing.
 
+    `same` and `different` are keys of entries that were marked in the results of this search.
+
     `expand` is None for the default of the index. `finished` is set when nobody waits for the
     result any more; work on it then stops.
     """
@@ -60,6 +62,8 @@ class SearchRequest:
     min_probability: float | None = None
     start: int = 0
     refine: RefineMethod | None = None
+    same: Sequence[int] = ()
+    different: Sequence[int] = ()
     finished: threading.Event = field(default_factory=threading.Event)
 
     @property

@@ -15,6 +15,20 @@ from listwise.serving.uploads import Form
 
 K = 60
 """Default number of results."""
+MARKS = 1000
+"""Maximum number of entries that are marked or labelled together."""
+LONGEST_NAME = 200
+"""Maximum number of characters in the name of a person or of a class."""
+_KEYS = r"[0-9]{1,19}(,[0-9]{1,19})*"
+
+SAME: dict[str, Any] = {
+    "type": "string",
+    "pattern": f"^({_KEYS})?$",
+    "description": "Keys of entries that show the same thing as the query, separated by commas; "
+    f"at most {MARKS} in `same` and `different` together.",
+    "examples": ["123,456"],
+}
+DIFFERENT = SAME | {"description": "Keys of entries that show something else, as in `same`."}
 
 FORM: dict[str, Any] = {
     "photos": {
@@ -67,6 +81,8 @@ FORM: dict[str, Any] = {
         "default": False,
         "description": "Re-rank the results by spatial verification.",
     },
+    "same": SAME,
+    "different": DIFFERENT,
 }
 """The OpenAPI description of the form, without the limits of a server."""
 
@@ -113,7 +129,34 @@ def search_request(form: Form, limits: Limits) -> SearchRequest:
         _number("min_probability", fields.get("min_probability", "")),
         _start(fields.get("start", ""), limits),
         _refine(fields.get("refine", "")),
+        *marked_keys(fields.get("same", ""), fields.get("different", "")),
     )
+
+
+def marked_keys(same: str, different: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The keys of entries that are marked as same and as different.
+
+    Raises:
+        BadRequestError: a text is not a list of keys, or the lists are too long or overlap.
+    """
+    found = listed_keys("same", same), listed_keys("different", different)
+    if sum(map(len, found)) > MARKS:
+        raise BadRequestError(f"same and different have more than {MARKS} keys together")
+    both = set(found[0]).intersection(found[1])
+    if both:
+        raise BadRequestError(f"{min(both)} is in same and in different: give it in one of them")
+    return found
+
+
+def listed_keys(name: str, text: str) -> tuple[int, ...]:
+    """The keys of entries in a text, separated by commas; each one once."""
+    keys = [key_in(part.strip()) for part in text.split(",")] if text.strip() else []
+    if None in keys:
+        raise BadRequestError(f"{name} must be keys of entries, separated by commas: 123,456")
+    found = tuple(dict.fromkeys(key for key in keys if key is not None))
+    if len(found) > MARKS:
+        raise BadRequestError(f"{name} has more than {MARKS} keys")
+    return found
 
 
 def check_fields(form: Form, known: Sequence[str]) -> None:
@@ -134,6 +177,30 @@ def filter_in(text: str) -> Filter | None:
 def key_in(text: str) -> int | None:
     """The key of an entry in a text; None if the text is not a key."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+
+def box_in(text: str) -> Box | None:
+    """The box in a JSON text; None if it is empty."""
+    return _box(_json("box", text))
+
+
+def ranks_in(text: str) -> dict[int, int]:
+    """The places of entries in the results, by key, from a JSON object."""
+    found = _json("ranks", text)
+    given = found if isinstance(found, dict) else {}
+    ranks = {key_in(key): rank for key, rank in given.items()}
+    right = all(type(rank) is int and 0 < rank < 2**31 for rank in ranks.values())
+    if not isinstance(found, dict | None) or None in ranks or not right:
+        raise BadRequestError('ranks must be a JSON object with the place of each key: {"123": 1}')
+    return {key: rank for key, rank in ranks.items() if key is not None}
+
+
+def name_in(field: str, text: str) -> str:
+    """The name of a person or of a class: one line of text."""
+    name = text.strip()
+    if len(name) > LONGEST_NAME or not all(c.isprintable() for c in name):
+        raise BadRequestError(f"{field} must be one line of at most {LONGEST_NAME} characters")
+    return name
 
 
 def _json(name: str, text: str) -> Any:

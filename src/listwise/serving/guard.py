@@ -24,6 +24,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+# Addresses whose requests change the index, unless they only read.
+CHANGING = ("/api/entries", "/api/marks", "/api/labels")
+# The answer has paths of this machine.
+NAMES_FILES = "/api/marks/labels"
 # Other methods count as one, so that clients cannot create any number of metrics.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -90,14 +94,13 @@ class Guard:
         elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if path.startswith("/api/") and elsewhere:
             return _error(403, "pages of other sites cannot use this server")
-        writing = path.startswith("/api/entries") and not reading
-        if writing and self.settings.token is None:
-            return _error(
-                403,
-                "the index cannot be changed: start listwise serve with --token or LISTWISE_TOKEN",
-            )
+        writing = path.startswith(CHANGING) and not reading
+        named = path == NAMES_FILES
+        if (writing or named) and self.settings.token is None:
+            what = "the index cannot be changed" if writing else "the labels name files"
+            return _error(403, f"{what}: start listwise serve with --token or LISTWISE_TOKEN")
         private = not self.settings.local and (path.startswith("/api/") or path == "/metrics")
-        if (writing or private) and not self._has_token(headers):
+        if (writing or named or private) and not self._has_token(headers):
             return _error(
                 401,
                 "a token is required: send the header Authorization: Bearer TOKEN",

@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SCORES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+FIRST = 10
+"""Marks of results up to this place are counted apart."""
 REASONS = {
     400: "bad_input",
     401: "token",
@@ -53,6 +55,18 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._marks = self._marks_by_kind("listwise_marks", "Marks stored")
+        self._first_marks = self._marks_by_kind(
+            "listwise_first_marks", "Marks stored of results that were among the first ten"
+        )
+        self._undone = Counter("listwise_undone_marks", "Marks undone", registry=self._registry)
+
+    def _marks_by_kind(self, name: str, description: str) -> Counter:
+        counter = Counter(name, description, ("kind",), registry=self._registry)
+        for kind in ("same", "different"):
+            counter.labels(kind)  # rates need the zero before the first mark
+        return counter
+
     def watch(self, name: str, description: str, value: Callable[[], float]) -> None:
         """Add a metric whose value a function returns."""
         Gauge(f"listwise_{name}", description, registry=self._registry).set_function(value)
@@ -71,6 +85,17 @@ class Metrics:
     def searched(self, score: float) -> None:
         """Count a search by the score of its first result."""
         self._scores.observe(score)
+
+    def marked(self, same: bool, rank: int | None) -> None:
+        """Count a stored mark of a result, with its place from 1."""
+        kind = "same" if same else "different"
+        self._marks.labels(kind).inc()
+        if rank is not None and rank <= FIRST:
+            self._first_marks.labels(kind).inc()
+
+    def unmarked(self, count: int) -> None:
+        """Count marks that were undone."""
+        self._undone.inc(count)
 
     def text(self) -> bytes:
         """All metrics in the text format."""

@@ -47,14 +47,14 @@ class Service:
     """Searches an index and changes it for many clients at one time.
 
     Each kind of work has its own queue and thread: searches by photo, searches by key, re-ranking,
-    pictures that have to be decoded, and changes of the index.
+    pictures that have to be decoded, marks and classes, and changes of the index.
     """
 
     def __init__(
         self, index: Index, settings: ServeSettings, metrics: Metrics, trial_seconds: float = 0.0
     ) -> None:
         self.settings = settings
-        self._metrics = metrics
+        self.metrics = metrics
         self.limits = settings.limits
         self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
         self._engine = Engine(index, self.limits)
@@ -63,11 +63,11 @@ class Service:
         self._comparison_lock = threading.Lock()
         self._facets_lock = threading.Lock()
         self._facets: tuple[int, float, list[Facet]] | None = None
-        self._uploads = None
+        self.uploads = None
         if settings.uploads is not None:
-            self._uploads = UploadFolder(index, settings.uploads, lambda: self._engine.max_side)
+            self.uploads = UploadFolder(index, settings.uploads, lambda: self._engine.max_side)
             if settings.can_write:
-                self._uploads.clean()
+                self.uploads.clean()
         limits = self.limits
         self._photo_searches = Batcher[SearchRequest, list[Hit]](
             self._engine.search,
@@ -81,6 +81,7 @@ class Service:
         )
         self._reranks = Batcher[RerankRequest, list[Hit]](self._engine.rerank, limits)
         self._pictures = Batcher[Callable[[], bytes], bytes](_call_each, limits)
+        self._reads = Batcher[Callable[[], Any], Any](_call_each, limits)
         # One at a time: of two threads that add the same photo, both would find it missing.
         self._writes = Batcher[Callable[[], Any], Any](_call_each, limits)
         self._queues: tuple[Batcher[Any, Any], ...] = (
@@ -88,12 +89,18 @@ class Service:
             self._key_searches,
             self._reranks,
             self._pictures,
+            self._reads,
             self._writes,
         )
         metrics.watch("queue_length", "Waiting requests", lambda: sum(map(len, self._queues)))
         metrics.watch("generation", "Upgrades of the index", lambda: self.store.generation)
         metrics.watch("entries", "Photos in the index", lambda: len(self.store))
         metrics.watch("held_bytes", "Bytes of uploads in memory", lambda: self.held.total)
+
+    @property
+    def index(self) -> Index:
+        """The index that is served."""
+        return self._engine.index
 
     @property
     def store(self) -> Store:
@@ -134,6 +141,10 @@ class Service:
         """Raise a `QueueFullError` if photos of this client would not be added now."""
         self._writes.check_room(client.address)
 
+    def check_photos(self, photos: Sequence[Upload]) -> None:
+        """Refuse files that are not photos or too large."""
+        self._engine.check(photos)
+
     async def search(self, request: SearchRequest, client: Client) -> Answer:
         """Search, and re-rank the hits if the request wants it."""
         started = time.monotonic()
@@ -152,7 +163,7 @@ class Service:
         finally:
             request.finished.set()
         if hits:
-            self._metrics.searched(max(hit.score for hit in hits))
+            self.metrics.searched(max(hit.score for hit in hits))
         verified = sum(hit.inliers is not None for hit in hits)
         end = request.start + request.k
         more = len(hits) > end and end < self.limits.results
@@ -178,7 +189,7 @@ class Service:
 
     async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
         """Add photos to the index; once begun, this finishes even if the client disconnects."""
-        uploads = self._uploads
+        uploads = self.uploads
         if uploads is None:
             raise BadRequestError(
                 "no folder for added photos: start listwise serve with --uploads FOLDER"
@@ -192,7 +203,7 @@ class Service:
             with self._engine.decoding.reserve(largest):
                 return uploads.add(photos)
 
-        added: AddedView = await self._write(write, client)
+        added: AddedView = await self.write(write, client)
         return added
 
     async def remove(self, key: int, client: Client) -> int:
@@ -200,9 +211,9 @@ class Service:
 
         def write() -> int:
             entry = self.entry(key)
-            return self._uploads.remove(entry) if self._uploads else self.store.remove([key])
+            return self.uploads.remove(entry) if self.uploads else self.store.remove([key])
 
-        removed: int = await self._write(write, client)
+        removed: int = await self.write(write, client)
         return removed
 
     async def duplicates(self, threshold: float) -> list[DuplicateGroup]:
@@ -250,6 +261,11 @@ class Service:
                 self._facets = size, now + FACET_SECONDS, counted
             return self._facets[2]
 
+    def forget_facets(self) -> None:
+        """Compute the facets again when they are needed: attributes have changed."""
+        with self._facets_lock:
+            self._facets = None
+
     def entry(self, key: int) -> Entry:
         """The entry with a key.
 
@@ -264,13 +280,15 @@ class Service:
     async def thumbnail(self, entry: Entry, client: Client) -> bytes:
         """A small JPEG file of an entry's photo; empty if the photo cannot be read."""
         stored = await to_thread.run_sync(self.store.thumbnail, entry.key)
-        return stored or await self._picture(partial(thumbnail_from_photo, entry), entry, client)
+        return stored or await self.picture(partial(thumbnail_from_photo, entry), entry, client)
 
     async def photo(self, entry: Entry, client: Client) -> bytes:
         """A JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
-        return await self._picture(partial(_screen_photo, entry), entry, client)
+        return await self.picture(partial(_screen_photo, entry), entry, client)
 
-    async def _picture(self, make: Callable[[], bytes], entry: Entry, client: Client) -> bytes:
+    async def picture(self, make: Callable[[], bytes], entry: Entry, client: Client) -> bytes:
+        """A JPEG file that `make` decodes from an entry's photo, within the limits."""
+
         def decode() -> bytes:
             try:
                 pixels = check_pixels(entry.path, self.limits.pixels)
@@ -283,7 +301,15 @@ class Service:
         job = self._pictures.submit(decode, owner=client.address)
         return await self._pictures.result(job, until, client)
 
-    async def _write(self, write: Callable[[], Any], client: Client) -> Any:
+    async def read(self, read: Callable[[], Any], client: Client) -> Any:
+        """Read marks or classes, which can take seconds, one request at a time."""
+        until = time.monotonic() + self.limits.seconds
+        job = self._reads.submit(read, owner=client.address)
+        return await self._reads.result(job, until, client)
+
+    async def write(self, write: Callable[[], Any], client: Client) -> Any:
+        """Change the index; a 507 error if the change cannot be stored."""
+
         def write_to_current() -> Any:
             try:
                 return write()

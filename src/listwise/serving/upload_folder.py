@@ -14,6 +14,7 @@ from listwise.files import publish
 from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
+from listwise.search.marking import read_marks
 from listwise.search.store import Store
 from listwise.serving.uploads import Upload
 from listwise.serving.views import AddedView
@@ -89,6 +90,18 @@ class UploadFolder:
             finally:  # the change may be made although it fails
                 self._delete_unused([name])
 
+    @contextmanager
+    def query(self, photo: Upload) -> Iterator[Path]:
+        """Store a query photo; in the end it is deleted, unless a mark refers to this file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = self._name(photo.getvalue())
+        with self._pending([name]):
+            try:
+                self._write(self.folder / name, photo.getvalue())
+                yield self.folder / name
+            finally:
+                self._delete_unused([name])
+
     def clean(self) -> None:
         """Delete what a killed server left: unfinished files, and photos without an entry.
 
@@ -126,7 +139,7 @@ class UploadFolder:
                     mark.unlink(missing_ok=True)
 
     def _delete_unused(self, names: Iterable[str]) -> None:
-        """Delete files that no entry of the index refers to."""
+        """Delete files that no entry and no mark of the index refers to."""
         store = self.index.store
         if store.is_current():
             self._delete_without_entry(store, names)
@@ -140,8 +153,10 @@ class UploadFolder:
         known = store.get(list(paths))
         same = store.with_digests([path.stem for path in paths.values()])
         used = {entry.path for entry in same.values()}
-        for key, path in paths.items():
-            if key not in known and str(path) not in used:
+        unused = [path for key, path in paths.items() if key not in known and str(path) not in used]
+        marked = {mark.query.path for mark in read_marks(store).history} if unused else set()
+        for path in unused:
+            if str(path) not in marked:
                 path.unlink(missing_ok=True)
 
     def _name(self, content: bytes) -> str:

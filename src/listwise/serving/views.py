@@ -21,6 +21,7 @@ Key = Annotated[str, Field(description="The key of an entry, a number as text.")
 _FOUR_NUMBERS = WithJsonSchema(
     {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
 )
+BoxView = Annotated[Box, _FOUR_NUMBERS]
 
 
 class LimitsView(BaseModel):
@@ -44,6 +45,7 @@ class Info(BaseModel):
     expands: bool
     engine: str
     can_write: bool
+    can_mark: bool
     token_needed: bool
     instance: str
     limits: LimitsView
@@ -58,7 +60,7 @@ class EntryView(BaseModel):
     id: str
     width: int
     height: int
-    box: Annotated[Box, _FOUR_NUMBERS] | None
+    box: BoxView | None
     attributes: dict[str, str]
 
     @staticmethod

@@ -90,7 +90,7 @@ export function add(files) {
  * @param {{file: Blob, name: string, box: number[]|null}[]} photos
  * @param {string[]} keys
  */
-export function search({ photos, keys, k, expand, refine, rerank, where, start = 0 }, signal) {
+export function search({ photos, keys, k, expand, refine, rerank, where, same, different, start = 0 }, signal) {
   const body = new FormData();
   for (const { file, name } of photos) body.append("photos", file, name);
   body.append("boxes", JSON.stringify(photos.map(({ box }) => box)));
@@ -101,5 +101,47 @@ export function search({ photos, keys, k, expand, refine, rerank, where, start =
   if (refine) body.append("refine", "diffusion");
   body.append("rerank", rerank);
   if (where) body.append("where", where);
+  appendMarks(body, same, different);
   return json("api/search", { method: "POST", body, signal });
 }
+
+/* Marks and labels */
+
+function appendMarks(body, same = [], different = []) {
+  if (same.length) body.append("same", same.join(","));
+  if (different.length) body.append("different", different.join(","));
+}
+
+/**
+ * Store marks of the results of a query, which is an entry or a photo with a box or null.
+ * @param {{key: string}|{file: Blob, name: string, box: number[]|null}} query
+ */
+export function mark(query, { same, different, ranks = {}, by }) {
+  const body = new FormData();
+  if (query.file) {
+    body.append("photos", query.file, query.name);
+    if (query.box) body.append("box", JSON.stringify(query.box));
+  } else {
+    body.append("entry", query.key);
+  }
+  appendMarks(body, same, different);
+  body.append("ranks", JSON.stringify(ranks));
+  body.append("by", by);
+  return json("api/marks", { method: "POST", body });
+}
+
+/** Set the label of entries. */
+export function label(name, keys) {
+  const body = new FormData();
+  body.append("name", name);
+  body.append("keys", keys.join(","));
+  return json("api/labels", { method: "POST", body });
+}
+
+export const unmark = (id) => json(`api/marks/${id}`, { method: "DELETE" });
+export const marks = (many) => json(`api/marks?count=${many}`);
+export const marksOf = (key, signal) => json(`api/marks?entry=${key}&count=1000`, { signal });
+export const queryPhoto = (id) => `api/marks/${id}/photo`;
+export const labels = () => blob("api/marks/labels");
+export const classes = () => json("api/classes");
+export const suggestions = (many, signal) => json(`api/suggestions?count=${many}`, { signal });

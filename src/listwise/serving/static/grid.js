@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { count, cut, icon, iconButton, make } from "./dom.js";
+import { markButtons, showMark } from "./marks.js";
 import { setLazily } from "./pictures.js";
 
 const CHUNK = 60;
@@ -26,15 +27,30 @@ function ratioOf({ width, height, box }) {
   return Math.min(Math.max(ratio || 1, NARROWEST), WIDEST);
 }
 
+function picture(item, name) {
+  const image = make("img", {
+    alt: name,
+    loading: "lazy",
+    decoding: "async",
+    draggable: "false",
+    on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
+  });
+  setLazily(image, api.thumbnail(item.key));
+  return image;
+}
+
 export class Grid {
   /**
-   * @param {{onPick, onView, onAdd, onEnd}} acts each called with an item, `onView` with its
-   *   place, `onEnd` when the user is near the end of the items.
+   * @param {{onPick, onView, onAdd, onEnd, onMark, markOf}} acts each called with an item, `onView`
+   *   with its place, `onEnd` when the user is near the end of the items, `onMark` with several
+   *   items, the mark, and the place to return to if the user works by keys; `markOf` is the
+   *   mark of a key.
    */
-  constructor(list, { onPick, onView, onAdd = null, onEnd = () => {} }) {
+  constructor(list, { onPick, onView, onAdd = null, onEnd = () => {}, onMark = null, markOf }) {
     this.list = list;
-    this.acts = { onPick, onView, onAdd, onEnd };
+    this.acts = { onPick, onView, onAdd, onEnd, onMark, markOf };
     this.items = [];
+    this.images = new Map();
     this.end = make("li", { class: "end", "aria-hidden": "true" });
     this.watch = new IntersectionObserver(([seen]) => seen.isIntersecting && this.reach(), {
       rootMargin: `0px 0px ${AHEAD} 0px`,
@@ -49,9 +65,17 @@ export class Grid {
     this.watch.disconnect();
     this.items = items;
     this.active = null;
+    // Pictures that are shown again are not loaded again, so that they do not flicker.
+    for (const tile of this.tiles) this.images.set(tile.dataset.key, tile.querySelector(".pick img"));
     this.list.replaceChildren(this.end);
     this.more(many);
+    this.images.clear();
     this.watch.observe(this.end);
+  }
+
+  /** Show the marks of the photos, which have changed. */
+  showMarks() {
+    for (const tile of this.tiles) showMark(tile, this.acts.markOf(tile.dataset.key));
   }
 
   /** Number of tiles. */
@@ -118,13 +142,34 @@ export class Grid {
 
   /** Move the keyboard focus to the tile of an item. */
   focus(item) {
-    const place = this.items.indexOf(item);
+    this.focusAt(this.items.findIndex(({ key }) => key === item?.key));
+  }
+
+  focusAt(place) {
     if (place >= this.shown) this.more(place + 1 - this.shown);
     this.tiles[place]?.querySelector(".pick").focus();
   }
 
+  /** Move the keyboard focus to the first photo without a mark from a place on. */
+  focusUnmarked(place) {
+    const free = this.items.findIndex(({ key }, at) => at >= place && this.acts.markOf(key) === undefined);
+    this.focusAt(free < 0 ? Math.min(place, this.items.length - 1) : free);
+  }
+
+  /** Mark the photo at a place; with `range`, also the photos since the last one that was marked. */
+  mark(at, same, { range = false, keys = false } = {}) {
+    const { onMark, markOf } = this.acts;
+    if (!onMark) return;
+    const last = this.items.findIndex(({ key }) => key === this.lastMarked);
+    const [from, to] = range ? [Math.min(at, Math.max(last, 0)), Math.max(at, last)] : [at, at];
+    const items = this.items.slice(from, to + 1);
+    const free = items.filter(({ key }) => markOf(key) === undefined);
+    this.lastMarked = this.items[at].key;
+    onMark(range && free.length ? free : [this.items[at]], same, keys ? from : null);
+  }
+
   tile(item) {
-    const { onPick, onView, onAdd } = this.acts;
+    const { onPick, onView, onAdd, onMark, markOf } = this.acts;
     const name = nameOf(item);
     const facts = [name];
     const marks = make("span", { class: "marks" });
@@ -138,19 +183,13 @@ export class Grid {
       const title = count(item.inliers, "matched point");
       marks.append(make("span", { class: "points", title }, icon("points"), `${item.inliers}`));
     }
-    const image = make("img", {
-      alt: name,
-      loading: "lazy",
-      decoding: "async",
-      draggable: "false",
-      on: { error: () => image.replaceWith(make("span", { class: "missing" }, name)) },
-    });
-    setLazily(image, api.thumbnail(item.key));
+    const image = this.images.get(item.key) ?? picture(item, name);
     const label = `Enlarge ${facts.join(", ")}`;
     const pick = { type: "button", class: "pick", "aria-label": label, tabindex: "-1" };
     const attributes = Object.entries(item.attributes ?? {}).map(([key, value]) => `${key}: ${value}`);
     const place = () => this.items.indexOf(item);
-    return make(
+    const mark = (same, { shiftKey, detail }) => this.mark(place(), same, { range: shiftKey, keys: !detail });
+    const tile = make(
       "li",
       { class: "tile", data: { key: item.key }, vars: { "--ratio": ratioOf(item) } },
       make("button", { ...pick, on: { click: () => onView(place()) } }, image),
@@ -168,7 +207,10 @@ export class Grid {
           iconButton("plus", `Add ${name} as an example`, () => onAdd(item), { tabindex: "-1" }),
         iconButton("search", `Search with ${name}`, () => onPick(item), { tabindex: "-1" }),
       ),
+      onMark && markButtons(name, mark),
     );
+    if (onMark) showMark(tile, markOf(item.key));
+    return tile;
   }
 
   /** Only one tile is in the tab order; arrow keys move between tiles. */
@@ -185,8 +227,12 @@ export class Grid {
     const at = tiles.indexOf(event.target.closest(".tile"));
     if (at < 0) return;
     const item = this.items[at];
-    if (event.key === "s") return this.acts.onPick(item);
+    if (event.key === "f") return this.acts.onPick(item);
     if (event.key === "+") return this.acts.onAdd?.(item);
+    const letter = event.key.toLowerCase();
+    if (letter === "s" || letter === "d") {
+      return this.mark(at, letter === "s", { range: event.shiftKey, keys: true });
+    }
     const goal = {
       ArrowLeft: () => at - 1,
       ArrowRight: () => at + 1,

@@ -2,11 +2,15 @@
 
 import { fromHash, toHash } from "./address.js";
 import * as api from "./api.js";
+import { Classes } from "./classes.js";
 import { byId, count, sleep } from "./dom.js";
 import { Duplicates } from "./duplicates.js";
 import { FilterBar, toExpression } from "./filters.js";
 import { Grid, nameOf } from "./grid.js";
 import { keep, kept } from "./kept.js";
+import { LabelDialog } from "./label.js";
+import { Marking } from "./marking.js";
+import { QueryMarks, queryName } from "./marks.js";
 import { hush, say } from "./notice.js";
 import { guardPictures } from "./pictures.js";
 import { limited, measure, readPhotos, takeIn } from "./photos.js";
@@ -18,6 +22,7 @@ const RETRIES = 5; // when the server is busy
 const PAGE = 60; // results that are requested together
 const SAMPLE = 24;
 const SAMPLE_PAGES = 12;
+const VIEWS = ["duplicates", "classes"]; // besides the start and a search
 
 let server = null;
 let ready = null; // a promise that resolves when the limits of the server are known
@@ -47,13 +52,32 @@ const viewer = new Viewer({
   onAdd: addExample,
   onRemove: removeEntry,
   onClosed: (item) => currentGrid().focus(item),
+  onMark: (item, same, at) => marking.mark([{ ...item, rank: at + 1 }], same, null),
+  markOf: (key) => marking.of(key),
 });
 const results = new Grid(byId("results"), {
   onPick: searchFrom,
   onView: (at) => viewer.open(results.items, at, here.frames ?? [], server.can_write),
   onAdd: addExample,
   onEnd: nextPage,
+  onMark: (items, same, place) => marking.mark(items.map(ranked), same, place),
+  markOf: (key) => marking.of(key),
 });
+const ranked = (item) => ({ ...item, rank: results.items.indexOf(item) + 1 });
+const marking = new Marking({
+  onChange: (place) => {
+    results.showMarks();
+    rankAgain(place);
+  },
+  query: markedQuery,
+  canSave: () => server.can_mark,
+});
+new LabelDialog(marking, {
+  items: () => results.items,
+  query: () => (here.examples[0].box ? null : here.examples[0].key),
+  onLabelled: () => refresh().catch(() => {}),
+});
+const classes = new Classes({ onPick: searchFrom });
 const duplicates = new Duplicates({ onPick: searchFrom, onRemove: removeEntry });
 const samples = new Grid(byId("samples"), {
   onPick: searchFrom,
@@ -95,7 +119,14 @@ function change(what) {
   history.replaceState({ visit: here.name }, "", toHash(here));
   keep(here);
   showQuery();
+  showMarks();
   search();
+}
+
+/** Order the results again after a mark; the keyboard focus returns to a place. */
+function rankAgain(place) {
+  Object.assign(here, { before: here.answer ?? here.before, answer: null });
+  search({ place, again: true });
 }
 
 async function returnTo(state) {
@@ -122,7 +153,7 @@ async function readAddress(name) {
     problem = error.status === 404 ? "That photo is not in the index." : error.message;
   }
   if (location.hash !== hash) return; // the user has opened another search meanwhile
-  const view = hash === "#/duplicates" ? "duplicates" : "";
+  const view = VIEWS.includes(hash.slice(2)) ? hash.slice(2) : "";
   arrive({ examples, chosen: 0, expand, refine, rerank, filters, view });
   history.replaceState({ visit: here.name }, "", view ? hash : toHash(here));
   keep(here);
@@ -170,22 +201,20 @@ async function takeFiles(files, adding) {
 function show() {
   hush();
   const searching = here.examples.length > 0;
-  const comparing = !searching && here.view === "duplicates";
+  const view = searching ? "search" : here.view || "start";
   duplicates.close();
-  byId("start").hidden = searching || comparing;
-  byId("duplicates").hidden = !comparing;
-  byId("search").hidden = !searching;
+  classes.close();
+  for (const name of ["start", "search", ...VIEWS]) byId(name).hidden = name !== view;
   document.title = searching ? `${here.examples[here.chosen].name} · Listwise` : "Listwise";
-  if (comparing) {
+  if (!searching) {
     running.abort();
     atWork(false);
-    document.title = "Duplicates · Listwise";
-    duplicates.open(server.can_write);
-  } else if (!searching) {
-    running.abort();
-    atWork(false);
-    if (!samples.items.length) showSamples();
+    if (view === "start" && !samples.items.length) showSamples();
+    if (view === "duplicates") duplicates.open(server.can_write);
+    if (view === "classes") classes.open(server.can_mark);
+    if (here.view) document.title = `${byId(`${view}-head`).textContent} · Listwise`;
   } else {
+    showMarks();
     showQuery();
     if (here.answer) {
       atWork(false);
@@ -206,6 +235,14 @@ function showQuery() {
   const expand = here.expand ?? expandsByDefault();
   panel.show({ ...here, expand }, server.limits, server.can_write);
   filterBar.show(here.filters);
+}
+
+/** The marks of the present query. */
+function showMarks() {
+  const name = queryName(here.examples);
+  if (here.marks?.name !== name) here.marks = new QueryMarks(name);
+  marking.open(here.marks);
+  for (const id of ["label-open", "mark-label"]) byId(id).hidden = !server.can_mark;
 }
 
 function showAnswer(answer = here.answer) {
@@ -283,7 +320,8 @@ function busy(on) {
 
 /* Searching */
 
-async function search() {
+/** Search; `again` after a mark, with as many results as before and the focus at a place. */
+async function search({ again = false, place = null } = {}) {
   running.abort();
   running = new AbortController();
   const { signal } = running;
@@ -292,28 +330,33 @@ async function search() {
   atWork(true);
   const late = setTimeout(() => busy(true), PATIENCE);
   try {
+    await loadMarks(visit, signal);
     const { query, frames } = await toQuery(visit, signal);
+    if (again) query.k = Math.min(server.limits.results, Math.max(PAGE, results.items.length));
+    const shown = again ? results.shown : 0;
     if (query.rerank) {
       // The results of the descriptors at once; matching points takes longer.
       const first = await searchWithRetries({ ...query, rerank: false }, signal);
       if (signal.aborted) return;
       clearTimeout(late);
       busy(false);
-      Object.assign(visit, { before: first, frames, shown: 0 });
+      Object.assign(visit, { before: first, frames, shown });
       showAnswer({ ...first, pending: true });
       reranking(true);
     }
     const answer = await searchWithRetries(query, signal);
     if (signal.aborted) return;
-    Object.assign(visit, { answer, frames, query, shown: 0 });
+    answer.next = query.k;
+    Object.assign(visit, { answer, frames, query: { ...query, k: Math.min(query.k, PAGE) }, shown });
     atWork(false);
     showAnswer();
+    if (place !== null) results.focusUnmarked(place);
   } catch (error) {
     if (signal.aborted) return;
     atWork(false);
     keepResults(visit);
-    const again = { action: { label: "Try again", run: search } };
-    say(error.message, [0, 401, 429, 503, 504].includes(error.status) ? again : {});
+    const retry = { action: { label: "Try again", run: () => search({ again, place }) } };
+    say(error.message, [0, 401, 429, 503, 504].includes(error.status) ? retry : {});
   } finally {
     clearTimeout(late);
   }
@@ -372,7 +415,7 @@ async function searchWithRetries(query, signal) {
 }
 
 /** The query of a visit for the server, and its examples in the same order: photos, then entries. */
-async function toQuery({ examples, expand, refine, rerank, filters }, signal) {
+async function toQuery({ examples, expand, refine, rerank, filters, marks }, signal) {
   const photos = [];
   const byKey = [];
   for (const example of examples) {
@@ -381,8 +424,29 @@ async function toQuery({ examples, expand, refine, rerank, filters }, signal) {
   }
   const k = Math.min(server.limits.results, PAGE);
   const where = toExpression(filters);
-  const query = { photos, keys: byKey.map(({ key }) => key), k, expand, refine, rerank, where };
+  const marked = { same: marks.keys(true), different: marks.keys(false) };
+  const keys = byKey.map(({ key }) => key);
+  const query = { photos, keys, k, expand, refine, rerank, where, ...marked };
   return { query, frames: [...photos, ...byKey] };
+}
+
+/** Load the marks that are stored for an entry, once; the search works without them. */
+async function loadMarks({ examples, marks }, signal) {
+  const [{ key, box }] = examples;
+  if (marks.loaded || !key || box || examples.length > 1) return;
+  try {
+    const { marks: stored } = await api.marksOf(key, signal);
+    marks.load(stored);
+    if (here.marks === marks) marking.show();
+  } catch (error) {
+    if (signal.aborted) throw error;
+  }
+}
+
+/** What the marks of the present search belong to: its first example. */
+async function markedQuery() {
+  const [example] = here.examples;
+  return example.key && example.box ? copyOf(example) : example;
 }
 
 /** An entry with a box is sent to the server as a photo. */
@@ -500,8 +564,11 @@ function listenToFiles() {
 function listenToKeys() {
   document.addEventListener("keydown", (event) => {
     const typing = event.target.matches("input:not([type=checkbox])");
-    if (event.key !== "?" || typing || document.querySelector("dialog[open]")) return;
-    byId("help").showModal();
+    if (typing || document.querySelector("dialog[open]")) return;
+    if (event.key === "?") byId("help").showModal();
+    const { key, ctrlKey, metaKey } = event;
+    const undoing = ctrlKey || metaKey ? key === "z" : key === "u" && !event.altKey;
+    if (undoing && !byId("search").hidden) marking.undo();
   });
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   byId("skip").addEventListener("click", () => currentGrid().focus(currentGrid().items[0]));

@@ -3,12 +3,17 @@
 import * as api from "./api.js";
 import { byId, count, make } from "./dom.js";
 import { nameOf, percent } from "./grid.js";
+import { showMark } from "./marks.js";
 import { drawMatches } from "./matches.js";
 import { setPicture, shownAt } from "./pictures.js";
 
 export class Viewer {
-  /** @param {{onPick, onAdd, onRemove, onClosed}} acts each called with the item shown. */
+  /**
+   * @param {{onPick, onAdd, onRemove, onClosed, onMark, markOf}} acts each called with the item shown,
+   *   `onMark` also with the mark and the place; `markOf` is the mark of a key.
+   */
   constructor(acts) {
+    this.acts = acts;
     this.dialog = byId("viewer");
     this.scene = byId("viewer-scene");
     this.showMatches = true;
@@ -21,6 +26,8 @@ export class Viewer {
     on("viewer-remove", () => this.confirm(true));
     on("viewer-keep", () => this.confirm(false));
     on("viewer-really", () => this.leaveFor(acts.onRemove));
+    on("viewer-same", () => this.mark(true));
+    on("viewer-different", () => this.mark(false));
     on("viewer-matches", () => {
       this.showMatches = !this.showMatches;
       this.render();
@@ -30,6 +37,8 @@ export class Viewer {
       if (!this.dialog.open) return;
       if (key === "ArrowLeft") this.step(-1);
       if (key === "ArrowRight") this.step(1);
+      if (key === "s") this.mark(true);
+      if (key === "d") this.mark(false);
     });
     this.dialog.addEventListener("close", () => {
       this.scene.replaceChildren();
@@ -61,6 +70,19 @@ export class Viewer {
     this.render();
   }
 
+  /** Mark the photo, if it is the result of a search. */
+  mark(same) {
+    if (!this.frames.length) return;
+    this.acts.onMark(this.item, same, this.at);
+    this.showMark();
+  }
+
+  showMark() {
+    const area = byId("viewer-verdict");
+    area.hidden = !this.frames.length;
+    showMark(area, this.acts.markOf(this.item.key));
+  }
+
   render() {
     const { item } = this;
     const name = nameOf(item);
@@ -75,6 +97,7 @@ export class Viewer {
     byId("viewer-add").hidden = !this.frames.length;
     byId("viewer-remove").hidden = !this.canWrite;
     this.confirm(false);
+    this.showMark();
 
     const query = this.frames[item.photo ?? 0];
     const matched = Boolean(item.matches?.length && query);

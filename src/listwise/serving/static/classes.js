@@ -1,0 +1,260 @@
+// Classes and their progress, pairs to decide on, and marks that contradict each other.
+
+import * as api from "./api.js";
+import { byId, count, make } from "./dom.js";
+import { nameOf } from "./grid.js";
+import { when } from "./marking.js";
+import { say } from "./notice.js";
+import { askName, knownName } from "./person.js";
+import { setLazily, setPicture } from "./pictures.js";
+
+const PAIRS = 20; // suggestions that are requested together
+const PHOTOS = 5; // of a class
+
+export class Classes {
+  /** @param {{onPick}} acts called with an entry to search with. */
+  constructor({ onPick }) {
+    this.acts = { onPick };
+    this.pairs = [];
+    this.past = []; // answers, for undo
+    for (const [id, same] of [["pair-same", true], ["pair-different", false]]) {
+      byId(id).addEventListener("click", () => this.answer(same));
+    }
+    byId("pair-skip").addEventListener("click", () => this.skip());
+    byId("pair-undo").addEventListener("click", () => this.undo());
+    byId("classes-export").addEventListener("click", () => download());
+    byId("classes-person").addEventListener("click", () => askName({ again: true }).then(() => this.showPerson()));
+    document.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  /** Load the classes, the pairs and the conflicts. */
+  async open(canMark) {
+    this.close();
+    this.turn = new AbortController();
+    this.canMark = canMark;
+    this.pairs = [];
+    this.past = [];
+    this.answered = 0;
+    byId("classes-status").textContent = "Loading …";
+    byId("pair").hidden = true;
+    this.showPerson();
+    const { signal } = this.turn;
+    try {
+      await this.refresh();
+      if (!signal.aborted) await this.loadPairs();
+    } catch (error) {
+      if (!signal.aborted) byId("classes-status").textContent = error.message;
+    }
+  }
+
+  /** Stop loading: the user has left the view. */
+  close() {
+    this.turn?.abort();
+  }
+
+  async refresh() {
+    const { signal } = this.turn;
+    const [{ classes }, { same, different, conflicts }] = await Promise.all([api.classes(), api.marks(1)]);
+    if (signal.aborted) return;
+    const named = classes.length ? count(classes.length, "class", "classes") : "No classes yet";
+    byId("classes-status").textContent = `${named} · ${same} same · ${different} different`;
+    byId("classes-empty").hidden = classes.length > 0;
+    byId("classes-export").hidden = !this.canMark || !(classes.length || same || different);
+    byId("class-list").replaceChildren(...classes.map((each) => this.card(each)));
+    const serious = conflicts.filter(({ kind }) => kind !== "changed");
+    byId("conflicts").hidden = !serious.length;
+    byId("conflict-list").replaceChildren(...serious.map((conflict) => this.conflict(conflict)));
+  }
+
+  showPerson() {
+    const name = knownName();
+    byId("classes-person").hidden = !this.canMark;
+    byId("classes-person").textContent = name ? `Marking as ${name}` : "Your name …";
+  }
+
+  card({ name, photos, labelled, marks, open, entries }) {
+    const pictures = entries.slice(0, PHOTOS).map((entry) => this.picture(entry));
+    const parts = [count(photos, "photo"), marks && count(marks, "mark"), open && `${count(open, "pair")} to decide`];
+    return make(
+      "li",
+      { class: "class" },
+      make("div", { class: "class-photos" }, ...pictures),
+      make("h3", {}, labelled ? name : "Without a name"),
+      make("p", { class: "quiet" }, parts.filter(Boolean).join(" · ")),
+    );
+  }
+
+  picture(entry) {
+    const label = `Search with ${nameOf(entry)}`;
+    const image = make("img", { alt: "", loading: "lazy", decoding: "async" });
+    setLazily(image, api.thumbnail(entry.key));
+    const settings = { type: "button", class: "choose", "aria-label": label, title: label };
+    return make("button", { ...settings, on: { click: () => this.acts.onPick(entry) } }, image);
+  }
+
+  /* Pairs */
+
+  async loadPairs() {
+    const { signal } = this.turn;
+    const { suggestions } = await api.suggestions(PAIRS, signal);
+    if (signal.aborted) return;
+    this.pairs = suggestions;
+    this.showPair();
+  }
+
+  showPair() {
+    const [pair] = this.pairs;
+    byId("pair").hidden = !pair && !this.past.length;
+    byId("pair-photos").hidden = !pair;
+    byId("pair-undo").disabled = !this.past.length;
+    for (const id of ["pair-same", "pair-different", "pair-skip"]) byId(id).disabled = !pair || !this.canMark;
+    byId("pair-actions").hidden = !this.canMark;
+    byId("pair-locked").hidden = this.canMark;
+    byId("pair-place").textContent = pair ? describe(pair) : "No more pairs for now.";
+    if (!pair) return;
+    for (const [id, entry] of [["pair-first", pair.one], ["pair-second", pair.other]]) {
+      const image = byId(id);
+      image.alt = nameOf(entry);
+      image.onerror = () => {
+        image.onerror = null;
+        setPicture(image, api.thumbnail(entry.key));
+      };
+      setPicture(image, api.photo(entry.key));
+    }
+  }
+
+  async answer(same) {
+    const [pair] = this.pairs;
+    if (!pair || this.sending) return;
+    const by = await askName();
+    if (by === null) return;
+    this.sending = true;
+    const list = same ? { same: [pair.other.key], different: [] } : { same: [], different: [pair.other.key] };
+    try {
+      const { marks } = await api.mark(pair.one, { ...list, by });
+      this.past.push({ pair, ids: marks.map(({ id }) => id) });
+      this.next();
+    } catch (error) {
+      say(error.message, { action: { label: "Try again", run: () => this.answer(same) } });
+    } finally {
+      this.sending = false;
+    }
+  }
+
+  skip() {
+    if (!this.pairs.length) return;
+    this.past.push({ pair: this.pairs[0], ids: [] });
+    this.next();
+  }
+
+  async next() {
+    this.pairs = this.pairs.slice(1);
+    this.showPair();
+    try {
+      await this.refresh();
+      // Answers change which pairs are uncertain. Pairs that were skipped would come again.
+      const decided = this.past.some(({ ids }) => ids.length);
+      if (!this.pairs.length && decided) {
+        const skipped = new Set(this.past.map(({ pair }) => nameOfPair(pair)));
+        await this.loadPairs();
+        this.pairs = this.pairs.filter((pair) => !skipped.has(nameOfPair(pair)));
+        this.showPair();
+      }
+    } catch (error) {
+      say(error.message);
+    }
+  }
+
+  async undo() {
+    const last = this.past.at(-1);
+    if (!last || this.sending) return;
+    this.sending = true;
+    try {
+      for (const id of last.ids) await api.unmark(id);
+      this.past.pop();
+      this.pairs = [last.pair, ...this.pairs];
+      this.showPair();
+      await this.refresh();
+    } catch (error) {
+      say(error.message);
+    } finally {
+      this.sending = false;
+    }
+  }
+
+  press(event) {
+    const typing = event.target.matches("input, select, textarea");
+    if (byId("classes").hidden || typing || document.querySelector("dialog[open]")) return;
+    const undoing = (event.ctrlKey || event.metaKey) && event.key === "z";
+    if (!undoing && (event.ctrlKey || event.metaKey || event.altKey)) return;
+    if (!this.canMark) return;
+    const key = undoing ? "u" : event.key.toLowerCase();
+    if (key === "s") this.answer(true);
+    else if (key === "d") this.answer(false);
+    else if (key === "n") this.skip();
+    else if (key === "u") this.undo();
+  }
+
+  /* Conflicts */
+
+  conflict({ kind, marks }) {
+    const text = {
+      people: "People disagree on this pair",
+      chain: "These marks contradict each other",
+      labels: "Marks and labels contradict each other",
+    }[kind];
+    return make(
+      "li",
+      { class: "conflict" },
+      make("h3", {}, text),
+      make("ul", {}, ...marks.map((mark) => this.disputed(mark))),
+    );
+  }
+
+  disputed(mark) {
+    const { id, query, entry, same, by, time } = mark;
+    const photos = [query.key ? api.thumbnail(query.key) : api.queryPhoto(id), api.thumbnail(entry.key)];
+    const pictures = photos.map((path) => {
+      const image = make("img", { alt: "", loading: "lazy" });
+      setLazily(image, path);
+      return image;
+    });
+    const who = `${by || "Somebody"} marked this pair as ${same ? "the same" : "different"}`;
+    const undo = { type: "button", class: "plain", "aria-label": `Undo: ${who}` };
+    return make(
+      "li",
+      {},
+      ...pictures,
+      make("p", {}, make("b", {}, by || "Somebody"), make("span", { data: { mark: same ? "same" : "different" } }, same ? "same" : "different"), make("span", { class: "quiet" }, when(time))),
+      this.canMark ? make("button", { ...undo, on: { click: () => this.resolve(id) } }, "Undo") : null,
+    );
+  }
+
+  /** Undo a mark that contradicts others. */
+  async resolve(id) {
+    try {
+      await api.unmark(id);
+      await this.refresh();
+    } catch (error) {
+      say(error.message);
+    }
+  }
+}
+
+const nameOfPair = ({ one, other }) => `${one.key} ${other.key}`;
+
+function describe({ probability, score }) {
+  const likely = probability === null ? `Score ${score.toFixed(3)}` : `${Math.round(100 * probability)}% likely the same`;
+  return likely;
+}
+
+/** Save the table of labels as a file. */
+async function download() {
+  try {
+    const url = URL.createObjectURL(await api.labels());
+    make("a", { href: url, download: "labels.csv" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60000);
+  } catch (error) {
+    say(error.message);
+  }
+}

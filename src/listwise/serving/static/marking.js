@@ -1,0 +1,123 @@
+// Marking the results of a search: the bar with the counts, undo, and saving on the server.
+
+import * as api from "./api.js";
+import { byId } from "./dom.js";
+import { say } from "./notice.js";
+import { askName } from "./person.js";
+
+export class Marking {
+  /**
+   * @param {{onChange, query, canSave}} acts `onChange(place)` orders the results again and moves the
+   *   keyboard focus to a place unless it is null, `query()` is what the marks belong to.
+   */
+  constructor(acts) {
+    this.acts = acts;
+    this.marks = null;
+    this.saving = false;
+    byId("mark-undo").addEventListener("click", () => this.undo());
+    byId("mark-save").addEventListener("click", () => this.save());
+    byId("mark-mode").addEventListener("click", ({ currentTarget }) => {
+      const on = currentTarget.ariaPressed !== "true";
+      currentTarget.ariaPressed = String(on);
+      byId("results").classList.toggle("marking", on);
+    });
+  }
+
+  /** Show the marks of another query. */
+  open(marks) {
+    this.marks = marks;
+    this.show();
+  }
+
+  of(key) {
+    return this.marks?.of(key);
+  }
+
+  /** Mark items with the places `rank` in the results; the same mark again removes it. */
+  mark(items, same, place) {
+    if (items.length === 1 && this.of(items[0].key) === same) same = undefined;
+    this.set(items.map((item) => ({ ...item, same })), place);
+  }
+
+  set(changes, place = null) {
+    this.marks.set(changes);
+    this.show();
+    this.acts.onChange(place);
+  }
+
+  /** Take the last step back, also on the server if it was saved. */
+  async undo() {
+    const { marks } = this;
+    if (!marks?.past.length) return;
+    const keys = marks.undo();
+    this.show();
+    this.acts.onChange(null);
+    if (keys.some((key) => marks.stored.has(key))) await this.save();
+  }
+
+  /** Save all marks; whether the server has stored them. */
+  async save() {
+    const { marks } = this;
+    const by = this.saving ? null : await askName();
+    if (by === null) return false;
+    this.saving = true;
+    this.show();
+    try {
+      await this.send(marks, by);
+      return true;
+    } catch (error) {
+      say(error.message, { action: { label: "Try again", run: () => this.save() } });
+      return false;
+    } finally {
+      this.saving = false;
+      this.show();
+    }
+  }
+
+  async send(marks, by) {
+    const { undone, ...added } = marks.unsaved();
+    for (const [key, id] of undone) {
+      await api.unmark(id).catch((error) => {
+        if (error.status !== 404) throw error; // somebody else has undone it
+      });
+      marks.removed(key);
+    }
+    if (!added.same.length && !added.different.length) return;
+    const { marks: stored, conflicts } = await api.mark(await this.acts.query(), { ...added, by });
+    marks.saved(stored);
+    if (conflicts.length) say(describeConflict(conflicts[0], stored), showConflicts);
+  }
+
+  show() {
+    const { marks } = this;
+    const bar = byId("mark-bar");
+    const [same, different] = [true, false].map((value) => marks?.keys(value).length ?? 0);
+    const open = Boolean(marks?.changed().length);
+    const canSave = this.acts.canSave();
+    bar.hidden = !same && !different && !open && !marks?.past.length;
+    byId("mark-same").textContent = `${same} same`;
+    byId("mark-different").textContent = `${different} different`;
+    byId("mark-undo").disabled = !marks?.past.length || this.saving;
+    byId("mark-save").hidden = !canSave;
+    byId("mark-save").disabled = !open || this.saving;
+    byId("mark-save").textContent = this.saving ? "Saving …" : open ? "Save" : "Saved";
+    byId("mark-note").hidden = canSave;
+  }
+}
+
+const showConflicts = { kind: "news", action: { label: "Show conflicts", run: () => (location.hash = "#/classes") } };
+
+/** "3 Nov, 12:04" of a time in ISO 8601. */
+export function when(time) {
+  const format = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  return new Intl.DateTimeFormat("en-GB", format).format(new Date(time));
+}
+
+const verdict = ({ same }) => (same ? "the same" : "different");
+
+function describeConflict({ marks }, own) {
+  const mine = new Set(own.map(({ id }) => id));
+  const other = marks.find(({ id }) => !mine.has(id)) ?? marks[0];
+  const who = other.by || "Somebody";
+  return `Your mark is saved, but ${who} marked ${other.entry.id} as ${verdict(other)} on ${when(other.time)}.`;
+}
