@@ -23,6 +23,31 @@ class Answer(TypedDict):
     results: list["Result"]
 
 
+class ClassView(TypedDict):
+    """A class and its progress."""
+
+    name: str
+    photos: int
+    labelled: int
+    marks: int
+    open: int
+    entries: list["EntryView"]
+
+
+class Classes(TypedDict):
+    """A page of classes, the largest first, and the total number of classes."""
+
+    classes: list["ClassView"]
+    total: int
+
+
+class ConflictView(TypedDict):
+    """Marks that contradict each other, or the labels of entries."""
+
+    kind: str
+    marks: list["MarkView"]
+
+
 class DuplicateView(TypedDict):
     """Entries that show the same photo; the largest photo comes first."""
 
@@ -95,9 +120,16 @@ class Info(TypedDict):
     expands: bool
     engine: str
     can_write: bool
+    can_mark: bool
     token_needed: bool
     instance: str
     limits: "LimitsView"
+
+
+class Labelled(TypedDict):
+    """The number of entries that have the label now."""
+
+    labelled: int
 
 
 class LimitsView(TypedDict):
@@ -107,6 +139,51 @@ class LimitsView(TypedDict):
     pixels: int
     photos: int
     results: int
+
+
+class MarkView(TypedDict):
+    """Whether a result shows the same thing as a query, by whom, and when it was marked."""
+
+    id: str
+    query: "MarkedPhoto"
+    entry: "MarkedEntry"
+    same: bool
+    by: str
+    time: str
+    rank: int | None
+
+
+class MarkedEntry(TypedDict):
+    """The entry that was marked."""
+
+    id: str
+    key: str
+
+
+class MarkedPhoto(TypedDict):
+    """A photo of a mark; `key` is null if it is not an entry."""
+
+    id: str
+    key: str | None
+    box: list[float] | None
+
+
+class MarksAdded(TypedDict):
+    """Marks that were stored, and the conflicts that they are part of."""
+
+    marks: list["MarkView"]
+    conflicts: list["ConflictView"]
+
+
+class MarksPage(TypedDict):
+    """A page of the active marks, the latest first."""
+
+    marks: list["MarkView"]
+    total: int
+    same: int
+    different: int
+    undone: int
+    conflicts: list["ConflictView"]
 
 
 class Page(TypedDict):
@@ -137,3 +214,25 @@ class Result(TypedDict):
     inliers: int | None
     photo: int | None
     matches: list[list[float]] | None
+
+
+class SuggestionView(TypedDict):
+    """Two entries for which it is unclear whether they show the same thing."""
+
+    one: "EntryView"
+    other: "EntryView"
+    score: float
+    probability: float | None
+    name: str
+
+
+class Suggestions(TypedDict):
+    """Pairs to mark next, the most uncertain first."""
+
+    suggestions: list["SuggestionView"]
+
+
+class Unmarked(TypedDict):
+    """The number of marks that were undone."""
+
+    undone: int

@@ -11,12 +11,18 @@ from urllib.parse import quote, urlencode, urlsplit
 from listwise.client.answers import (
     AddedView,
     Answer,
+    Classes,
     Duplicates,
     EntryView,
     Facets,
     Info,
+    Labelled,
+    MarksAdded,
+    MarksPage,
     Page,
     Removed,
+    Suggestions,
+    Unmarked,
 )
 from listwise.client.requests import Response, Upload, send
 from listwise.errors import InputError
@@ -103,9 +109,10 @@ class Client:
             keys: keys of entries that are examples too.
             boxes: for each photo the part to search with, (x0, y0, x1, y1) in pixels, or None.
             **options: further fields of the form: `k`, `start`, `min_score`, `min_probability`,
-                `where`, `expand`, `refine`, `rerank`.
+                `where`, `expand`, `refine`, `rerank`, and the keys of marked entries, `same`
+                and `different`.
         """
-        fields = dict(options)
+        fields = _joined(options)
         if keys:
             fields["keys"] = list(keys)
         if boxes is not None:
@@ -114,7 +121,7 @@ class Client:
 
     def similar(self, key: str, **options: Any) -> Answer:
         """Search by an entry, with the `options` of `search`."""
-        return cast(Answer, self._json("GET", _path(key, "/similar", options)))
+        return cast(Answer, self._json("GET", _path(key, "/similar", _joined(options))))
 
     def entries(self, start: int = 0, count: int = PAGE, where: str = "") -> Page:
         """List a page of the entries, and the total number of entries."""
@@ -164,6 +171,68 @@ class Client:
     def facets(self) -> Facets:
         """List the attributes with few distinct values, with the count of each value."""
         return cast(Facets, self._json("GET", "/api/facets"))
+
+    def mark(
+        self,
+        query: Photo | None = None,
+        *,
+        entry: str | None = None,
+        box: Box | None = None,
+        same: Sequence[str] = (),
+        different: Sequence[str] = (),
+        by: str = "",
+        ranks: Mapping[str, int] | None = None,
+    ) -> MarksAdded:
+        """Store which results of a query show the same thing as it. Requires the token.
+
+        Args:
+            query: the photo that was searched for.
+            entry: the key of the entry that was searched for, in the place of a photo.
+            box: the part of the photo that was searched for, (x0, y0, x1, y1) in pixels.
+            same: keys of entries that show the same thing.
+            different: keys of entries that show something else.
+            by: the name of the person who marks.
+            ranks: the places of marked entries in the results, from 1, by key.
+        """
+        fields = _joined({"same": same, "different": different})
+        fields |= {"entry": entry, "box": box, "by": by or None, "ranks": ranks}
+        photos = () if query is None else query
+        return cast(MarksAdded, self._json("POST", "/api/marks", _form(photos, fields)))
+
+    def marks(self, start: int = 0, count: int = PAGE, entry: str | None = None) -> MarksPage:
+        """List a page of the marks, of all queries or of one entry, and the conflicts."""
+        options = {"start": start, "count": count, "entry": entry}
+        return cast(MarksPage, self._json("GET", "/api/marks" + _query(options)))
+
+    def unmark(self, id: str) -> bool:
+        """Undo a mark; return whether it was active. Requires the token."""
+        path = f"/api/marks/{quote(id, safe='')}"
+        return cast(Unmarked, self._json("DELETE", path))["undone"] > 0
+
+    def query_photo(self, id: str) -> bytes:
+        """Return a small JPEG file of the query photo of a mark."""
+        return self._send("GET", f"/api/marks/{quote(id, safe='')}/photo").content
+
+    def labels(self) -> str:
+        """Return the classes as a CSV table of labels for training. Requires the token."""
+        return self._send("GET", "/api/marks/labels").content.decode()
+
+    def label(self, name: str, keys: Sequence[str]) -> int:
+        """Name the class of entries, and return their number. Requires the token.
+
+        An empty name removes the label.
+        """
+        form = _form((), {"name": name} | _joined({"keys": keys}))
+        return cast(Labelled, self._json("POST", "/api/labels", form))["labelled"]
+
+    def classes(self, start: int = 0, count: int = PAGE) -> Classes:
+        """List a page of the classes with their progress, and the total number of classes."""
+        options = {"start": start, "count": count}
+        return cast(Classes, self._json("GET", "/api/classes" + _query(options)))
+
+    def suggestions(self, count: int = 20) -> Suggestions:
+        """List pairs of entries that are worth marking next, the most uncertain first."""
+        return cast(Suggestions, self._json("GET", f"/api/suggestions?count={count}"))
 
     def _json(self, method: str, path: str, upload: Upload | None = None) -> Any:
         content = self._send(method, path, upload).content
@@ -263,6 +332,15 @@ def _query(options: Mapping[str, Any]) -> str:
 
 def _given(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in options.items() if value is not None)
+
+
+def _joined(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with the lists of keys that a server reads as text with commas."""
+    lists = ("same", "different", "keys")
+    return {
+        name: ",".join(value) if name in lists and not isinstance(value, str | None) else value
+        for name, value in options.items()
+    }
 
 
 def _text(value: Any) -> str:

@@ -194,7 +194,7 @@ class Feedback:
             found = find_classes(store, marks, self._service.index.calibration)
             page = found[start : start + count]
             members: dict[str, list[str]] = defaultdict(list)
-            classes = assign_classes(marks, labels_of(store))
+            classes = assign_classes(marks, labels_of(store)).classes
             for photo, name in sorted(classes.items()):
                 members[name].append(photo)
             shown = {each.name: members[each.name][:PICTURES] for each in page}

@@ -10,6 +10,7 @@ import { setLazily, setPicture } from "./pictures.js";
 
 const PAIRS = 20; // suggestions that are requested together
 const PHOTOS = 5; // of a class
+const PAUSE = 1000; // milliseconds after an answer until the progress is shown
 
 export class Classes {
   /** @param {{onPick}} acts called with an entry to search with. */
@@ -34,7 +35,6 @@ export class Classes {
     this.canMark = canMark;
     this.pairs = [];
     this.past = [];
-    this.answered = 0;
     byId("classes-status").textContent = "Loading …";
     byId("pair").hidden = true;
     this.showPerson();
@@ -50,6 +50,7 @@ export class Classes {
   /** Stop loading: the user has left the view. */
   close() {
     this.turn?.abort();
+    clearTimeout(this.timer);
   }
 
   async refresh() {
@@ -60,6 +61,7 @@ export class Classes {
     byId("classes-status").textContent = `${named} · ${same} same · ${different} different`;
     byId("classes-empty").hidden = classes.length > 0;
     byId("classes-export").hidden = !this.canMark || !(classes.length || same || different);
+    this.names = new Set(classes.filter(({ labelled }) => labelled).map(({ name }) => name));
     byId("class-list").replaceChildren(...classes.map((each) => this.card(each)));
     const serious = conflicts.filter(({ kind }) => kind !== "changed");
     byId("conflicts").hidden = !serious.length;
@@ -75,12 +77,14 @@ export class Classes {
   card({ name, photos, labelled, marks, open, entries }) {
     const pictures = entries.slice(0, PHOTOS).map((entry) => this.picture(entry));
     const parts = [count(photos, "photo"), marks && count(marks, "mark"), open && `${count(open, "pair")} to decide`];
+    const progress = { max: marks + open || 1, value: open ? marks : marks || 1, "aria-label": "Decided pairs" };
     return make(
       "li",
       { class: "class" },
       make("div", { class: "class-photos" }, ...pictures),
       make("h3", {}, labelled ? name : "Without a name"),
       make("p", { class: "quiet" }, parts.filter(Boolean).join(" · ")),
+      make("progress", progress),
     );
   }
 
@@ -98,7 +102,8 @@ export class Classes {
     const { signal } = this.turn;
     const { suggestions } = await api.suggestions(PAIRS, signal);
     if (signal.aborted) return;
-    this.pairs = suggestions;
+    const known = new Set(this.past.map(({ pair }) => nameOfPair(pair))); // also those that were skipped
+    this.pairs = suggestions.filter((pair) => !known.has(nameOfPair(pair)));
     this.showPair();
   }
 
@@ -110,7 +115,7 @@ export class Classes {
     for (const id of ["pair-same", "pair-different", "pair-skip"]) byId(id).disabled = !pair || !this.canMark;
     byId("pair-actions").hidden = !this.canMark;
     byId("pair-locked").hidden = this.canMark;
-    byId("pair-place").textContent = pair ? describe(pair) : "No more pairs for now.";
+    byId("pair-place").textContent = pair ? this.describe(pair) : "No more pairs for now.";
     if (!pair) return;
     for (const [id, entry] of [["pair-first", pair.one], ["pair-second", pair.other]]) {
       const image = byId(id);
@@ -121,6 +126,11 @@ export class Classes {
       };
       setPicture(image, api.photo(entry.key));
     }
+  }
+
+  describe({ probability, score, name }) {
+    const likely = probability === null ? `Score ${score.toFixed(3)}` : `${Math.round(100 * probability)}% likely`;
+    return this.names.has(name) ? `${likely} · ${name}` : likely;
   }
 
   async answer(same) {
@@ -147,22 +157,25 @@ export class Classes {
     this.next();
   }
 
-  async next() {
+  next() {
     this.pairs = this.pairs.slice(1);
     this.showPair();
-    try {
-      await this.refresh();
-      // Answers change which pairs are uncertain. Pairs that were skipped would come again.
-      const decided = this.past.some(({ ids }) => ids.length);
-      if (!this.pairs.length && decided) {
-        const skipped = new Set(this.past.map(({ pair }) => nameOfPair(pair)));
-        await this.loadPairs();
-        this.pairs = this.pairs.filter((pair) => !skipped.has(nameOfPair(pair)));
-        this.showPair();
+    this.update();
+  }
+
+  /** Show the progress after some answers, and request other pairs after the last one. */
+  update() {
+    clearTimeout(this.timer);
+    const { signal } = this.turn;
+    const act = async () => {
+      try {
+        await this.refresh();
+        if (!this.pairs.length && !signal.aborted) await this.loadPairs();
+      } catch (error) {
+        if (!signal.aborted) say(error.message);
       }
-    } catch (error) {
-      say(error.message);
-    }
+    };
+    this.timer = setTimeout(act, this.pairs.length ? PAUSE : 0);
   }
 
   async undo() {
@@ -174,7 +187,7 @@ export class Classes {
       this.past.pop();
       this.pairs = [last.pair, ...this.pairs];
       this.showPair();
-      await this.refresh();
+      this.update();
     } catch (error) {
       say(error.message);
     } finally {
@@ -242,11 +255,6 @@ export class Classes {
 }
 
 const nameOfPair = ({ one, other }) => `${one.key} ${other.key}`;
-
-function describe({ probability, score }) {
-  const likely = probability === null ? `Score ${score.toFixed(3)}` : `${Math.round(100 * probability)}% likely the same`;
-  return likely;
-}
 
 /** Save the table of labels as a file. */
 async function download() {

@@ -70,11 +70,11 @@ const marking = new Marking({
     rankAgain(place);
   },
   query: markedQuery,
-  canSave: () => server.can_mark,
+  canSave: () => (isEntry(here.examples[0]) ? server.can_mark : server.can_write),
 });
 new LabelDialog(marking, {
   items: () => results.items,
-  query: () => (here.examples[0].box ? null : here.examples[0].key),
+  query: () => (isEntry(here.examples[0]) ? here.examples[0].key : null),
   onLabelled: () => refresh().catch(() => {}),
 });
 const classes = new Classes({ onPick: searchFrom });
@@ -167,6 +167,9 @@ function ofEntry(entry) {
   return { name: nameOf(entry), key, file: null, ...pictures, width, height, box: null };
 }
 
+/** Whether an example is a whole entry of the index. */
+const isEntry = ({ key, box }) => Boolean(key && !box);
+
 function searchFrom(entry) {
   go([ofEntry(entry)]);
 }
@@ -242,7 +245,6 @@ function showMarks() {
   const name = queryName(here.examples);
   if (here.marks?.name !== name) here.marks = new QueryMarks(name);
   marking.open(here.marks);
-  for (const id of ["label-open", "mark-label"]) byId(id).hidden = !server.can_mark;
 }
 
 function showAnswer(answer = here.answer) {
@@ -419,7 +421,7 @@ async function toQuery({ examples, expand, refine, rerank, filters, marks }, sig
   const photos = [];
   const byKey = [];
   for (const example of examples) {
-    if (example.key && !example.box) byKey.push(example);
+    if (isEntry(example)) byKey.push(example);
     else photos.push(example.file ? example : await copyOf(example, signal));
   }
   const k = Math.min(server.limits.results, PAGE);
@@ -432,10 +434,9 @@ async function toQuery({ examples, expand, refine, rerank, filters, marks }, sig
 
 /** Load the marks that are stored for an entry, once; the search works without them. */
 async function loadMarks({ examples, marks }, signal) {
-  const [{ key, box }] = examples;
-  if (marks.loaded || !key || box || examples.length > 1) return;
+  if (marks.loaded || examples.length > 1 || !isEntry(examples[0])) return;
   try {
-    const { marks: stored } = await api.marksOf(key, signal);
+    const { marks: stored } = await api.marksOf(examples[0].key, signal);
     marks.load(stored);
     if (here.marks === marks) marking.show();
   } catch (error) {

@@ -95,8 +95,10 @@ export class Marking {
     const open = Boolean(marks?.changed().length);
     const canSave = this.acts.canSave();
     bar.hidden = !same && !different && !open && !marks?.past.length;
-    byId("mark-same").textContent = `${same} same`;
-    byId("mark-different").textContent = `${different} different`;
+    byId("label-open").hidden = !canSave || !bar.hidden; // the bar has this button, too
+    byId("mark-label").hidden = !canSave;
+    byId("mark-same").textContent = same;
+    byId("mark-different").textContent = different;
     byId("mark-undo").disabled = !marks?.past.length || this.saving;
     byId("mark-save").hidden = !canSave;
     byId("mark-save").disabled = !open || this.saving;

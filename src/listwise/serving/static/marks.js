@@ -68,9 +68,10 @@ export class QueryMarks {
     return before.map(([key]) => key);
   }
 
-  /** Add marks that the server has stored; marks of the user that are not saved stay. */
-  load(stored) {
+  /** Add marks that the server has stored, the latest first; marks that are not saved stay. */
+  load(latest) {
     this.loaded = true;
+    const stored = latest.toReversed(); // of two marks of a photo the later one counts
     const changed = new Set(this.changed());
     this.stored = new Map(stored.map(({ entry, same, id }) => [entry.key, { same, id }]));
     const own = [...this.marks].filter(([key]) => changed.has(key));
