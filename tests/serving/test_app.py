@@ -861,17 +861,17 @@ def test_what_a_route_does_not_know_is_an_error(priced, photos):
             continue
         for method in set(methods) & {"get", "delete"}:
             answer = priced.request(
-                method, path.format(key=key), params={"label": "x"}, headers=BEARER
+                method, path.format(key=key, id="0123"), params={"label": "x"}, headers=BEARER
             )
             assert answer.status_code == 400, path
             assert "unknown parameter 'label'" in answer.json()["error"]
             checked += 1
-    assert checked >= 9
+    assert checked >= 15
     for path in ("/", "/docs"):
         assert priced.get(f"{path}?utm_source=mail").status_code == 200
     assert "use start, count, where" in priced.get("/api/entries?label=x").json()["error"]
     photo = image_paths(photos)[0]
-    for path in ("/api/search", "/api/entries"):
+    for path in ("/api/search", "/api/entries", "/api/marks", "/api/labels"):
         answer = priced.post(path, **upload(photo, label="x"), headers=BEARER)
         assert (answer.status_code, "unknown field 'label'" in answer.text) == (400, True)
         answer = priced.post(f"{path}?label=x", **upload(photo), headers=BEARER)
@@ -1277,12 +1277,20 @@ def test_the_description_is_complete_and_from_here(server):
         "/api/entries/{key}/similar",
         "/api/entries/{key}/thumbnail",
         "/api/entries/{key}/photo",
+        "/api/marks",
+        "/api/marks/labels",
+        "/api/marks/{id}",
+        "/api/marks/{id}/photo",
+        "/api/labels",
+        "/api/classes",
+        "/api/suggestions",
         "/health",
         "/metrics",
     }
     form = schema["paths"]["/api/search"]["post"]["requestBody"]["content"]["multipart/form-data"]
     searched = {"photos", "boxes", "keys", "k", "start", "expand", "refine", "rerank", "where"}
-    assert set(form["schema"]["properties"]) == {*searched, "min_score", "min_probability"}
+    searched |= {"min_score", "min_probability", "same", "different"}
+    assert set(form["schema"]["properties"]) == searched
     page = server.get("/docs")
     for path in schema["paths"]:
         assert path in page.text

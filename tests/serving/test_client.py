@@ -27,6 +27,14 @@ METHODS = {
     ("GET", "/api/entries/{key}/photo"): "photo",
     ("GET", "/api/duplicates"): "duplicates",
     ("GET", "/api/facets"): "facets",
+    ("POST", "/api/marks"): "mark",
+    ("GET", "/api/marks"): "marks",
+    ("DELETE", "/api/marks/{id}"): "unmark",
+    ("GET", "/api/marks/{id}/photo"): "query_photo",
+    ("GET", "/api/marks/labels"): "labels",
+    ("POST", "/api/labels"): "label",
+    ("GET", "/api/classes"): "classes",
+    ("GET", "/api/suggestions"): "suggestions",
 }
 
 

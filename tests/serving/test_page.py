@@ -786,17 +786,17 @@ def test_the_grid_by_keys(person, landmarks):
     visitor.wait()
     page.locator("#results .pick").first.focus()
     chosen = page.evaluate(active)
-    page.keyboard.press("s")
+    page.keyboard.press("f")
     visitor.wait()
     assert page.url.endswith(f"#/entry/{chosen}")
     # Tab goes on from a photo to its own buttons and then leaves the list.
     page.locator("#results .pick").first.focus()
     names = []
-    for _ in range(2):
+    for _ in range(4):
         page.keyboard.press("Tab")
         names.append(page.evaluate("document.activeElement.getAttribute('aria-label')"))
-    assert names[0].startswith("Add ")
-    assert names[1].startswith("Search with ")
+    starts = ("Add ", "Search with ", "Same: ", "Different: ")
+    assert all(name.startswith(start) for name, start in zip(names, starts, strict=True))
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('.tile')") is None
 
