@@ -13,9 +13,9 @@ from fastapi import HTTPException
 
 from listwise.data.images import Box, clip_box, image_size
 from listwise.search.classes import assign_classes, find_classes, find_suggestions, labels_of
-from listwise.search.entries import Entry, NoEntryError, entry_key
+from listwise.search.entries import LABEL, Entry, NoEntryError, entry_key
 from listwise.search.filling import thumbnail_from_photo
-from listwise.search.marking import LABEL, read_marks, undo_marks, write_marks
+from listwise.search.marking import read_marks, undo_marks, write_marks
 from listwise.search.marks import Mark
 from listwise.serving.batching import Client
 from listwise.serving.feedback_views import (
@@ -46,7 +46,7 @@ class MarkRequest:
     same: Sequence[int]
     different: Sequence[int]
     by: str = ""
-    ranks: Mapping[int, int] = field(default_factory=dict)
+    ranks: Mapping[str | int, int] = field(default_factory=dict)
 
 
 class Feedback:

@@ -7,7 +7,8 @@ from pydantic import BaseModel, Field
 
 from listwise.search.classes import ClassProgress, Suggestion
 from listwise.search.entries import Entry, entry_key
-from listwise.search.marks import QUERY, Conflict, Mark, MarkedQuery
+from listwise.search.mark_groups import QUERY
+from listwise.search.marks import Conflict, Mark, MarkedQuery
 from listwise.serving.views import BoxView, EntryView, Key
 
 MarkId = Annotated[str, Field(description="The id of a mark, 16 hexadecimal digits.")]

@@ -184,7 +184,7 @@ def box_in(text: str) -> Box | None:
     return _box(_json("box", text))
 
 
-def ranks_in(text: str) -> dict[int, int]:
+def ranks_in(text: str) -> dict[str | int, int]:
     """The places of entries in the results, by key, from a JSON object."""
     found = _json("ranks", text)
     given = found if isinstance(found, dict) else {}
