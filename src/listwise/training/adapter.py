@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from listwise.data import CropBatch, LabelledImages
 from listwise.models import RetrievalNet
-from listwise.models.embed import embed_photos
-from listwise.models.folding import sharing_copy
 from listwise.training.loading import Batches
 from listwise.training.sampling import Indices
 from listwise.training.step import Counts, MultistageStep
@@ -106,19 +104,7 @@ class AdapterTrainer(Trainer):
         return kept, descriptors.float().cpu().numpy()
 
     def _describe(self, images: LabelledImages, what: str) -> KnownDescriptors:
-        """Compute the descriptors of the network without its layer."""
-        trunk = sharing_copy(self.net)
-        assert isinstance(trunk, RetrievalNet)
-        trunk.projection = None
-        found = embed_photos(
-            trunk,
-            images,
-            max_side=self.plan.config.val_max_side,
-            workers=self.workers,
-            autocast=self._autocast,
-            on_progress=self._counter(what, len(images)),
-        )
-        self._report_unreadable(found.errors, "it is left out")
+        found = self._describe_pooled(images, what)
         return KnownDescriptors(found.kept, found.descriptors.float())
 
 

@@ -15,8 +15,6 @@ from listwise.errors import InputError
 from listwise.evaluation import average_precision
 from listwise.files import write_tensors
 from listwise.models import RetrievalNet
-from listwise.models.embed import embed_photos
-from listwise.models.folding import sharing_copy
 from listwise.training.loading import Batches, load_batches
 from listwise.training.sampling import Indices, draw_batch
 from listwise.training.trainer import Trainer
@@ -159,17 +157,7 @@ class DistillationTrainer(Trainer):
 
     def _fit_projection(self, images: LabelledImages, targets: Tensor) -> None:
         """Set the projection to the ridge regression from pooled vectors to the targets [n, D]."""
-        trunk = sharing_copy(self.net)
-        assert isinstance(trunk, RetrievalNet)
-        trunk.projection = None
-        found = embed_photos(
-            trunk,
-            images,
-            max_side=self.plan.config.val_max_side,
-            workers=self.workers,
-            autocast=self._autocast,
-            on_progress=self._counter("describing the photos", len(images)),
-        )
+        found = self._describe_pooled(images, "describing the photos")
         x, y = found.descriptors.double(), targets[found.kept].double()
         gram = x.T @ x
         gram += RIDGE * len(x) / len(gram) * torch.eye(len(gram), dtype=gram.dtype)

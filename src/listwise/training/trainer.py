@@ -24,7 +24,14 @@ from listwise.losses import class_balanced_weights
 from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
-from listwise.models.embed import PhotoNet, embed_decoded, example_image
+from listwise.models.embed import (
+    EmbeddedPhotos,
+    PhotoNet,
+    embed_decoded,
+    embed_photos,
+    example_image,
+)
+from listwise.models.folding import sharing_copy
 from listwise.models.lora import add_lora
 from listwise.models.pooling import GeM
 from listwise.models.storage import fingerprint, write_network
@@ -556,6 +563,22 @@ class Trainer:
     def _validation_map(self, kept: list[int], descriptors: npt.NDArray[np.float32]) -> float:
         """Return the mAP of the validation photos at these positions."""
         return mean_average_precision(descriptors, self.plan.validation.labels[kept])
+
+    def _describe_pooled(self, images: LabelledImages, what: str) -> EmbeddedPhotos:
+        """Describe whole photos as in validation, by the network without its projection."""
+        trunk = sharing_copy(self.net)
+        assert isinstance(trunk, RetrievalNet)
+        trunk.projection = None
+        found = embed_photos(
+            trunk,
+            images,
+            max_side=self.plan.config.val_max_side,
+            workers=self.workers,
+            autocast=self._autocast,
+            on_progress=self._counter(what, len(images)),
+        )
+        self._report_unreadable(found.errors, "it is left out")
+        return found
 
     def _counter(self, what: str, total: int) -> Callable[[int], None]:
         """Return a function that shows the progress when it is called with a number of photos."""

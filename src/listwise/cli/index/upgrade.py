@@ -1,5 +1,7 @@
 """`listwise index upgrade`, `rollback` and `discard`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,14 +59,8 @@ def upgrade(
     json: options.AsJson = False,
 ) -> None:
     """Describe the photos of an index with another model, and switch to it when all are done."""
-    console = open_console(json)
-
-    from listwise.search import open_index
-
-    with open_index(index, device=device, create=False) as opened, stoppable():
-        on_note = partial(note, console)
-        done = opened.upgrade(model, skip_missing=skip_missing, workers=workers, on_note=on_note)
-        _report(console, opened, done, json)
+    with _opened(index, device, json) as (opened, report, on_note):
+        report(opened.upgrade(model, skip_missing=skip_missing, workers=workers, on_note=on_note))
 
 
 def rollback(
@@ -79,14 +75,8 @@ def rollback(
     json: options.AsJson = False,
 ) -> None:
     """Return to the model and the descriptors from before the last upgrade of an index."""
-    console = open_console(json)
-
-    from listwise.search import open_index
-
-    with open_index(index, device=device, create=False) as opened, stoppable():
-        on_note = partial(note, console)
-        done = opened.rollback(model, skip_missing=skip_missing, workers=workers, on_note=on_note)
-        _report(console, opened, done, json)
+    with _opened(index, device, json) as (opened, report, on_note):
+        report(opened.rollback(model, skip_missing=skip_missing, workers=workers, on_note=on_note))
 
 
 def discard(index: options.IndexPlace, json: options.AsJson = False) -> None:
@@ -100,7 +90,20 @@ def discard(index: options.IndexPlace, json: options.AsJson = False) -> None:
     print_result(open_console(json), json, facts, done)
 
 
-def _report(console: Console, index: "Index", done: "UpgradeResult", json: bool) -> None:
+@contextmanager
+def _opened(
+    index: str, device: str, json: bool
+) -> Iterator[tuple["Index", Callable[["UpgradeResult"], None], Callable[[str], None]]]:
+    """Open an index to switch its model; yield it and functions that print the result and notes."""
+    console = open_console(json)
+
+    from listwise.search import open_index
+
+    with open_index(index, device=device, create=False) as opened, stoppable():
+        yield opened, partial(_report, console, opened, json), partial(note, console)
+
+
+def _report(console: Console, index: "Index", json: bool, done: "UpgradeResult") -> None:
     header = index.header
     model = header.model_folder or header.model_name or header.model[:12]
     if json:

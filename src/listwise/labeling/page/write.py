@@ -3,13 +3,10 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 import numpy as np
 
-from listwise import __version__
 from listwise.data.images import printable
 from listwise.files import write_text
 from listwise.labeling.comparisons import matching_points
@@ -18,7 +15,7 @@ from listwise.labeling.page.content import ClassView, PhotoRow
 from listwise.labeling.result import REASONS, Labels, short_names
 from listwise.labeling.rounds import PhotoMatches
 from listwise.results.report.classes import breakable
-from listwise.results.report.page import json_for_html, source_digest
+from listwise.results.report.template import fact_list, fill_page, json_for_html, read_part
 from listwise.results.report.thumbnails import thumbnails
 
 _POINTS = 60  # points drawn for a pair of photos; more would be unreadable
@@ -124,13 +121,13 @@ class _Tiles:
 
 
 def _facts(labels: Labels, command: str) -> str:
-    facts = {
-        "Photos": f"{len(labels):,}",
-        "Date": f"<time>{datetime.now():%Y-%m-%d %H:%M}</time>",
-        "Command": f"<code>{escape(command)}</code>" if command else "",
-    }
-    shown = ((name, text) for name, text in facts.items() if text)
-    return "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in shown)
+    return fact_list(
+        {
+            "Photos": f"{len(labels):,}",
+            "Date": f"<time>{datetime.now():%Y-%m-%d %H:%M}</time>",
+            "Command": f"<code>{escape(command)}</code>" if command else "",
+        }
+    )
 
 
 def _summary(labels: Labels) -> str:
@@ -263,19 +260,7 @@ def _unreadable(labels: Labels) -> str:
 
 
 def _page(**parts: str) -> str:
-    def read(name: str, package: str = "listwise.results.report") -> str:
-        return files(package).joinpath(name).read_text("utf-8")
-
     own = "listwise.labeling.page"
-    style = read("style.css") + read("matches.css") + read("page.css", own)
-    script = read("matches.js") + read("page.js", own)
-    page = Template(read("page.html", own)).substitute(
-        style_digest=source_digest(style),
-        script_digest=source_digest(script),
-        version=__version__,
-        style=style,
-        script=script,
-        **parts,
-    )
-    # File names may contain bytes that are not text; they become question marks.
-    return page.encode("utf-8", "replace").decode("utf-8")
+    style = read_part("style.css") + read_part("matches.css") + read_part("page.css", own)
+    script = read_part("matches.js") + read_part("page.js", own)
+    return fill_page(read_part("page.html", own), style=style, script=script, **parts)

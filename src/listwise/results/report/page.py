@@ -1,18 +1,12 @@
 """Write the report as a single HTML file without external parts."""
 
-import json
 import math
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from listwise import __version__
 from listwise.data.images import ImageError, image_size
 from listwise.errors import InputError
 from listwise.files import write_text
@@ -26,6 +20,7 @@ from listwise.results.report.content import (
     TableRow,
 )
 from listwise.results.report.curves import draw_curves
+from listwise.results.report.template import fact_list, fill_page, json_for_html, read_part
 from listwise.results.report.thumbnails import thumbnails
 from listwise.results.table import change as change_text
 from listwise.results.table import percent
@@ -109,14 +104,14 @@ def _facts(models: Sequence[ModelResult], benchmark: str, command: str, date: da
         f'<span class="model"><i class="swatch model{index}"></i>{escape(model.name)}</span>'
         for index, model in enumerate(models)
     )
-    facts = {
-        "Benchmark": escape(benchmark),
-        "Models" if len(models) > 1 else "Model": names,
-        "Date": f"<time>{date:%Y-%m-%d %H:%M}</time>",
-        "Command": f"<code>{escape(command)}</code>" if command else "",
-    }
-    shown = ((name, content) for name, content in facts.items() if content)
-    return "".join(f"<div><dt>{name}</dt><dd>{content}</dd></div>" for name, content in shown)
+    return fact_list(
+        {
+            "Benchmark": escape(benchmark),
+            "Models" if len(models) > 1 else "Model": names,
+            "Date": f"<time>{date:%Y-%m-%d %H:%M}</time>",
+            "Command": f"<code>{escape(command)}</code>" if command else "",
+        }
+    )
 
 
 def _table(rows: Sequence[TableRow], models: Sequence[ModelResult]) -> dict[str, str]:
@@ -239,13 +234,6 @@ def _data(
     return json_for_html(content)
 
 
-def json_for_html(content: Any) -> str:
-    """Return content as JSON that is safe inside a script element of a page."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Only these characters could end the script element or start a comment.
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
 def _rounded(values: Iterable[float]) -> list[float | None]:
     return [None if math.isnan(value) else round(float(value), 4) for value in values]
 
@@ -287,25 +275,8 @@ def _fractions(query: QueryResult) -> list[float] | None:
 
 
 def _page(with_points: bool, **parts: str) -> str:
-    def read(name: str) -> str:
-        return files("listwise.results.report").joinpath(name).read_text("utf-8")
-
-    style, script = read("style.css"), read("script.js")
+    style, script = read_part("style.css"), read_part("script.js")
     if with_points:
-        style, script = style + read("matches.css"), read("matches.js") + script
-    page = Template(read("page.html")).substitute(
-        style_digest=source_digest(style),
-        script_digest=source_digest(script),
-        version=__version__,
-        style=style,
-        lists=read("lists.html"),
-        script=script,
-        **parts,
-    )
-    # File names may contain bytes that are not text; they become question marks.
-    return page.encode("utf-8", "replace").decode("utf-8")
-
-
-def source_digest(text: str) -> str:
-    """Return the digest of a style or script that the security policy of a page allows."""
-    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+        style, script = style + read_part("matches.css"), read_part("matches.js") + script
+    parts["lists"] = read_part("lists.html")
+    return fill_page(read_part("page.html"), style=style, script=script, **parts)

@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Literal
 
-from listwise import __version__
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.results.report.page import source_digest
+from listwise.results.report.template import fact_list, fill_page, read_part
 from listwise.results.report.thumbnails import thumbnails
 
 Frame = Literal["", "red", "green"]
@@ -62,22 +59,16 @@ def write_queries(
         [],
         lambda *_: None,
     )
-    style = _read("style.css") + _read("queries.css")
-    page = Template(_read("queries.html")).substitute(
-        style_digest=source_digest(style),
-        version=__version__,
-        style=style,
+    page = fill_page(
+        read_part("queries.html"),
         title=escape(title),
-        facts="".join(
-            f"<div><dt>{escape(name)}</dt><dd>{escape(fact)}</dd></div>"
-            for name, fact in facts.items()
-        ),
+        style=read_part("style.css") + read_part("queries.css"),
+        facts=fact_list({escape(name): escape(fact) for name, fact in facts.items()}),
         note=escape(note),
         queries="".join(_query(query, photos) for query in queries),
     )
     try:
-        # File names may contain bytes that are not text; they become question marks.
-        write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
+        write_text(path, page)
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror}): give another file") from None
     return path
@@ -106,7 +97,3 @@ def _list(hits: Iterable[ShownPhoto], photos: dict[str, str | None]) -> str:
 def _photo(path: str, photos: dict[str, str | None]) -> str:
     uri = photos.get(path)
     return f'<img src="{uri}" alt="">' if uri else '<span class="none">no photo</span>'
-
-
-def _read(name: str) -> str:
-    return files("listwise.results.report").joinpath(name).read_text("utf-8")
