@@ -206,6 +206,21 @@ def test_a_refused_upgrade_keeps_the_earlier_generation(shop, few, new_model, tm
         assert index.rollback().entries == PHOTOS
 
 
+def test_an_upgrade_without_disk_space_keeps_the_earlier_generation(
+    shop, new_model, monkeypatch, tmp_path
+):
+    torch.manual_seed(2)
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
+    usage = shutil.disk_usage(shop)
+    with open_index(shop) as index:
+        index.upgrade(new_model, workers=0)
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
+            with pytest.raises(InputError, match=r"100 bytes are free: .* index discard"):
+                index.upgrade(tmp_path / "third", workers=0)
+        assert index.rollback().entries == PHOTOS
+
+
 def test_a_discard_waits_for_a_removal(shop, few, new_model, monkeypatch):
     """A removal also changes the earlier generation."""
     with open_index(shop) as index, open_index(shop) as other:

@@ -144,14 +144,14 @@ def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[
         if _same_descriptors(target.header, header):
             return target, True
         target.close()
-        _refuse_missing(store, store.versions()[0], options)  # before it is deleted
+        _refuse(store, header, options)  # before it is deleted
         options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
     if record.previous is not None:
         target = store.open_generation(record.previous, aside=True)
         if _same_descriptors(target.header, header):
             return target, False
         target.close()
-        _refuse_missing(store, store.versions()[0], options)  # before it is deleted
+        _refuse(store, header, options)  # before it is deleted
     record = record.begun()
     assert record.building is not None
     with store.pausing():  # removals also change the previous generation
@@ -197,22 +197,11 @@ class _Copy:
     def estimate(self) -> UpgradeEstimate:
         """Estimate the time and the disk space, and refuse a disk that is too small."""
         changed, _ = self._differences()
-        sample = self._source.get(_spread(changed, 4 * _SAMPLE).tolist())
-        size = 0.0
-        if sample:
-            small, local = self._source.thumbnails(list(sample)), self._source.local(list(sample))
-            parts = [*small.values(), *local.values()]
-            rows = sum(len(str(as_row(entry))) for entry in sample.values())
-            size = (sum(map(len, parts)) + rows) / len(sample) + 4 * self._target.header.dim
-        needed, free = round(size * len(changed)), self._source.free_bytes()
-        if free is not None and needed > free:
-            raise InputError(
-                f"an upgrade of {self._source.uri} needs about {decimal(needed)} of disk space, "
-                f"and {decimal(free)} are free: make room first"
-            )
-        return UpgradeEstimate(len(changed), self._seconds(list(sample.values()), changed), needed)
+        needed = _require_space(self._source, changed, self._target.header.dim)
+        return UpgradeEstimate(len(changed), self._seconds(changed), needed)
 
-    def _seconds(self, sample: Sequence[Entry], changed: Keys) -> float | None:
+    def _seconds(self, changed: Keys) -> float | None:
+        sample = _sample(self._source, changed).values()
         files = [PhotoFile(entry.path, entry.box) for entry in sample if Path(entry.path).exists()]
         count = min(_SAMPLE, len(changed) // 8, len(files) - 1)
         if count < 1:
@@ -382,6 +371,38 @@ class _Copy:
                     return True
                 self._apply(changed, removed)
         return False
+
+
+def _refuse(store: Store, header: IndexHeader, options: UpgradeOptions) -> None:
+    """Refuse an upgrade that cannot succeed, before another generation is deleted for it."""
+    keys = store.versions()[0]
+    _refuse_missing(store, keys, options)
+    _require_space(store, keys, header.dim)
+
+
+def _require_space(source: Store, changed: Keys, dim: int) -> int:
+    """Estimate the bytes that copies of entries take, and refuse a disk that is too small."""
+    sample = _sample(source, changed)
+    size = 0.0
+    if sample:
+        small, local = source.thumbnails(list(sample)), source.local(list(sample))
+        parts = [*small.values(), *local.values()]
+        rows = sum(len(str(as_row(entry))) for entry in sample.values())
+        size = (sum(map(len, parts)) + rows) / len(sample) + 4 * dim
+    needed, free = round(size * len(changed)), source.free_bytes()
+    if free is not None and needed > free:
+        earlier = source.record().previous is not None
+        room = ", for example with listwise index discard" if earlier else ""
+        raise InputError(
+            f"an upgrade of {source.uri} needs about {decimal(needed)} of disk space, and "
+            f"{decimal(free)} are free: make room first{room}"
+        )
+    return needed
+
+
+def _sample(store: Store, keys: Keys) -> dict[int, Entry]:
+    """A few of the entries, evenly spread."""
+    return store.get(_spread(keys, 4 * _SAMPLE).tolist())
 
 
 def _refuse_missing(source: Store, changed: Keys, options: UpgradeOptions) -> None:
