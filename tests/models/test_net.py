@@ -10,6 +10,7 @@ from listwise.errors import InputError
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.backbone import create_backbone, feature_map
 from listwise.models.net import live_batch_norms
+from listwise.models.storage import NetConfig
 
 BACKBONES = {
     "resnet18": (512, (4, 5)),
@@ -265,6 +266,15 @@ def test_a_save_that_fails_leaves_the_old_folder(
         net.save(tmp_path)
     assert RetrievalNet.load(tmp_path).fingerprint() == before
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_only_a_network_with_a_teacher_has_fields_that_earlier_versions_refuse() -> None:
+    known = {"format_version", "backbone", "pooling", "projection", "normalize_pooled", "mean"}
+    known |= {"std", "image_size", "provenance"}
+    config = NetConfig(backbone="x", pooling="gem", mean=(0, 0, 0), std=(1, 1, 1), image_size=224)
+    assert set(json.loads(config.model_dump_json())) == known
+    student = config.model_copy(update={"teacher": "abc"})
+    assert set(json.loads(student.model_dump_json())) == known | {"teacher"}
 
 
 def test_a_file_is_not_saved_over(tmp_path: Path) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -52,6 +59,12 @@ class NetConfig(BaseModel):
     image_size: int
     provenance: dict[str, JsonValue] = {}
     teacher: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `teacher` without a teacher: versions before distillation refuse the name."""
+        fields: dict[str, Any] = write(self)
+        return {name: value for name, value in fields.items() if name != "teacher" or value}
 
 
 def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> None:
