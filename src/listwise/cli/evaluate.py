@@ -24,11 +24,13 @@ EXAMPLES = """Examples:
   listwise evaluate runs/a/model roxford5k --quality best
   listwise evaluate runs/a/model roxford5k --distractors distractors.parquet
   listwise evaluate runs/a/model roxford5k --dims 2048,512,128,64
+  listwise evaluate runs/a/model birds.csv --levels
 """
 DIMS = (
     "Also evaluate the first dimensions of the descriptors at these lengths, stored as float32, "
     "int8 and one bit per dimension."
 )
+LEVELS = "Also print H-AP, NDCG and the mAP of each level, for labels such as bird/sparrow."
 BEST = (
     "Quality: best also evaluates with the first 100 results verified by local features, and "
     "diffusion from those that match."
@@ -43,6 +45,15 @@ Distractors = Annotated[
     Path | None, options.path("Descriptor file of photos to add to the database as negatives.")
 ]
 
+BenchmarkName = Annotated[
+    str,
+    options.argument(
+        "BENCHMARK",
+        "Name or folder of a data set, or labelled photos: a folder of class folders or a .csv "
+        "or .parquet table.",
+    ),
+]
+Against = Annotated[Path | None, options.path("Second model to compare with.")]
 DatabaseModel = Annotated[
     Path | None,
     options.path("Model that describes the database; MODEL was trained with it as --teacher."),
@@ -55,15 +66,8 @@ Refine = Annotated[
 
 def evaluate(
     model: options.Model,
-    benchmark: Annotated[
-        str,
-        options.argument(
-            "BENCHMARK",
-            "Name or folder of a data set, or labelled photos: a folder of class folders or a .csv "
-            "or .parquet table.",
-        ),
-    ],
-    against: Annotated[Path | None, options.path("Second model to compare with.")] = None,
+    benchmark: BenchmarkName,
+    against: Against = None,
     database_model: DatabaseModel = None,
     expand: Annotated[bool | None, options.flag("--qe/--no-qe", EXPAND)] = None,
     refine: Refine = None,
@@ -71,6 +75,7 @@ def evaluate(
     features: Features = None,
     distractors: Distractors = None,
     dims: Annotated[str | None, options.numbers(DIMS)] = None,
+    levels: Annotated[bool, options.flag("--levels", LEVELS)] = False,
     report: options.Report = None,
     data: options.Data = None,
     split: options.Split = None,
@@ -100,6 +105,7 @@ def evaluate(
             features=features,
             distractors=distractors,
             dims=options.parse_numbers(dims, "dims", int) if dims else (),
+            levels=levels,
             max_side=max_side,
             scales=options.parse_numbers(scales, "scales") if scales else None,
             power=power,

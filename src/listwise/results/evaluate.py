@@ -37,7 +37,7 @@ class Evaluation:
         distractors: number of distractors that were added to the database.
         milliseconds: row of the table -> time per query to rank the database.
         sizes: mAP of shorter and compressed descriptors, if `dims` were given.
-        levels: metrics of the evaluated model over all levels of the labels, if they have several.
+        levels: metrics of the evaluated model over all levels of the labels, if `levels` was given.
     """
 
     described: Mapping[str, BenchmarkDescriptors]
@@ -136,6 +136,7 @@ def evaluate(
     quality: Literal["fast", "best"] = "fast",
     distractors: DescriptorFile | str | Path | None = None,
     dims: Sequence[int] = (),
+    levels: bool = False,
     features: str | Path | None = None,
     data: str | Path | None = None,
     split: str | None = None,
@@ -164,6 +165,8 @@ def evaluate(
         distractors: descriptors of further photos by the same model, all negatives.
         dims: also evaluate the first dimensions of the descriptors at these lengths, stored as
             float32, as int8 and as one bit per dimension.
+        levels: also compute H-AP, NDCG and the mAP of each level, for labels with levels such as
+            bird/sparrow. The time grows with the square of the number of photos.
         features: folder that keeps the local features for later calls; local-NAME-1000 by default.
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
@@ -190,6 +193,7 @@ def evaluate(
     opened = open_benchmark(benchmark, data, split)
     refuse_labels(opened, bool(expand), refine, distractors)
     _check_quality(quality, opened, distractors)
+    _check_levels(levels, opened, database_model)
     if distractors is not None and against is not None:
         raise InputError("`distractors` belong to one model: leave out `against`")
     if isinstance(distractors, str | Path):
@@ -219,9 +223,8 @@ def evaluate(
             results[best], milliseconds[best] = _evaluate_best(described[name], features, workers)
     sizes = evaluate_sizes(described[name], dims)
     added = len(distractors) if distractors else 0
-    # They are metrics of one model: a student searches descriptors of its teacher.
-    levels = None if database_model is not None else _evaluate_levels(described[name])
-    return Evaluation(described, results, added, milliseconds, sizes, levels)
+    found = _evaluate_levels(described[name]) if levels else None
+    return Evaluation(described, results, added, milliseconds, sizes, found)
 
 
 def _describe(
@@ -253,18 +256,28 @@ def _open_teacher(source: Model | str | Path | None, student: Model, device: str
     return teacher
 
 
-def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult | None:
-    """Compute the metrics of labels with levels, such as bird/sparrow; None for other labels."""
+def _check_levels(levels: bool, benchmark: Benchmark, database_model: object) -> None:
+    """Refuse `levels` for labels that have none."""
+    if not levels:
+        return
+    if database_model is not None:
+        raise InputError("`levels` are metrics of one model: leave out `database_model`")
+    images = benchmark.database
+    own = isinstance(images, LabelledImages) and images is benchmark.queries
+    names = images.class_names if isinstance(images, LabelledImages) else ()
+    if not own or label_levels(names).shape[1] == 1:
+        raise InputError(
+            f"the labels of {benchmark.name} have no levels: give labels such as bird/sparrow, or "
+            "leave out `levels`"
+        )
+
+
+def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult:
+    """Compute the metrics of labels with levels, such as bird/sparrow."""
     images = described.benchmark.database
-    if not isinstance(images, LabelledImages) or images is not described.benchmark.queries:
-        return None
-    if not described.benchmark.labelled or not all("/" in name for name in images.class_names):
-        return None
-    try:
-        levels = label_levels(images.class_names)
-    except InputError:  # a "/" that does not separate levels
-        return None
-    return evaluate_hierarchical(described.database, levels[images.labels])
+    assert isinstance(images, LabelledImages)
+    groups = label_levels(images.class_names)[images.labels]
+    return evaluate_hierarchical(described.database, groups)
 
 
 def _evaluate_best(
