@@ -3,6 +3,8 @@ import json
 import pytest
 
 from listwise.benchmarks import step
+from listwise.benchmarks.search import COLUMNS, SearchMeasurement
+from listwise.cli.benchmark.show import show
 
 LOSS = "loss --sizes 32 --dim 4 --methods listwise --device cpu"
 STEP = "step --backbone test_resnet --size 64 --batch 32 --micro-batch 8 --device cpu"
@@ -47,3 +49,12 @@ def test_a_mistake_is_one_line(listwise, name):
     code, _, err = listwise("benchmark", name, "--sizes", "few")
     assert code == 2
     assert err == "listwise: --sizes must be whole numbers separated by commas, not 'few'\n"
+
+
+def test_a_table_that_is_wider_than_the_terminal_keeps_its_values(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    row = SearchMeasurement(1000, "listwise, compressed", 0.5, 1, 2, 3, 4, 5, 6, "a long remark")
+    show("Search", COLUMNS, [row], json=False)
+    out = capsys.readouterr().out
+    for text in ("1,000", "listwise, compressed", "0.500", "recall@10", "a long remark"):
+        assert text in out

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from rich.measure import Measurement
 from rich.table import Table
 
 from listwise.cli import options
@@ -41,5 +42,8 @@ def show(
                 table.add_row(*cells(row, columns))
                 status.update(f"measured {' '.join(cells(row, columns)[:2])}")
     if not json:
+        # In a narrow terminal or a file, long lines are better than columns without their values.
+        wide = console.options.update(max_width=1000)
+        console.width = max(console.width, Measurement.get(console, wide, table).maximum)
         console.print(table)
         console.print(describe_machine("auto"))
