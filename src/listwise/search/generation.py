@@ -72,20 +72,27 @@ class Generation:
         wanted: bool | None,
         refine: str | None = None,
         min_probability: float | None = None,
+        marked: bool = False,
     ) -> bool:
         """Whether a search expands its query.
 
-        By default, if the model is tuned to it and `refine` and `min_probability` are None.
-        `ThresholdError` if a minimum probability is given and expansion is wanted: probabilities
-        are those of the query before expansion, which the hits are not sorted by.
+        By default, if the model is tuned to it, `refine` and `min_probability` are None, and no
+        entries are marked. `ThresholdError` if a minimum probability is given and expansion is
+        wanted or entries are marked: probabilities are those of the query as it was given, which
+        the hits are not sorted by.
         """
+        if marked and min_probability is not None:
+            raise ThresholdError(
+                "`min_probability` does not work with `same` and `different`: leave it out, or "
+                "give `min_score`"
+            )
         if wanted and min_probability is not None:
             raise ThresholdError(
                 "`min_probability` does not work with an expanded query: leave out `expand`, or "
                 "give `min_score`"
             )
         tuned = self.header.expansion is not None
-        default = tuned and refine is None and min_probability is None
+        default = tuned and refine is None and min_probability is None and not marked
         return default if wanted is None else wanted
 
     def describe(

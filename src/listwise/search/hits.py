@@ -86,6 +86,10 @@ class Query:
             that match.
         min_score: the minimum score of a hit.
         refine: re-rank the first hits by their global descriptors.
+        same: keys of entries that are marked as the same thing. They move the query, and come
+            first, without regard to `min_score`.
+        different: keys of entries that are marked as something else. They move the query, and come
+            after all other entries.
     """
 
     vectors: Float32
@@ -95,11 +99,18 @@ class Query:
     where: Filter | None = None
     min_score: float = -np.inf
     refine: Refinement | None = None
+    same: Sequence[int] = ()
+    different: Sequence[int] = ()
+
+    @property
+    def marked(self) -> list[int]:
+        """The keys of the marked entries."""
+        return [*self.same, *self.different]
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The key of an entry with its scores; `plain` is that of the query before expansion."""
+    """The key of an entry with its scores; `plain` is that of the query as it was given."""
 
     key: int
     score: float
@@ -113,7 +124,7 @@ def find_hits(
     """Find the entries nearest to each query, best first, in one search of the store.
 
     With a calibration, the hits have probabilities. A calibration is fitted on the scores of
-    photos, so it is applied to the query before expansion.
+    photos, so it is applied to the query before marks and expansion.
     """
     plain = calibration is not None
     found = _nearest(store, queries, plain)
@@ -176,7 +187,7 @@ def _nearest(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_
 
 def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
     given = np.stack([_mean(query.vectors) for query in queries])
-    rows = given.copy()
+    rows = np.stack([_moved(store, query, row) for query, row in zip(queries, given, strict=True)])
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
         how = store.header.expansion or Expansion()
@@ -188,15 +199,18 @@ def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_F
         scores, keys = store.search(rows[places], most, where)
         for i, row, values in zip(places, keys, scores, strict=True):
             query = queries[i]
+            hidden = {*query.exclude, *query.marked}
             near = [
                 _Found(int(key), float(score), float(score))
                 for key, score in zip(row, values, strict=True)
-                if key >= 0 and int(key) not in query.exclude
+                if key >= 0 and int(key) not in hidden
             ]
             if query.refine is not None:
                 near = _refined(store, query.refine, rows[i], near)
             found[i] = [each for each in near if each.score >= query.min_score][: query.k]
-            if plain and query.expand and found[i]:
+            if query.marked:
+                found[i] = _with_marked(store, query, rows[i], found[i])
+            if plain and (query.expand or query.marked) and found[i]:
                 found[i] = _with_plain_scores(store, given[i], found[i])
     return found
 
@@ -208,10 +222,42 @@ def _with_plain_scores(store: Store, row: Float32, found: list[_Found]) -> list[
     ]
 
 
+def _moved(store: Store, query: Query, row: Float32) -> Float32:
+    """The query after its marks: [C] -> [C]."""
+    if not query.marked:
+        return row
+    from listwise.search.moved_query import move_query  # searches without marks need no loss
+
+    vectors = store.vectors(np.array(query.marked, np.int64))
+    return move_query(row, vectors[: len(query.same)], vectors[len(query.same) :])
+
+
+def _with_marked(store: Store, query: Query, row: Float32, found: list[_Found]) -> list[_Found]:
+    """Put the entries that are marked "same" first and those marked "different" last."""
+    keys = [key for key in dict.fromkeys(query.marked) if key not in query.exclude]
+    if query.where is not None:
+        entries = store.get(keys)
+        keys = [key for key in keys if query.where.matches(entries[key].attributes)]
+    scores = (store.vectors(np.array(keys, np.int64)) @ row).tolist() if keys else []
+    marked = [_Found(key, score, score) for key, score in zip(keys, scores, strict=True)]
+    marked.sort(key=lambda each: -each.score)
+    same = set(query.same)
+    first = [each for each in marked if each.key in same]
+    last = [each for each in marked if each.key not in same and each.score >= query.min_score]
+    return [*first, *found, *last][: query.k]
+
+
+def marked_order(
+    hits: Sequence[Hit], same: Collection[int], different: Collection[int]
+) -> list[Hit]:
+    """Sort hits so that those marked "same" come first and those marked "different" last."""
+    return sorted(hits, key=lambda hit: (hit.entry.key in different) - (hit.entry.key in same))
+
+
 def _depth(query: Query) -> int:
     """The number of entries to search for."""
     wanted = query.k if query.refine is None else max(query.k, query.refine.size)
-    return wanted + len(query.exclude)
+    return wanted + len(query.exclude) + len(query.marked)
 
 
 def _refined(store: Store, refine: Refinement, row: Float32, near: list[_Found]) -> list[_Found]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,8 +37,8 @@ from listwise.search.filling import (
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation
 from listwise.search.generations import IndexUpgradedError
-from listwise.search.hits import Hit, Query, find_hits, lowest_score
-from listwise.search.marking import MarkingMethods, Names
+from listwise.search.hits import Hit, Query, find_hits, lowest_score, marked_order
+from listwise.search.marking import MarkingMethods, Names, find_marked
 from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 from listwise.search.upgrading import (
@@ -101,9 +102,10 @@ class Index(MarkingMethods):
         wanted: bool | None,
         refine: str | None = None,
         min_probability: float | None = None,
+        marked: bool = False,
     ) -> bool:
         """Whether a search expands its query; see `Generation.expands`."""
-        return self.generation.expands(wanted, refine, min_probability)
+        return self.generation.expands(wanted, refine, min_probability, marked)
 
     def refresh(self) -> None:
         """Read the changes of other processes, also an upgrade to another model."""
@@ -246,6 +248,9 @@ class Index(MarkingMethods):
         min_score: float | None = None,
         min_probability: float | None = None,
         quality: Literal["fast", "best"] = "fast",
+        same: Names = (),
+        different: Names = (),
+        marks: bool = False,
     ) -> list[Hit]:
         """Find the photos nearest to a query, best first.
 
@@ -259,7 +264,8 @@ class Index(MarkingMethods):
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
             expand: expand the query with its nearest neighbors (αQE). By default, if the model of
-                the index was tuned to it and `refine` and `min_probability` are None.
+                the index was tuned to it, `refine` and `min_probability` are None, and no entries
+                are marked.
             refine: re-rank the first hits by their global descriptors: "superglobal" (the first
                 400) or "diffusion" (the first 2000).
             rerank: re-rank the first 100 hits by spatial verification. Unless the index has
@@ -269,8 +275,16 @@ class Index(MarkingMethods):
             where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
             min_score: the minimum score of a hit.
             min_probability: the minimum probability that a hit shows the same thing as the query,
-                from 0 to 1; the model must be calibrated. It cannot be combined with `expand`.
+                from 0 to 1; the model must be calibrated. It cannot be combined with `expand` or
+                with marked entries.
             quality: "best" stands for `refine="diffusion"` and `rerank=True`.
+            same: ids or keys of entries that show the same thing as the query. The query is moved
+                toward them (see `listwise.search.moved_query`), and they are the first hits,
+                whatever their score is.
+            different: ids or keys of entries that show something else. The query is moved away
+                from them, and they come after all other entries.
+            marks: use the stored marks of the query too, which must be one photo or one entry;
+                `same` and `different` take precedence. Nothing is stored: see `mark`.
 
         Returns:
             At most k hits.
@@ -283,16 +297,17 @@ class Index(MarkingMethods):
         method = None if refine is None else find_refinement(refine)
         examples = [self.entry(name) for name in _listed(like)]
         current = self.generation  # another thread may switch to another one meanwhile
+        marked = find_marked(current.store, query, like, box, same, different, stored=marks)
         photos, vectors = _described(current, query, box)
         # After the model is loaded: its calibration may be newer than the stored one.
         lowest = lowest_score(current.calibration, min_score, min_probability)
-        expand = current.expands(expand, refine, min_probability)
+        expand = current.expands(expand, refine, min_probability, any(marked))
         if examples:
             known = current.store.vectors(np.array([entry.key for entry in examples], np.int64))
             vectors = np.concatenate([vectors, known])
         left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
+        one = Query(vectors, k, expand, left_out, chosen, lowest, method, *marked)
         if not rerank:
-            one = Query(vectors, k, expand, left_out, chosen, lowest, method)
             return find_hits(current.store, [one], current.calibration)[0]
         if not photos and not examples:
             raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
@@ -302,11 +317,12 @@ class Index(MarkingMethods):
         # Diffusion comes after verification: it starts from the hits that match.
         last = refine == "diffusion"
         size, method = (DIFFUSED, None) if last else (TOP, method)
-        many = Query(vectors, max(k, size), expand, left_out, chosen, lowest, method)
+        many = replace(one, k=max(k, size), refine=method)
         hits = find_hits(current.store, [many], current.calibration)[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
         hits = self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])
-        return (diffuse_hits(current.store, hits) if last else hits)[:k]
+        hits = diffuse_hits(current.store, hits) if last else hits
+        return marked_order(hits, *marked)[:k]
 
     def remove(
         self,

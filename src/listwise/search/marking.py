@@ -178,6 +178,46 @@ def find_query(
     return MarkedQuery(f"{QUERY}{digest}", path, box, digest)
 
 
+def find_marked(
+    store: Store,
+    query: Any,
+    like: Names,
+    box: Any,
+    same: Names,
+    different: Names,
+    *,
+    stored: bool = False,
+) -> tuple[list[int], list[int]]:
+    """Find the keys of the entries that a search uses as marked "same" and "different".
+
+    The arguments are those of `Index.search`; `stored` adds the marks in the log of the index.
+    """
+    found = [entry.key for entry in _entries(store, same)]
+    others = [entry.key for entry in _entries(store, different)]
+    for key in set(found) & set(others):
+        name = store.get([key])[key].id
+        raise InputError(f"{name} is in `same` and in `different`: give it in one of them")
+    if stored:
+        known = [like] if isinstance(like, str | int) else list(like)
+        several = isinstance(query, Sequence) and not isinstance(query, str)
+        given = list(query) if several else [] if query is None else [query]
+        if len(given) + len(known) != 1:
+            raise InputError("`marks` needs one photo or one entry: give one `query` or one `like`")
+        part = next(iter(box), None) if several and box else box
+        one = (
+            as_query(_entries(store, known)[0])
+            if known
+            else find_query(store, _as_path(given[0]), part)
+        )
+        taken = {*found, *others}
+        mine, theirs = (
+            [entry_key(name) for name in names] for names in read_marks(store).of(one.id)
+        )
+        found += [key for key in mine if key not in taken]
+        others += [key for key in theirs if key not in taken]
+    return found, others
+
+
 def as_query(entry: Entry) -> MarkedQuery:
     """The entry as the photo of a mark."""
     return MarkedQuery(entry.id, entry.path, entry.box, entry.digest)
@@ -249,6 +289,11 @@ def _present(store: Store, named: Iterable[tuple[str, str]]) -> dict[tuple[str, 
     left = [each for each in wanted if each not in found]
     by_digest = store.with_digests([digest for _, digest in left if digest])
     return found | {each: by_digest[each[1]] for each in left if each[1] in by_digest}
+
+
+def _as_path(query: Any) -> Any:
+    """A text is the path of a file where it cannot be the id of an entry."""
+    return Path(query) if isinstance(query, str) else query
 
 
 def _photo_file(query: Any, box: Box | None) -> PhotoFile:
