@@ -1,5 +1,6 @@
 """Compare the model of an index with a new one, on held-out classes and on marked queries."""
 
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,11 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from listwise.data.labelled import LabelledImages
 from listwise.descriptors import Model
 from listwise.errors import InputError
-from listwise.evaluation import average_precision, compare_ap, evaluate_labelled
-from listwise.feedback.photos import MarkedPhotos
+from listwise.evaluation import compare_ap
+from listwise.feedback.ranking import Ranking
 from listwise.feedback.run import DESCRIPTOR_FILE, LAYER_FILE, IndexRun, read_tensor
 from listwise.files import write_text
-from listwise.search.entries import Float32
 
 COMPARISON_FILE = "comparison.json"
 SHOWN = 10
@@ -59,11 +59,13 @@ class QueryComparison(BaseModel):
 class Comparison(BaseModel):
     """The model of an index against a new one, both with the settings of the index.
 
-    Each photo is searched among the labelled and marked photos of the run.
+    Each photo is ranked among the labelled and marked photos of the run; after the training of a
+    linear layer also among the other entries of the index, at most 10,000 of them. What these show
+    is not known, and they count as negatives.
 
     Attributes:
         index: the folder or address of the index.
-        photos: the number of photos of held-out classes.
+        photos: the number of photos of held-out classes that have another photo of their class.
         classes: the number of these classes.
         old_map: mAP of the model of the index on them.
         new_map: mAP of the new model on them.
@@ -125,19 +127,20 @@ def compare_models(
         new: the trained model.
         images: the photos of the run; the split "val" was held out.
     """
-    before, after = _descriptors(run, record, old, new, images)
+    before, after = _rankings(run, record, old, new, images)
     held_out = np.array(images.splits) == "val"
-    photos = np.flatnonzero(held_out)
+    sizes = images.class_sizes()
+    photos = [int(i) for i in np.flatnonzero(held_out) if sizes[images.labels[i]] > 1]
     labels = images.labels[photos]
-    old_ap, new_ap = (_labelled_ap(rows[photos], labels) for rows in (before, after))
+    old_ap, new_ap = ([ranking.ap(i) for i in photos] for ranking in (before, after))
     gain = compare_ap(new_ap, old_ap, labels)
-    queries = _compare_queries(record.queries, images, held_out, before, after)
+    queries = _compare_queries(record, images, held_out, before, after)
     found = Comparison(
         index=record.index,
         photos=len(photos),
         classes=len(np.unique(labels)),
-        old_map=float(np.nanmean(old_ap)),
-        new_map=float(np.nanmean(new_ap)),
+        old_map=float(np.mean(old_ap)),
+        new_map=float(np.mean(new_ap)),
         error=gain.error if np.isfinite(gain.error) else None,
         queries=tuple(sorted(queries, key=_loss_first)),
         better=False,
@@ -151,72 +154,58 @@ def _loss_first(query: QueryComparison) -> tuple[float, str]:
     return (query.new_ap or 0.0) - (query.old_ap or 0.0), query.query
 
 
-def _descriptors(
+def _rankings(
     run: Path, record: IndexRun, old: Model, new: Model, images: LabelledImages
-) -> tuple[Float32, Float32]:
-    """Descriptors of the photos of a run with both models, [N, C] and [N, C']."""
+) -> tuple[Ranking, Ranking]:
+    """The photos of a run with the descriptors of both models."""
     if (run / LAYER_FILE).exists():
         # They are known, because a layer follows the descriptors of the index.
         place = {photo: row for row, photo in enumerate(record.ids)}
         rows = read_tensor(run, DESCRIPTOR_FILE, "descriptors")
-        before = rows[[place[photo] for photo in images.ids]]
-        after = before @ read_tensor(run, LAYER_FILE, "layer").T
-        return before, after / np.linalg.norm(after, axis=1, keepdims=True).clip(1e-12)
+        chosen = [*(place[photo] for photo in images.ids), *range(len(place), len(rows))]
+        layer = read_tensor(run, LAYER_FILE, "layer")
+        return Ranking(rows[chosen], images.labels), Ranking.of(rows[chosen], images.labels, layer)
     how = record.settings.arguments()
     both = [model.describe(images, **how) for model in (old, new)]
-    kept = both[0].kept
-    if len(kept) != len(images):
+    if len(both[0].kept) != len(images):
         raise InputError(f"photos cannot be read any more: {both[0].errors[0]}")
-    return both[0].descriptors, both[1].descriptors
-
-
-def _labelled_ap(rows: Float32, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The AP of each photo among the others; NaN for a photo without a positive."""
-    return np.asarray(evaluate_labelled(rows, labels).per_query_ap, np.float64)
+    one, other = (Ranking(found.descriptors, images.labels) for found in both)
+    return one, other
 
 
 def _compare_queries(
-    queries: tuple[MarkedPhotos, ...],
+    record: IndexRun,
     images: LabelledImages,
     held_out: NDArray[np.bool_],
-    before: Float32,
-    after: Float32,
+    before: Ranking,
+    after: Ranking,
 ) -> list[QueryComparison]:
     place = {photo: i for i, photo in enumerate(images.ids)}
-    found = []
-    for each in queries:
-        if each.query not in place:
-            continue
-        own = place[each.query]
-        (old_ap, old), (new_ap, new) = (
-            _ranked(rows, own, images, each) for rows in (before, after)
+    ids = [*images.ids, *(photo for photo, _ in record.others)]
+    return [
+        QueryComparison(
+            query=each.query,
+            held_out=bool(held_out[place[each.query]]),
+            old_ap=_known(before.ap(place[each.query])),
+            new_ap=_known(after.ap(place[each.query])),
+            old=_first_results(before, place[each.query], ids, set(each.different)),
+            new=_first_results(after, place[each.query], ids, set(each.different)),
         )
-        found.append(
-            QueryComparison(
-                query=each.query,
-                held_out=bool(held_out[own]),
-                old_ap=old_ap,
-                new_ap=new_ap,
-                old=old,
-                new=new,
-            )
-        )
-    return found
+        for each in record.queries
+        if each.query in place
+    ]
 
 
-def _ranked(
-    rows: Float32, own: int, images: LabelledImages, marked: MarkedPhotos
-) -> tuple[float | None, tuple[ComparedResult, ...]]:
-    """The AP of a query among all photos of the run, and its first results."""
-    others = np.delete(np.arange(len(images)), own)
-    right = images.labels[others] == images.labels[own]
-    scores = rows[others] @ rows[own]
-    order = np.argsort(-scores, kind="stable")
-    ap = average_precision(scores, right) if right.any() else None
-    different = set(marked.different)
+def _known(ap: float) -> float | None:
+    return None if np.isnan(ap) else ap
+
+
+def _first_results(
+    ranking: Ranking, own: int, ids: Sequence[str], different: Container[str]
+) -> tuple[ComparedResult, ...]:
+    scores, same = ranking.scores(own), ranking.relevance(own)
     shown = []
-    for i in order[:SHOWN]:
-        photo = images.ids[others[i]]
-        mark: Relation = "same" if right[i] else "different" if photo in different else ""
-        shown.append(ComparedResult(id=photo, score=float(scores[i]), mark=mark))
-    return ap, tuple(shown)
+    for i in np.argsort(-scores, kind="stable")[: min(SHOWN, len(ids) - 1)]:
+        mark: Relation = "same" if same[i] else "different" if ids[i] in different else ""
+        shown.append(ComparedResult(id=ids[i], score=float(scores[i]), mark=mark))
+    return tuple(shown)

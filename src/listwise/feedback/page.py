@@ -5,14 +5,14 @@ from pathlib import Path
 
 from listwise.data.labelled import LabelledImages
 from listwise.feedback.comparison import SHOWN, ComparedResult, Comparison, QueryComparison
+from listwise.feedback.run import IndexRun
 from listwise.results.report.queries import Frame, ShownPhoto, ShownQuery, write_queries
 
 QUERIES = 100
 """Maximum number of queries on the page."""
 NOTE = (
     "Marked queries, those whose average precision falls most first. Results with a green frame "
-    "show the same thing, those with a red frame are marked as different. Only labelled and marked "
-    "photos are searched."
+    "show the same thing, those with a red frame are marked as different."
 )
 _FRAMES: dict[str, Frame] = {"same": "green", "different": "red", "": ""}
 
@@ -47,11 +47,13 @@ def conclusion(found: Comparison, model: Path) -> str:
     )
 
 
-def write_comparison_page(path: Path, found: Comparison, images: LabelledImages) -> Path:
+def write_comparison_page(
+    path: Path, record: IndexRun, found: Comparison, images: LabelledImages
+) -> Path:
     """Write an HTML page with the results of the marked queries, old and new."""
     facts = {name: f"{old} → {new}" for name, old, new, _ in comparison_rows(found)}
     facts["Better model"] = "the new one" if found.better else "the one of the index"
-    paths = dict(zip(images.ids, images.paths, strict=True))
+    paths = dict(record.others) | dict(zip(images.ids, images.paths, strict=True))
     shown = [_shown(query, paths) for query in found.queries[:QUERIES]]
     return write_queries(path, f"The model of {found.index} and a new one", facts, NOTE, shown)
 

@@ -11,15 +11,8 @@ from listwise.descriptors import Model, load_model
 from listwise.errors import InputError
 from listwise.feedback.comparison import Comparison, compare_models, read_comparison
 from listwise.feedback.page import write_comparison_page
-from listwise.feedback.photos import read_index_photos
-from listwise.feedback.run import (
-    TABLE_FILE,
-    IndexRun,
-    known_descriptors,
-    read_index_run,
-    write_descriptors,
-    write_index_run,
-)
+from listwise.feedback.photos import IndexPhotos, read_index_photos
+from listwise.feedback.run import TABLE_FILE, IndexRun, read_index_run, write_index_run
 from listwise.feedback.trainers import make_index_trainer, trainable
 from listwise.feedback.whiten import whiten_again
 from listwise.plugins import CUSTOM
@@ -111,22 +104,32 @@ def _start(index: Index, run: Path, settings: dict[str, Any], preset: Any) -> Tr
     checked = make_config(settings)
     given = settings if "val_fraction" in settings else settings | {"val_fraction": VAL_FRACTION}
     photos = read_index_photos(index, float(given["val_fraction"]), checked.seed)
-    record = write_index_run(run, index.uri, current, photos)
+    record = write_index_run(run, index.uri, current, photos, others=checked.adapter)
     given = given | {"backbone": net.config.backbone, "pooling": net.config.pooling}
-    if checked.adapter:
-        write_descriptors(run, known_descriptors(current, photos.images))
-    else:
+    if not checked.adapter:
         given["projection"] = net.config.projection
         side = current.header.settings.max_side
         given = ({"val_max_side": max(side, 32)} if side else {}) | given
     plan = _with_parts(prepare(run / TABLE_FILE, given, preset, photos.images), model, record)
+    return replace(plan, notes=_notes(plan, photos, index.uri))
+
+
+def _notes(plan: TrainPlan, photos: IndexPhotos, index: str) -> list[str]:
+    """The notes of a plan; classes of one photo are no mistake here."""
+    notes = [note for note in plan.notes if "only one image" not in note]
+    alone = int((photos.images.class_sizes() == 1).sum())
+    if alone:
+        notes.append(f"{_count(alone)} in no class of two or more: they are only negatives")
     if photos.conflicting:
-        left_out = "1 photo" if photos.conflicting == 1 else f"{photos.conflicting} photos"
-        plan.notes.append(
-            f"left out {left_out} whose marks contradict each other: see listwise index marks "
-            f"{index.uri} --conflicts"
+        notes.append(
+            f"left out {_count(photos.conflicting)} whose marks or labels contradict each other: "
+            f"see listwise index marks {index} --conflicts"
         )
-    return plan
+    return notes
+
+
+def _count(photos: int) -> str:
+    return "1 photo" if photos == 1 else f"{photos} photos"
 
 
 def _with_parts(plan: TrainPlan, model: Model, record: IndexRun) -> TrainPlan:
@@ -154,7 +157,7 @@ def _fit(trainer: Trainer) -> tuple[TrainResult, Comparison]:
         replace(old).save(earlier)
         shutil.rmtree(folder)
         earlier.rename(folder)
-    write_comparison_page(run / REPORT_FILE, found, photos)
+    write_comparison_page(run / REPORT_FILE, record, found, photos)
     found.save(run)  # last: it marks a finished comparison
     return result, found
 

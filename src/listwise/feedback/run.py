@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.feedback.photos import IndexPhotos, MarkedPhotos
 from listwise.files import write_tensors, write_text
-from listwise.search.entries import Float32, entry_key
+from listwise.search.entries import Entry, Float32, entry_key
 from listwise.search.generation import Generation
+from listwise.search.store import Store
 
 RECORD_FILE, TABLE_FILE = "index.json", "labels.csv"
 DESCRIPTOR_FILE, LAYER_FILE = "descriptors.safetensors", "layer.safetensors"
+OTHERS = 10_000
+"""Maximum number of entries without label or mark that photos are ranked among."""
 
 
 class IndexRun(BaseModel):
@@ -33,6 +37,7 @@ class IndexRun(BaseModel):
         settings: how the index describes photos.
         ids: the ids of the photos in the table of the run, row by row.
         queries: the queries of marks.
+        others: ids and paths of entries without a label or mark, among which photos are ranked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,11 +48,23 @@ class IndexRun(BaseModel):
     settings: ExtractSettings
     ids: tuple[str, ...]
     queries: tuple[MarkedPhotos, ...]
+    others: tuple[tuple[str, str], ...] = ()
 
 
-def write_index_run(run: Path, index: str, current: Generation, photos: IndexPhotos) -> IndexRun:
-    """Write the photos and the origin of a run into its folder."""
+def write_index_run(
+    run: Path, index: str, current: Generation, photos: IndexPhotos, *, others: bool
+) -> IndexRun:
+    """Write the photos and the origin of a run into its folder.
+
+    Args:
+        run: the folder of the run.
+        index: the folder or address of the index.
+        current: its generation.
+        photos: its labelled and marked photos.
+        others: also write the descriptors of all these photos, and of other entries.
+    """
     header, images = current.header, photos.images
+    unlabelled = _others(current.store, images.ids) if others else []
     record = IndexRun(
         index=index,
         model=header.model_folder or header.model_name,
@@ -55,6 +72,7 @@ def write_index_run(run: Path, index: str, current: Generation, photos: IndexPho
         settings=header.settings,
         ids=images.ids,
         queries=photos.queries,
+        others=tuple((entry.id, entry.path) for entry in unlabelled),
     )
     assert images.splits is not None
     text = io.StringIO()
@@ -66,6 +84,11 @@ def write_index_run(run: Path, index: str, current: Generation, photos: IndexPho
         table.writerow([path, images.class_names[images.labels[i]], images.splits[i], shown])
     try:
         run.mkdir(parents=True, exist_ok=True)
+        if others:
+            keys = [entry.key for entry in unlabelled]
+            known = _known_descriptors(current, images)
+            rows = np.concatenate([known, current.store.vectors(keys)]) if keys else known
+            write_tensors(run / DESCRIPTOR_FILE, {"descriptors": rows})
         write_text(run / TABLE_FILE, text.getvalue())
         write_text(run / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
     except OSError as error:
@@ -96,30 +119,24 @@ def read_index_run(run: Path) -> tuple[IndexRun, LabelledImages]:
     return record, replace(images, ids=record.ids)
 
 
-def known_descriptors(current: Generation, images: LabelledImages) -> Float32:
-    """Return the descriptors that an index has of photos, and describe those that it does not have.
-
-    Args:
-        current: the generation of the index that the photos were read from.
-        images: N photos, with the ids of entries or of query photos.
-
-    Returns:
-        Float32 [N, C].
-    """
+def _known_descriptors(current: Generation, images: LabelledImages) -> Float32:
+    """The descriptors [N, C] that an index has of photos; query photos are described."""
     keys = [entry_key(photo) for photo in images.ids]
     present = current.store.get(keys)
     stored = [i for i, key in enumerate(keys) if key in present]
-    others = [i for i, key in enumerate(keys) if key not in present]
     rows = np.empty((len(images), current.header.dim), np.float32)
     rows[stored] = current.store.vectors([keys[i] for i in stored])
-    for i in others:
+    for i in sorted(set(range(len(keys))) - set(stored)):
         rows[i] = current.describe([load_image(images.paths[i])], [images.box(i)])[0]
     return rows
 
 
-def write_descriptors(run: Path, rows: Float32) -> None:
-    """Write the descriptors [N, C] of the photos of a run."""
-    write_tensors(run / DESCRIPTOR_FILE, {"descriptors": rows})
+def _others(store: Store, known: Sequence[str]) -> list[Entry]:
+    """Entries that are not among the known ones."""
+    left = np.setdiff1d(store.versions()[0], [entry_key(photo) for photo in known])
+    # Keys are hashes, so those at even distances are a random sample.
+    places = np.linspace(0, len(left) - 1, min(OTHERS, len(left))).astype(np.int64)
+    return list(store.get(left[places].tolist()).values())
 
 
 def write_layer(run: Path, layer: Float32) -> None:

@@ -17,7 +17,14 @@ from listwise.descriptors import Model
 from listwise.descriptors.whitening import Whitening, WhiteningInfo
 from listwise.errors import InputError
 from listwise.feedback.photos import MarkedPhotos
-from listwise.feedback.run import DESCRIPTOR_FILE, IndexRun, read_tensor, write_layer
+from listwise.feedback.ranking import Ranking
+from listwise.feedback.run import (
+    DESCRIPTOR_FILE,
+    IndexRun,
+    read_index_run,
+    read_tensor,
+    write_layer,
+)
 from listwise.models import RetrievalNet
 from listwise.models.calibration import fit_calibration
 from listwise.models.lora import add_lora
@@ -111,20 +118,36 @@ class LayerTrainer(_OfIndex, AdapterTrainer):
     def _make_net(self) -> RetrievalNet:
         self._train_photos: KnownDescriptors | None = None
         self._known_validation: KnownDescriptors | None = None
+        self._ranked: LabelledImages | None = None
         self._rows = read_tensor(self.run, DESCRIPTOR_FILE, "descriptors")
         return _Layer(trainable(self.model), self.model.dim)
 
     def _describe(self, images: LabelledImages, what: str) -> KnownDescriptors:
-        place = {photo: row for row, photo in enumerate(self.record.ids)}
-        rows = self._rows[[place[photo] for photo in images.ids]]
+        rows = self._rows[self._places(images)]
         return KnownDescriptors(list(range(len(images))), torch.from_numpy(rows))
+
+    def _places(self, images: LabelledImages) -> list[int]:
+        """The rows of photos among all descriptors of the run."""
+        place = {photo: row for row, photo in enumerate(self.record.ids)}
+        return [place[photo] for photo in images.ids]
+
+    def _validation_map(self, kept: list[int], descriptors: npt.NDArray[np.float32]) -> float:
+        """Return the mAP of the validation photos, each ranked among all photos of the run."""
+        images = read_index_run(self.run)[1] if self._ranked is None else self._ranked
+        self._ranked = images
+        ranking = Ranking.of(self._rows, images.labels, self._layer())
+        return float(np.nanmean([ranking.ap(row) for row in self._places(self.plan.validation)]))
+
+    def _layer(self) -> Float32:
+        assert self.net.projection is not None
+        found: Float32 = self.net.projection.weight.detach().cpu().numpy().copy()
+        return found
 
     def _save_model(
         self, value: float, descriptors: npt.NDArray[np.float32], labels: Indices
     ) -> None:
         """Save the layer, and the model with it."""
-        assert self.net.projection is not None
-        layer = self.net.projection.weight.detach().cpu().numpy().copy()
+        layer = self._layer()
         training: dict[str, Any] = {
             "data": self.record.index,
             "settings": self.plan.config.model_dump(),
