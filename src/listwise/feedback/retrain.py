@@ -149,7 +149,8 @@ def _fit(trainer: Trainer) -> tuple[TrainResult, Comparison]:
         trainer.view.message("learning the whitening again, for the new network")
         whiten_again(folder, old, record)
     photos = _photos(run, plan)
-    found = compare_models(run, record, old, load_model(folder, str(old.device)), photos)
+    new = load_model(folder, str(old.device)) if result.best_update else old
+    found = compare_models(run, record, old, new, photos)
     if not found.better:
         # In a folder beside it first: a kill leaves a model of the run that can be loaded.
         earlier = run / f"{MODEL_FOLDER}.tmp"

@@ -1,0 +1,188 @@
+"""Training from an index: better models, models that are not, and their comparison."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import QUICK
+
+import listwise as lw
+from listwise.descriptors import Whitening, load_model
+from listwise.errors import InputError
+from listwise.feedback.comparison import read_comparison
+from listwise.feedback.run import LAYER_FILE, read_index_run, read_tensor
+from listwise.feedback.trainers import with_layer
+from listwise.feedback.whiten import whiten_again
+from listwise.models import RetrievalNet
+
+
+def test_a_layer_follows_the_descriptors_of_the_index(marked, tmp_path):
+    run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **QUICK)
+    found = run.comparison
+    assert found.better
+    assert found.new_map > found.old_map
+    assert (run.result.first_map, run.result.best_map) == pytest.approx(
+        (found.old_map, found.new_map)
+    )
+    assert run.model.whitening.info.method == "adapter"
+    assert run.model.net.fingerprint() == marked.model.net.fingerprint()
+    assert len(found.queries) == 8
+    entries = list(marked)
+    layer = read_tensor(tmp_path / "run", LAYER_FILE, "layer")
+    expected = marked.store.vectors([entry.key for entry in entries]) @ layer.T
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    described = run.model.encode([entry.path for entry in entries])
+    assert np.abs(described - expected).max() < 1e-4
+    # The next layer follows both.
+    twice = with_layer(run.model, layer, 3)
+    again = expected @ layer.T
+    again /= np.linalg.norm(again, axis=1, keepdims=True)
+    assert np.abs(twice.encode([entry.path for entry in entries]) - again).max() < 1e-3
+
+
+def test_a_worse_model_is_not_kept(marked, tmp_path):
+    settings = QUICK | {"learning_rate": 1e4}
+    run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **settings)
+    assert not run.comparison.better
+    assert run.model.fingerprint == marked.model.fingerprint
+    assert not list((tmp_path / "run").glob("*.tmp"))
+    assert marked.upgrade(run.model).described == 0
+
+
+def test_a_model_that_is_gone_is_named(photos, model, tmp_path):
+    model.net.save(tmp_path / "model")
+    with lw.open_index(tmp_path / "shop", tmp_path / "model") as index:
+        index.add(photos / "class0", workers=0)
+    (tmp_path / "model").rename(tmp_path / "away")
+    with pytest.raises(InputError, match=r"no model at .*model, where the model of .*shop was"):
+        lw.train(run_folder=tmp_path / "run", from_index=tmp_path / "shop", adapter=True)
+
+
+def test_a_model_that_is_worse_on_marked_queries_is_not_kept(marked, tmp_path, monkeypatch):
+    from listwise.feedback import comparison
+
+    run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **QUICK)
+    worse = [
+        each.model_copy(update={"new_ap": 0.0, "old_ap": 0.5}) for each in run.comparison.queries
+    ]
+    monkeypatch.setattr(comparison, "_compare_queries", lambda *_: worse)
+    record, images = read_index_run(tmp_path / "run")
+    found = comparison.compare_models(tmp_path / "run", record, marked.model, run.model, images)
+    assert found.new_map > found.old_map
+    assert not found.better
+
+
+def test_a_trained_network_gets_a_new_whitening(marked, tmp_path):
+    whitened, run = tmp_path / "whitened", tmp_path / "run"
+    marked.model.net.save(whitened)
+    rows = marked.store.vectors([entry.key for entry in marked])
+    Whitening.learn([rows], 20, 0.5, 0.1).save(whitened, marked.model.net.fingerprint())
+    marked.upgrade(whitened, workers=0)
+    small = {"updates": 1, "batch_size": 16, "crops": {"size": 32}}
+    done = lw.train(run_folder=run, from_index=marked, **QUICK, **small)
+    settings = (run / "config.yaml").read_text()
+    assert "backbone: test_resnet.r160_in1k" in settings
+    assert "adapter: false" in settings
+    assert done.model.dim == 20
+    same = done.model.fingerprint == marked.model.fingerprint
+    assert same != done.comparison.better
+    trained = tmp_path / "trained"
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(trained)
+    whiten_again(trained, marked.model, read_index_run(run)[0])
+    info = load_model(trained).whitening.info
+    assert (info.method, info.power, info.learned_from) == ("pca", 0.5, 48)
+    assert info.shrinkage == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backbone": "resnet18"}, "leave out `backbone`"),
+        ({"teacher": "resnet18"}, "leave out `teacher`"),
+        ({"photos": "photos"}, "give either `photos` or `from_index`"),
+    ],
+)
+def test_settings_of_the_model_are_refused(marked, tmp_path, settings, message):
+    with pytest.raises(InputError, match=message):
+        lw.train(run_folder=tmp_path / "run", from_index=marked, **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mark_export_train_upgrade_and_roll_back(listwise, folder, model_folder, tmp_path):
+    """All commands of the tutorial, on a real index."""
+    from conftest import mark_truly
+
+    with lw.open_index(folder) as index:
+        mark_truly(index, [f"class{kind}/0.jpg" for kind in range(8)])
+    code, _, err = listwise("index", "marks", folder, "--export", "labels.csv")
+    assert code == 0, err
+    assert Path("labels.csv").read_text().startswith("path,label")
+    flags = ("--device", "cpu", "--workers", 0, "--learning-rate", 3e-3)
+    train = ("train", "--from-index", folder, "--run-folder", "run", "--adapter", *flags)
+    code, out, err = listwise(*train)
+    assert code == 0, err
+    assert "held-out classes" in out
+    assert f"the new model is better: listwise index upgrade {folder} --model run/model" in out
+    page = Path("run/comparison.html").read_text()
+    assert page.count('class="compared"') == 8
+    assert read_comparison(Path("run")).better
+    code, _, err = listwise(*train)
+    assert code == 2
+    assert "run contains a run already" in err
+    # A finished run that is resumed shows the same comparison.
+    code, again, err = listwise("train", "--resume", "run")
+    assert code == 0, err
+    assert again.splitlines()[-1] == out.splitlines()[-1]
+    code, out, err = listwise("index", "upgrade", folder, "--model", "run/model", "--workers", 0)
+    assert code == 0, err
+    assert listwise("index", "changes", folder)[0] == 0
+    with lw.open_index(folder) as index:
+        assert index.header.model_folder == str(tmp_path / "run" / "model")
+        assert len(index.marks()) > 20
+    assert listwise("index", "rollback", folder)[0] == 0
+    with lw.open_index(folder) as index:
+        assert index.header.model_folder == str(model_folder)
+
+
+def test_a_killed_training_is_resumed_without_the_index(marked, tmp_path):
+    import programs
+
+    marked.close()
+    name = Path(marked.uri)
+    settings = "--adapter --device cpu --workers 0 --learning-rate 3e-3 --checkpoint-every 1"
+    arguments = ["train", "--from-index", name, *settings.split(), "--run-folder"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = programs.listwise(*arguments, whole)
+    assert process.wait(120) == 0, process.errors()
+    dying = programs.Program(train_and_die, "*checkpoint*", 7, *map(str, arguments), str(killed))
+    assert dying.wait(120) == -9, dying.errors()
+    assert not (killed / "comparison.json").exists()
+    name.rename(tmp_path / "away")
+    process = programs.listwise("train", "--resume", killed)
+    assert process.wait(120) == 0, process.errors()
+    found, expected = (read_comparison(run) for run in (killed, whole))
+    assert found == expected
+    one, other = (load_model(run / "model").fingerprint for run in (killed, whole))
+    assert one == other
+
+
+def train_and_die(pattern, number, *arguments):
+    """A run that kills itself just before it puts in place the `number`-th file that matches."""
+    import fnmatch
+    import os
+    import signal
+    import sys
+
+    import programs
+
+    left = number
+
+    def look(event, details):
+        nonlocal left
+        if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+    programs.run_listwise(*arguments)
