@@ -60,11 +60,12 @@ def main() -> None:
         table = toy / TOY_LABELS
     images = read_labelled(table)
     names = [images.class_names[label] for label in images.labels]
+    truth = dict(zip(images.paths, names, strict=True))
 
     place = options.out / "index"
     with listwise.open_index(place, options.model, max_side=options.max_side) as index:
         index.add(list(images.paths))
-        mark_results(index, dict(zip(images.paths, names, strict=True)), options.marks, options.seed)
+        mark_results(index, truth, options.marks, options.seed)
         marks = index.marks()
         same = sum(mark.same for mark in marks)
         print(f"{len(marks)} marks of {len(index)} photos: {same} same, {len(marks) - same} not")
@@ -80,6 +81,7 @@ def main() -> None:
 
         by_path = {entry.path: entry.key for entry in index}
         before = index.store.vectors([by_path[path] for path in images.paths])
+        # The model of the index has no whitening, so that of the new one is the trained layer.
         after = run.model.whitening.apply(before) if found.better else before
         print(f"all photos: mAP {true_map(before, images):.1f} -> {true_map(after, images):.1f}")
 

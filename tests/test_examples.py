@@ -35,6 +35,18 @@ def test_train_and_search(tmp_path):
     assert float(hits[0][0]) > 0.99
 
 
+def test_learn_from_marks(tmp_path):
+    out = run("learn_from_marks.py", "--views", 4, "--max-side", 64, folder=tmp_path)
+    (marks,) = numbers(out, r"(\d+) marks of")
+    assert marks >= 50
+    old, new = numbers(out, r"held-out classes: mAP ([\d.]+) -> [\d.]+") + numbers(
+        out, r"held-out classes: mAP [\d.]+ -> ([\d.]+)"
+    )
+    assert (new > old) == ("the new model is better" in out)
+    assert out.count("unclear: ") == 3
+    assert ("results that stay" in out) == ("the new model is better" in out)
+
+
 def test_clean_labels(tmp_path):
     out = run("clean_labels.py", folder=tmp_path)
     kept, photos, classes = re.search(r"kept (\d+) of (\d+) photos in (\d+) classes", out).groups()
