@@ -31,13 +31,19 @@ class KeyMap:
 
     def put(self, keys: Keys, values: Keys) -> None:
         """Set the numbers of distinct keys: [n], [n]."""
+        if not (keys[1:] > keys[:-1]).all():
+            # Sorted keys are found several times faster: their places are next to each other.
+            order = np.argsort(keys)
+            keys, values = keys[order], values[order]
+        if not len(self):
+            self.keys, self.values = keys.copy(), values.copy()
+            return
         known, _ = self.find(keys)
         self.values[np.searchsorted(self.keys, keys[known])] = values[known]
         new, numbers = keys[~known], values[~known]
-        order = np.argsort(new)
-        places = np.searchsorted(self.keys, new[order])
-        self.keys = np.insert(self.keys, places, new[order])
-        self.values = np.insert(self.values, places, numbers[order])
+        places = np.searchsorted(self.keys, new)
+        self.keys = np.insert(self.keys, places, new)
+        self.values = np.insert(self.values, places, numbers)
 
     def remove(self, keys: Keys) -> None:
         """Remove keys [n]; unknown ones are ignored."""

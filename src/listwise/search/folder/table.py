@@ -56,6 +56,7 @@ _COLUMNS = ["key", "id", "path", "width", "height", "box", "digest", "attributes
 _THUMBNAIL = ["key", "thumbnail", "thumbnail_sum"]
 _LOCAL = ["local", LOCAL_SUM]  # columns of a table that holds local features
 _TEXTS = 65536  # texts of attributes per batch
+_NUMBERS = 1 << 20  # keys and stamps per batch
 _TIDY_EVERY = 16  # commits
 _SMALL_FILES = 32  # this many are joined into a larger one
 _LARGE_FILE = 128 << 20  # bytes: a file of this size is not joined
@@ -162,7 +163,8 @@ class EntryTable:
     def stamps(self) -> tuple[Keys, Keys]:
         """Keys and stamps of all entries: [N], [N]."""
         with _one_line_errors(self.uri):
-            found = self._table.search().select(["key", "stamp"]).to_arrow()
+            query = self._table.search().select(["key", "stamp"])
+            found = query.to_batches(batch_size=_NUMBERS).read_all()
         return found["key"].to_numpy(), found["stamp"].to_numpy()
 
     def rows(self, keys: Keys | None = None) -> Iterator[Rows]:
