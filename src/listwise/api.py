@@ -109,9 +109,11 @@ def train(
         settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
     plan = prepare(photos, settings, preset)
     on_plan(plan)
-    result = make_trainer(plan, folder, view).fit()
     modules = {kind: part for kind, part in plan.parts.items() if kind in ("backbone", "pooling")}
-    return Run(folder, result, _parts={"device": plan.config.device, **modules})
+    parts = {"device": plan.config.device, **modules}
+    trainer = make_trainer(plan, folder, view)
+    del plan, settings  # so that the trainer frees a teacher once its descriptors are computed
+    return Run(folder, trainer.fit(), _parts=parts)
 
 
 def _live_view(

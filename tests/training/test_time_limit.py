@@ -7,7 +7,7 @@ import yaml
 from safetensors.torch import load_file
 
 from listwise.errors import InputError
-from listwise.training import Trainer, prepare, resume
+from listwise.training import Trainer, prepare, resume, time_limit
 from listwise.training.duration import Speed, Trial
 from listwise.training.run.record import read_metrics
 from listwise.training.run.view import TrainView
@@ -117,6 +117,24 @@ def test_what_does_not_fit_is_reduced_and_told(photos, monkeypatch):
     enough = prepare(photos, given | {"minutes": 6000}, preset="paper")
     assert enough.config.crops.size == 800
     assert enough.notes[-1].endswith(" of the 6000 min: nothing is reduced")
+
+
+def test_the_time_of_the_teacher_counts(photos, monkeypatch):
+    now = [0.0]
+
+    class SlowTeacher:
+        dim, fingerprint, folder, name = 8, "abc", None, "slow"
+
+        def describe(self, images, *, on_progress):
+            now[0] += 60 * len(images)
+
+    monkeypatch.setattr(time_limit, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(Trial, "measure", lambda trial, config: Speed(config.crops.size, 0.0, 0.0))
+    given = SETTINGS | {"updates": 5000, "teacher": SlowTeacher()}
+    count = len(list(photos.rglob("*.jpg")))
+    with pytest.raises(InputError, match=rf"takes about {count + 1} min"):
+        prepare(photos, given | {"minutes": count - 1})
+    assert prepare(photos, given | {"minutes": count + 10}).config.updates == 5000
 
 
 def test_too_few_minutes_are_an_error_that_names_enough(photos):

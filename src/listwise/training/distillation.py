@@ -152,6 +152,9 @@ class DistillationTrainer(Trainer):
                 self._known[name] = torch.from_numpy(found.descriptors)
                 self._known[f"{name}.kept"] = torch.tensor(found.kept)
             write_tensors(path, self._known, {"teacher": fingerprint})
+            # The teacher is not needed any more, and may be large.
+            others = {name: part for name, part in self.plan.parts.items() if name != "teacher"}
+            self.plan = replace(self.plan, parts=others)
         self.net.config = self.net.config.model_copy(update={"teacher": fingerprint})
         return self._known
 

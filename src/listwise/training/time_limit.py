@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from listwise.data import LabelledImages
 from listwise.errors import InputError
@@ -23,6 +26,8 @@ from listwise.training.duration import (
 )
 from listwise.training.run.view import readable_time
 
+# Photos that the teacher describes in a trial.
+TEACHER_PHOTOS = 8
 # The setting of each field of an `Effort`.
 SETTINGS = {
     "updates": "updates",
@@ -64,7 +69,7 @@ def within_minutes(
         config: all settings, as chosen without a limit.
         given: the settings that the user gave; they are never changed.
         choose: returns all settings if these are given.
-        parts: the objects that were given as backbone, pooling or loss.
+        parts: the objects that were given as backbone, pooling, loss or teacher.
         train: the training photos.
         validation: the validation photos.
         spent: the seconds that have passed already.
@@ -86,6 +91,9 @@ def within_minutes(
     default, work = effort_of(config), workload_of(config, len(train), len(validation))
     trial = Trial.of_settings(config, parts, train, validation)
     large = small = trial.measure(config)
+    if "teacher" in parts:  # it describes all photos, and then the network those for training
+        spent += _teacher_seconds(parts["teacher"], train, len(train) + len(validation))
+        spent += large.photo * len(train)
     limit = PLANNED_PART * (60 * config.minutes - spent)
 
     def seconds_of(effort: Effort) -> float:
@@ -113,6 +121,16 @@ def within_minutes(
     note = _note(config.minutes, default, chosen, seconds_of(chosen))
     speed = between(large, small, chosen.crop)
     return TimedChoice(found.config, reasons, [*found.notes, note], speed)
+
+
+def _teacher_seconds(teacher: Any, train: LabelledImages, photos: int) -> float:
+    """Estimate the seconds in which a teacher describes photos, from a few training photos."""
+    count = min(TEACHER_PHOTOS + 1, len(train))
+    sample = train.subset(np.linspace(0, len(train) - 1, count).astype(int))
+    teacher.describe(sample.subset([0]), on_progress=lambda done: None)  # prepares the network
+    started = perf_counter()
+    teacher.describe(sample.subset(range(1, count)), on_progress=lambda done: None)
+    return (perf_counter() - started) / (count - 1) * photos
 
 
 def _fixed(config: TrainConfig, given: dict[str, Any]) -> frozenset[str]:
