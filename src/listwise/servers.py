@@ -33,14 +33,11 @@ class RunningServer:
         instance: a random text that the server confirms, so that another program which uses the
             port now is not mistaken for it.
         pid: its process.
-        max_side: long side in pixels that it reduces query photos to; None if a search without
-            the server does the same.
     """
 
     url: str
     instance: str
     pid: int
-    max_side: int | None
 
     def search(
         self, photos: Sequence[Path], fields: Mapping[str, str], seconds: float = 60.0
@@ -57,13 +54,15 @@ class RunningServer:
             search; the index itself can then be searched.
         """
         try:
-            limit = self.max_side
+            info = self._request("GET", "/api/info", CONNECT_SECONDS)
+            if info.get("instance") != self.instance:
+                return None
+            # An upgrade of the index may have changed it since the server started.
+            limit = info["limits"]["max_side"]
             if limit is not None and any(_long_side(photo) > limit for photo in photos):
                 return None
-            if self._request("GET", "/api/info", CONNECT_SECONDS).get("instance") != self.instance:
-                return None
             return self._request("POST", "/api/search", seconds, Upload.of(fields, photos))
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, ValueError, KeyError, http.client.HTTPException):
             return None
 
     def _request(
@@ -78,9 +77,9 @@ class RunningServer:
 
 
 @contextmanager
-def announce(index: str, url: str, instance: str, max_side: int | None) -> Iterator[None]:
+def announce(index: str, url: str, instance: str) -> Iterator[None]:
     """Let `find_server` find a server of this process while the context lasts."""
-    server = RunningServer(url, instance, os.getpid(), max_side)
+    server = RunningServer(url, instance, os.getpid())
     folder = _folder()
     if folder is None:
         yield

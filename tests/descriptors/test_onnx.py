@@ -68,6 +68,13 @@ def test_gives_the_descriptors_of_pytorch(exported):
     assert (loaded.tuned.max_side, loaded.tuned.network) == (60, model.net.fingerprint())
 
 
+@pytest.mark.parametrize("name", ["weights", "backbone", "pooling"])
+def test_arguments_that_the_file_determines_are_refused(exported, name):
+    value = nn.Identity() if name == "backbone" else "cls"
+    with pytest.raises(InputError, match=rf"model\.onnx has its own {name}: leave `{name}` out"):
+        listwise.load(exported[1], **{name: value})
+
+
 def test_other_programs_get_whitened_descriptors_of_any_shape(exported):
     model, path = exported
     session = onnxruntime.InferenceSession(path)

@@ -101,6 +101,8 @@ def test_a_model_keeps_the_first_dimensions(folder, photos, tmp_path):
     assert again.truncate(3).dim == 3
     with pytest.raises(InputError, match="`dim` must be from 1 to 8, not 9"):
         again.truncate(9)
+    with pytest.raises(InputError, match="`dim` must be from 1 to 8, not 'a'"):
+        again.truncate("a")
     whitened = Whitening.learn([np.random.default_rng(0).normal(size=(50, model.dim))])
     cut = Model(model.net, whitened).truncate(4)
     expected = unit(whitened.apply(whole[None])[:, :4])

@@ -190,6 +190,9 @@ def test_bad_settings_are_refused() -> None:
             method(query, rows[:, :2])
     with pytest.raises(InputError, match="1 or more, not 0"):
         diffusion_scores(query, rows, query_k=0)
+    for name in ("k", "query_k"):
+        with pytest.raises(InputError, match=f"`{name}` must be 1 or more, not 0"):
+            diffuse(rows @ query, rows, **{name: 0})
     for alpha in (-0.1, 1.0, float("nan")):
         with pytest.raises(InputError, match="`alpha` must be from 0 to less than 1"):
             diffusion_scores(query, rows, alpha=alpha)

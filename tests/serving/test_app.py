@@ -1323,8 +1323,15 @@ def test_info_tells_the_limits(server, model):
         "expands": False,
         "engine": "embedded",
         "can_write": False,
+        "can_mark": False,
         "token_needed": False,
-        "limits": {"upload_bytes": 200_000, "pixels": 100_000, "photos": 8, "results": 1000},
+        "limits": {
+            "upload_bytes": 200_000,
+            "pixels": 100_000,
+            "photos": 8,
+            "results": 1000,
+            "max_side": 1024,
+        },
     }
 
 

@@ -51,9 +51,9 @@ def test_a_search_whose_client_left_is_not_refined(engine, refined):
     assert len(calls) == 1
     assert isinstance(found[1], ClientGoneError)
     assert isinstance(found[2], ClientGoneError)
-    assert len(found[0]) == 6
-    assert all(hit.refined is not None for hit in found[0])
-    assert [hit.refined for hit in found[3]] == [None] * 6
+    assert len(found[0].hits) == 6
+    assert all(hit.refined is not None for hit in found[0].hits)
+    assert [hit.refined for hit in found[3].hits] == [None] * 6
     assert not first.finished.is_set()
 
 
@@ -65,9 +65,9 @@ def test_an_error_of_a_refinement_concerns_its_search_alone(engine, refined):
             raise ValueError("the first one")
 
     before.append(fail)
-    failed, hits = engine.search([by_key(key) for key in KEYS[:2]])
+    failed, found = engine.search([by_key(key) for key in KEYS[:2]])
     assert str(failed) == "the first one"
-    assert len(hits) == 6
+    assert len(found.hits) == 6
 
 
 def test_refinement_counts_as_work_in_the_queue(engine):

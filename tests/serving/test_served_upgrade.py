@@ -14,6 +14,7 @@ from PIL import Image
 from serving_examples import TOKEN, InThread, wait_for
 
 from listwise.descriptors import load_model
+from listwise.descriptors.tuned import TunedSettings
 from listwise.models import RetrievalNet
 from listwise.search import IndexUpgradedError, open_index
 from listwise.search.entries import entry_key
@@ -188,5 +189,38 @@ def test_all_requests_are_answered_after_a_discard(folder, model, new_model, mon
         monkeypatch.setattr(working, "_search", failing)
         with ThreadPoolExecutor(2) as pool:
             found = list(pool.map(working.search, [[search_by("class0/1.jpg")]] * 2))
-        assert all(len(hits) == 2 for [hits] in found)  # one more than asked for
+        assert all(len(each.hits) == 2 for [each] in found)  # one more than asked for
         working.close()
+
+
+def test_hits_are_reranked_with_the_generation_that_was_searched(folder, model, new_model):
+    request = engine.SearchRequest(
+        [], [], [entry_key("class0/1.jpg")], 5, None, True, refine="diffusion"
+    )
+    with open_index(folder, model) as index, open_index(folder, model) as other:
+        working = engine.Engine(index, Limits())
+        [found] = working.search([request])
+        job = engine.RerankRequest(request, found, until=0)  # no time to verify, only to diffuse
+        [before] = working.rerank([job])
+        other.upgrade(new_model, workers=0)
+        assert working.switch()
+        [after] = working.rerank([job])
+        assert [hit.refined for hit in after] == [hit.refined for hit in before]
+        # A generation that was discarded cannot re-rank: the hits stay as they are.
+        other.discard_earlier()
+        [left] = working.rerank([job])
+        assert {hit.id for hit in left} == {hit.id for hit in before}
+        working.close()
+
+
+def test_the_size_of_query_photos_is_that_of_the_upgraded_index(folder, model, new_model, tmp_path):
+    with open_index(folder, model) as index, open_index(folder, model) as other:
+        service = Service(index, ServeSettings(limits=Limits(max_side=50)), Metrics())
+        assert service.max_side == 50  # the index has photos in their original size
+        new_model.save(tmp_path / "tuned")
+        TunedSettings(network=new_model.net.fingerprint(), max_side=40).save(tmp_path / "tuned")
+        other.upgrade(tmp_path / "tuned", workers=0)
+        service.refresh()
+        assert index.header.settings.max_side == 40
+        assert service.max_side is None  # as searches without a server
+        service.close()

@@ -14,7 +14,7 @@ from serving_examples import InThread
 
 from listwise import servers
 from listwise.servers import RunningServer, announce, find_server
-from listwise.serving.settings import ServeSettings
+from listwise.serving.settings import Limits, ServeSettings
 
 # Runs the command, and fails if it loaded what makes a start slow.
 COMMAND = """
@@ -36,9 +36,9 @@ def runtime(monkeypatch, tmp_path):
 
 @pytest.fixture
 def server(index):
-    settings = ServeSettings()
+    settings = ServeSettings(limits=Limits(max_side=512))
     running = InThread(index, settings)
-    with announce(index.uri, running.url, settings.instance, 512):
+    with announce(index.uri, running.url, settings.instance):
         yield running
     running.stop()
 
@@ -101,8 +101,8 @@ def test_another_program_at_its_address_gets_no_photo(server, index, photos):
 def test_it_is_found_by_any_path_while_it_runs(index, runtime, monkeypatch):
     place = os.path.relpath(index.uri)
     assert find_server(index.uri) is None
-    with announce(index.uri, "http://127.0.0.1:1", "a", 64):
-        assert find_server(place) == RunningServer("http://127.0.0.1:1", "a", os.getpid(), 64)
+    with announce(index.uri, "http://127.0.0.1:1", "a"):
+        assert find_server(place) == RunningServer("http://127.0.0.1:1", "a", os.getpid())
         assert find_server("elsewhere") is None
     assert find_server(index.uri) is None
     assert list(runtime.iterdir()) == []
@@ -111,7 +111,7 @@ def test_it_is_found_by_any_path_while_it_runs(index, runtime, monkeypatch):
 def test_what_a_killed_server_left_is_deleted(index, runtime):
     ended = subprocess.Popen(["true"])
     ended.wait()
-    with announce(index.uri, "http://127.0.0.1:1", "a", 64):
+    with announce(index.uri, "http://127.0.0.1:1", "a"):
         (file,) = runtime.iterdir()
         file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {ended.pid}'))
         assert find_server(index.uri) is None
@@ -121,7 +121,7 @@ def test_what_a_killed_server_left_is_deleted(index, runtime):
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(index, runtime):
-    with announce(index.uri, "http://127.0.0.1:1", "a", 64):
+    with announce(index.uri, "http://127.0.0.1:1", "a"):
         runtime.chmod(0o777)
         assert find_server(index.uri) is None
         runtime.chmod(0o700)

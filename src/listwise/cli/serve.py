@@ -11,7 +11,6 @@ from listwise.cli.output import open_console, say
 from listwise.errors import InputError
 
 if TYPE_CHECKING:
-    from listwise.search import Index
     from listwise.serving.settings import ServeSettings
 
 EXAMPLES = """Examples:
@@ -111,22 +110,17 @@ def _serve(
             others = " and all other addresses of this machine" if anywhere else ""
             most = prepared.memory / 1e9
             memory = f" with up to {most:.1f} GB of memory" if most else ""
-            with _announced(place, address, opened, settings):
+            with _announced(place, address, settings):
                 typer.echo(f"serving {len(opened)} photos of {place} at {address}{others}{memory}")
                 if console.is_terminal:
                     say(console, "press Ctrl-C to stop")
                 run_server(app, listening, settings.limits)
 
 
-def _announced(
-    place: str, address: str, index: "Index", settings: "ServeSettings"
-) -> AbstractContextManager[None]:
+def _announced(place: str, address: str, settings: "ServeSettings") -> AbstractContextManager[None]:
     """Let `listwise search` use this server, unless it requires a token."""
     from listwise.servers import announce
-    from listwise.serving.memory import longest_side
 
     if not settings.local:
         return nullcontext()
-    limit = longest_side(index.generation, settings.limits)
-    reduced = None if limit == index.header.settings.max_side else limit
-    return announce(place, address, settings.instance, reduced)
+    return announce(place, address, settings.instance)

@@ -139,6 +139,7 @@ class LimitsView(TypedDict):
     pixels: int
     photos: int
     results: int
+    max_side: int | None
 
 
 class MarkView(TypedDict):

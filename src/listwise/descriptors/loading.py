@@ -50,7 +50,8 @@ def load_model(
         The model; `model.encode(photos)` returns float32 [n, model.dim] with unit rows.
 
     Raises:
-        InputError: the folder does not exist, is incomplete, damaged, or of a newer version.
+        InputError: the folder does not exist, is incomplete, damaged, or of a newer version; or an
+            argument does not apply to the source, such as `weights` to a model folder.
 
     Examples:
         >>> model = listwise.load("resnet50")               # doctest: +SKIP
@@ -61,10 +62,14 @@ def load_model(
         source = download(str(source))
     folder = Path(source).expanduser()
     if folder.suffix == SUFFIX and not folder.is_dir():
+        _refuse_unused(folder, weights=weights != "auto", backbone=backbone, pooling=pooling)
         return _exported(folder, device)
     if not folder.exists() and folder.name == str(source):
+        if backbone is not None:
+            raise InputError("`backbone` is for a model folder: leave it out for a timm backbone")
         return _off_the_shelf(str(source), weights, pooling or "gem", device)
     folder = find_model_folder(folder)
+    _refuse_unused(folder, weights=weights != "auto")
     if isinstance(pooling, str):
         raise InputError(f"{folder} has its own pooling: leave `pooling` out")
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
@@ -73,6 +78,13 @@ def load_model(
     model = Model(net, whitening, folder.absolute())
     calibration = Calibration.load(folder, model.fingerprint)
     return replace(model, calibration=calibration, tuned=TunedSettings.load(folder, net))
+
+
+def _refuse_unused(source: Path, **given: object) -> None:
+    """Refuse arguments that the files of a model determine."""
+    for name, value in given.items():
+        if value:
+            raise InputError(f"{source} has its own {name}: leave `{name}` out")
 
 
 def _exported(file: Path, device: str) -> Model:

@@ -114,8 +114,8 @@ class Whitening:
         The directions of a learned whitening are in the order of their variance, so the first ones
         are the best to keep.
         """
-        if not 1 <= dim <= self.dim:
-            raise InputError(f"`dim` must be from 1 to {self.dim}, not {dim}")
+        if not isinstance(dim, int | np.integer) or not 1 <= dim <= self.dim:
+            raise InputError(f"`dim` must be from 1 to {self.dim}, not {dim!r}")
         return replace(self, projection=self.projection[:dim])
 
     def fingerprint(self) -> str:

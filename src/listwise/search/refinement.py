@@ -48,7 +48,8 @@ def superglobal_scores(
     Returns:
         Scores [n]; higher is better.
     """
-    vector, rows = _checked(query, short_list, k)
+    _check_neighbors(k=k)
+    vector, rows = _checked(query, short_list)
     if not beta >= 0:
         raise InputError(f"`beta` must be 0 or more, not {beta}")
     if not len(rows):
@@ -95,7 +96,7 @@ def diffusion_scores(
     Returns:
         Scores [n]; higher is better, and 0 for descriptors that no path connects with the query.
     """
-    vector, rows = _checked(query, short_list, min(k, query_k))
+    vector, rows = _checked(query, short_list)
     return diffuse(rows @ vector, rows, k=k, query_k=query_k, alpha=alpha, gamma=gamma)
 
 
@@ -138,6 +139,7 @@ def diffuse(
             f"`similarities`, `short_list` and `verified` must be [n], [n, C] and [n], not "
             f"{list(own.shape)}, {list(rows.shape)} and {list(known.shape)}"
         )
+    _check_neighbors(k=k, query_k=query_k)
     if not 0 <= alpha < 1:
         raise InputError(f"`alpha` must be from 0 to less than 1, not {alpha}")
     if not gamma > 0:
@@ -247,10 +249,14 @@ def refined_search(
     return scores, positions
 
 
-def _checked(query: ArrayLike, short_list: ArrayLike, k: int) -> tuple[Vectors, Vectors]:
+def _check_neighbors(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if not number >= 1:
+            raise InputError(f"`{name}` must be 1 or more, not {number}")
+
+
+def _checked(query: ArrayLike, short_list: ArrayLike) -> tuple[Vectors, Vectors]:
     """The query [C] and the short list [n, C] with the same type."""
-    if k < 1:
-        raise InputError(f"the number of neighbors must be 1 or more, not {k}")
     vector = as_queries(np.atleast_2d(np.asarray(query)))[0]
     rows = np.asarray(short_list)
     if rows.ndim != 2 or rows.shape[1] != len(vector):

@@ -268,7 +268,10 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
             can_mark=settings.token is not None,
             token_needed=not settings.local,
             instance=settings.instance,
-            limits=LimitsView(**limits.model_dump(include=set(LimitsView.model_fields))),
+            limits=LimitsView(
+                **limits.model_dump(include=set(LimitsView.model_fields) - {"max_side"}),
+                max_side=service.max_side,
+            ),
         )
 
     @app.get("/health")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -73,11 +74,19 @@ class SearchRequest:
 
 
 @dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The hits of a search, and the generation of the index that was searched."""
+
+    hits: list[Hit]
+    generation: Generation
+
+
+@dataclass(frozen=True, eq=False)
 class RerankRequest:
-    """Hits of a search, to be re-ranked before a time of `time.monotonic`."""
+    """The result of a search, to be re-ranked before a time of `time.monotonic`."""
 
     request: SearchRequest
-    hits: Sequence[Hit]
+    found: SearchResult
     until: float
 
 
@@ -112,10 +121,6 @@ class Engine:
     def max_side(self) -> int:
         """Long side in pixels of the largest image that the network gets."""
         return longest_side(self.index.generation, self.limits)
-
-    @property
-    def _scale(self) -> float:
-        return max(self.index.header.settings.scales)
 
     def fresh(
         self, seconds: float = REFRESH_SECONDS, generation: Generation | None = None
@@ -184,7 +189,7 @@ class Engine:
         cost = 0.0
         for photo in photos:
             check_photo(photo, self.limits.pixels)
-            example = self._example(0, photo, None)
+            example = self._example(self.index.generation, 0, photo, None)
             cost += _photo_cost(example.pixels, example.network_pixels)
         return cost
 
@@ -192,7 +197,7 @@ class Engine:
     def trial_cost(self) -> float:
         """The expected work of the photo whose time `prepare` measures."""
         pixels = TRIAL_SIDE**2
-        return _photo_cost(pixels, round(pixels * self._scale**2))
+        return _photo_cost(pixels, round(pixels * max(self.index.header.settings.scales) ** 2))
 
     def cost(self, request: SearchRequest) -> float:
         """Check the photos of a search, and return the expected work.
@@ -204,7 +209,7 @@ class Engine:
             return self.check(request.photos) + SEARCH_COST * refine
         return 1.0 + refine
 
-    def search(self, batch: Sequence[SearchRequest]) -> list[list[Hit] | Exception]:
+    def search(self, batch: Sequence[SearchRequest]) -> list[SearchResult | Exception]:
         """Search for each request; an error in the place of hits concerns that request alone."""
         # Descriptors and store of one generation: an upgrade replaces both.
         generation = self.index.generation
@@ -212,12 +217,13 @@ class Engine:
             answers = self._search(generation, batch)
             failed = any(isinstance(answer, InputError) for answer in answers)
             if not failed or not self._replaced(generation):
-                return answers
+                return _results(answers, generation)
         except InputError:
             # After an upgrade, the earlier generation may have been discarded meanwhile.
             if not self._replaced(generation):
                 raise
-        return self._search(self.index.generation, batch)
+        generation = self.index.generation
+        return _results(self._search(generation, batch), generation)
 
     def _search(
         self, generation: Generation, batch: Sequence[SearchRequest]
@@ -282,7 +288,7 @@ class Engine:
         empty = np.empty((0, generation.model.dim), np.float32)
         rows: list[list[Float32]] = [[empty] for _ in batch]
         errors: dict[int, Exception] = {}
-        for part in self._parts(batch):
+        for part in self._parts(generation, batch):
             wanted = []
             for example in part:
                 if batch[example.place].finished.is_set():
@@ -290,7 +296,8 @@ class Engine:
                 if example.place not in errors:
                     wanted.append(example)
             with self.decoding.reserve(sum(example.pixels for example in wanted)):
-                decoded = list(self._pool.map(self._decode, wanted))
+                side = longest_side(generation, self.limits)
+                decoded = list(self._pool.map(partial(_decode, side), wanted))
             ready = []
             for example, photo in zip(wanted, decoded, strict=True):
                 if batch[example.place].finished.is_set():
@@ -305,17 +312,19 @@ class Engine:
                     rows[place].append(row[None])
         return [errors.get(place) or np.concatenate(parts) for place, parts in enumerate(rows)]
 
-    def _parts(self, batch: Sequence[SearchRequest]) -> Iterator[list[_Example]]:
+    def _parts(
+        self, generation: Generation, batch: Sequence[SearchRequest]
+    ) -> Iterator[list[_Example]]:
         """The photos of a batch in parts.
 
         A part has no more pixels than one photo may have, and no more than the network takes at
         one time, so that a request can be dropped between two parts.
         """
-        most = BATCH_PIXELS[self.index.model.device.type]
+        most = BATCH_PIXELS[generation.model.device.type]
         part: list[_Example] = []
         for place, request in enumerate(batch):
             for photo, box in zip(request.photos, request.boxes, strict=True):
-                new = self._example(place, photo, box)
+                new = self._example(generation, place, photo, box)
                 pixels = sum(example.pixels for example in part) + new.pixels
                 network = sum(example.network_pixels for example in part) + new.network_pixels
                 if part and (pixels > self.limits.pixels or network > most):
@@ -325,32 +334,35 @@ class Engine:
         if part:
             yield part
 
-    def _example(self, place: int, photo: Upload, box: Box | None) -> _Example:
+    def _example(
+        self, generation: Generation, place: int, photo: Upload, box: Box | None
+    ) -> _Example:
         width, height = image_size(photo)
-        size = reduced_size(width, height, self.max_side)
-        network = round(size[0] * size[1] * self._scale**2)
+        size = reduced_size(width, height, longest_side(generation, self.limits))
+        network = round(size[0] * size[1] * max(generation.header.settings.scales) ** 2)
         return _Example(place, photo, box, width * height, network)
 
-    def _decode(self, example: _Example) -> QueryPhoto | Exception:
+    def _rerank_one(self, job: RerankRequest) -> list[Hit] | Exception:
+        # The generation that was searched: scores and descriptors of another one do not compare.
+        generation = job.found.generation
         try:
-            return decode_query(example.photo, example.box, self.max_side)
-        except ImageError as error:
-            return error
+            hits = self._verify_one(job, generation.store)
+            if isinstance(hits, Exception) or not job.request.diffuses:
+                return hits
+            if job.request.finished.is_set():
+                return ClientGoneError()
+            return diffuse_hits(generation.store, hits)
+        except InputError:
+            if not self._replaced(generation):
+                raise
+            return job.found.hits  # the generation was discarded meanwhile
 
-    def _rerank_one(self, found: RerankRequest) -> list[Hit] | Exception:
-        hits = self._verify_one(found)
-        if isinstance(hits, Exception) or not found.request.diffuses:
-            return hits
-        if found.request.finished.is_set():
-            return ClientGoneError()
-        return diffuse_hits(self.index.store, hits)
-
-    def _verify_one(self, found: RerankRequest) -> list[Hit] | Exception:
-        request = found.request
+    def _verify_one(self, job: RerankRequest, store: Store) -> list[Hit] | Exception:
+        request, found = job.request, job.found.hits
         sources: list[tuple[Source, Box | None]] = [
             *zip(request.photos, request.boxes, strict=True)
         ]
-        entries = self.index.store.get(request.keys)
+        entries = store.get(request.keys)
         sources += [
             (entries[key].path, entries[key].box) if key in entries else ("", None)
             for key in request.keys
@@ -365,16 +377,16 @@ class Engine:
             except ImageError:
                 continue
         if not loaded:
-            return list(found.hits)
+            return found
         images = [photo.image for _, photo in loaded]
-        until = found.until - self.limits.seconds / ANSWER_SHARE
+        until = job.until - self.limits.seconds / ANSWER_SHARE
         hits = rerank_hits(
             self.reranker,
             images,
-            found.hits,
+            found,
             until=until,
             finished=request.finished,
-            store=self.index.store,
+            store=store,
         )
         return [_placed(hit, loaded) for hit in hits]
 
@@ -383,6 +395,22 @@ class Engine:
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.reranker.close()
+
+
+def _results(
+    answers: Sequence[list[Hit] | Exception], generation: Generation
+) -> list[SearchResult | Exception]:
+    return [
+        answer if isinstance(answer, Exception) else SearchResult(answer, generation)
+        for answer in answers
+    ]
+
+
+def _decode(max_side: int, example: _Example) -> QueryPhoto | Exception:
+    try:
+        return decode_query(example.photo, example.box, max_side)
+    except ImageError as error:
+        return error
 
 
 def _photo_cost(pixels: int, network_pixels: int) -> float:

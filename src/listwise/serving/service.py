@@ -29,7 +29,7 @@ from listwise.search.index import Index
 from listwise.search.store import Store
 from listwise.serving.batching import Batcher, Client, QueueFullError, TooLateError
 from listwise.serving.decoding import check_pixels
-from listwise.serving.engine import Engine, RerankRequest, SearchRequest
+from listwise.serving.engine import Engine, RerankRequest, SearchRequest, SearchResult
 from listwise.serving.fields import BadRequestError
 from listwise.serving.metrics import Metrics
 from listwise.serving.settings import ServeSettings
@@ -69,14 +69,14 @@ class Service:
             if settings.can_write:
                 self.uploads.clean()
         limits = self.limits
-        self._photo_searches = Batcher[SearchRequest, list[Hit]](
+        self._photo_searches = Batcher[SearchRequest, SearchResult](
             self._engine.search,
             limits,
             size=limits.batch,
             on_batch=metrics.batch,
             seconds_per_cost=trial_seconds / self._engine.trial_cost,
         )
-        self._key_searches = Batcher[SearchRequest, list[Hit]](
+        self._key_searches = Batcher[SearchRequest, SearchResult](
             self._engine.search, limits, size=limits.batch
         )
         self._reranks = Batcher[RerankRequest, list[Hit]](self._engine.rerank, limits)
@@ -133,6 +133,12 @@ class Service:
         """Whether searches expand the query by default."""
         return self._engine.index.expands(None)
 
+    @property
+    def max_side(self) -> int | None:
+        """Long side that query photos are reduced to; None if searches without a server do so."""
+        side = self._engine.max_side
+        return None if side == self.index.header.settings.max_side else side
+
     def check_search_room(self, client: Client) -> None:
         """Raise a `QueueFullError` if a search by photo of this client would be refused now."""
         self._photo_searches.check_room(client.address)
@@ -155,11 +161,12 @@ class Service:
             queue.check_room(client.address)
             cost = await to_thread.run_sync(self._engine.cost, request)
             size = max(1, len(request.photos))
-            hits = await queue.result(
+            found = await queue.result(
                 queue.submit(request, size, cost, client.address), until, client
             )
+            hits = found.hits
             if request.rerank and hits:
-                hits = await self._rerank(RerankRequest(request, hits, until), client)
+                hits = await self._rerank(RerankRequest(request, found, until), client)
         finally:
             request.finished.set()
         if hits:
@@ -171,7 +178,7 @@ class Service:
         return Answer.of(
             page,
             time.monotonic() - started,
-            expanded=self._engine.index.expands(
+            expanded=found.generation.expands(
                 request.expand, request.refine, request.min_probability
             ),
             refined=request.refine is not None,
@@ -179,13 +186,13 @@ class Service:
             more=more,
         )
 
-    async def _rerank(self, found: RerankRequest, client: Client) -> list[Hit]:
+    async def _rerank(self, request: RerankRequest, client: Client) -> list[Hit]:
         """Re-rank hits; if the server is too slow for that, they stay as they are."""
         try:
-            job = self._reranks.submit(found, owner=client.address)
-            return await self._reranks.result(job, found.until, client)
+            job = self._reranks.submit(request, owner=client.address)
+            return await self._reranks.result(job, request.until, client)
         except (TooLateError, QueueFullError):
-            return list(found.hits)
+            return request.found.hits
 
     async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
         """Add photos to the index; once begun, this finishes even if the client disconnects."""

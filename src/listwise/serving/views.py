@@ -25,12 +25,17 @@ BoxView = Annotated[Box, _FOUR_NUMBERS]
 
 
 class LimitsView(BaseModel):
-    """Limits of a request."""
+    """Limits of a request.
+
+    `max_side` is the long side in pixels that query photos are reduced to, if they are reduced more
+    than the settings of the index require.
+    """
 
     upload_bytes: int
     pixels: int
     photos: int
     results: int
+    max_side: int | None
 
 
 class Info(BaseModel):
