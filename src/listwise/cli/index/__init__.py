@@ -1,7 +1,7 @@
 """`listwise index`: build, change, tune and check an index of photos."""
 
 from listwise.cli.help import Program
-from listwise.cli.index import build, changes, duplicates, entries, manage, upgrade
+from listwise.cli.index import build, changes, duplicates, entries, manage, marks, upgrade
 
 app = Program(
     help="Build an index of photos, add photos to it or remove them.",
@@ -21,6 +21,7 @@ app.command(epilog=upgrade.UPGRADE)(upgrade.upgrade)
 app.command(epilog=changes.EXAMPLES)(changes.changes)
 app.command(epilog=upgrade.ROLLBACK)(upgrade.rollback)
 app.command(epilog=upgrade.DISCARD)(upgrade.discard)
+app.command(epilog=marks.EXAMPLES)(marks.marks)
 app.command(epilog=manage.LOCAL)(manage.local)
 app.command(epilog=manage.TUNE)(manage.tune)
 app.command(epilog=manage.INFO)(manage.info)
