@@ -16,8 +16,9 @@ import pytest
 from hypothesis import settings
 from PIL import Image, ImageDraw
 
+SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 # On a busy machine an example may take any time.
-examples = 500 if os.environ.get("LISTWISE_SOAK") else 25
+examples = 500 if SOAK else 10
 settings.register_profile("listwise", deadline=None, max_examples=examples)
 settings.load_profile("listwise")
 
@@ -72,11 +73,16 @@ def pytest_xdist_make_scheduler(config, log):
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(items):
-    """Tests with a Milvus server first: they mostly wait, while others use the cores.
+def pytest_collection_modifyitems(config, items):
+    """Leave out thorough tests, and sort the others.
 
-    Then the files that take longest, so that none of them is left when the other workers are done.
+    Tests with a Milvus server come first: they mostly wait, while others use the cores. Then the
+    files that take longest, so that none of them is left when the other workers are done.
     """
+    thorough = [] if SOAK else [item for item in items if item.get_closest_marker("thorough")]
+    if thorough:
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     items.sort(
         key=lambda item: (item.location[0] not in OF_ONE_SERVER, item.location[0] not in LONG)
     )

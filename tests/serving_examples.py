@@ -46,7 +46,7 @@ class InThread:
 
     def stop(self):
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(120)
         assert not self.thread.is_alive()
 
 
@@ -82,7 +82,7 @@ class Process:
         """Exit code and what was said on stderr."""
         self.client.close()
         self.popen.send_signal(number)
-        self.popen.communicate(timeout=30)
+        self.popen.communicate(timeout=120)
         return self.popen.returncode, self.log()
 
     def log(self):
@@ -91,7 +91,7 @@ class Process:
         return self._log.read()
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"

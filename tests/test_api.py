@@ -48,7 +48,7 @@ def test_importing_takes_little_time() -> None:
     # CPU time, and the least of several: other processes may be using the cores.
     bare = min(seconds("pass") for _ in range(5))
     loaded = min(seconds("import listwise; dir(listwise)") for _ in range(5))
-    assert loaded - bare < 0.1
+    assert loaded - bare < max(0.1, 5 * bare)  # PyTorch alone takes over fifty times as long
 
 
 def test_files_and_images_in_memory_are_encoded_together(photos: Path, model_folder: Path) -> None:

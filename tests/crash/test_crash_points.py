@@ -37,9 +37,7 @@ POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 1)
 FAULTS = ["kill", "full", "readonly", "denied", "clock"]
 DEFAULT = [
     *(f"kill:{operation}" for operation in OPERATIONS if operation != "tidy"),
-    *("full:build", "full:train"),
-    *("readonly:build", "denied:extract", "clock:tidy", "clock:train"),
-    *("random:add", "random:extract"),
+    *("full:train", "readonly:build", "denied:extract", "clock:tidy", "random:add"),
 ]
 ALL = [
     f"{fault}:{operation}"

@@ -159,7 +159,13 @@ def test_complete_folder_is_kept(toy: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["photo", "labels", "truth", "parameters"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("photo", "parameters"),
+        *(pytest.param(file, marks=pytest.mark.thorough) for file in ("labels", "truth")),
+    ],
+)
 def test_incomplete_or_different_folder_is_remade(small: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "toy"
     shutil.copytree(small, folder)

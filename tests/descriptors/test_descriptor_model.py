@@ -115,7 +115,7 @@ def test_half_precision_stays_near(folder, images):
     assert cosines(load_model(folder, "cpu"), images).min() > 0.999
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="no real photos")
 def test_half_precision_stays_near_on_real_photos():
     real = Path(os.environ["LISTWISE_REAL_DATA"])

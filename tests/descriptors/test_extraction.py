@@ -265,7 +265,7 @@ def test_killed_again_and_again_it_ends_with_the_values_of_an_unbroken_run(photo
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     kills = json.loads(done.stdout)
     assert [killed for _, killed, _ in kills] == [True] * 5

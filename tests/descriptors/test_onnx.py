@@ -106,7 +106,9 @@ FAMILIES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["EfficientNet", "ViT", pytest.param("ConvNeXt", marks=pytest.mark.thorough)]
+)
 def test_each_family_of_networks(family, tmp_path):
     torch.manual_seed(0)
     model = Model(RetrievalNet(FAMILIES[family]()).eval())

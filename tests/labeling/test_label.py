@@ -181,8 +181,15 @@ def test_other_photos_discard_the_work_and_other_thresholds_use_it(labels, mixed
 
 def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp_path):
     notes: list[str] = []
+    (tmp_path / "few").mkdir()
+    for name in (f"{thing}-{i}.jpg" for thing in range(3) for i in range(4)):
+        shutil.copy(things / name, tmp_path / "few")
     found = label(
-        things, tmp_path / "a.csv", model=small_model(tmp_path), workers=0, on_note=notes.append
+        tmp_path / "few",
+        tmp_path / "a.csv",
+        model=small_model(tmp_path),
+        workers=0,
+        on_note=notes.append,
     )
     assert not found.labelled
     assert "have no labels" in notes[0]

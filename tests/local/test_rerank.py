@@ -150,7 +150,7 @@ def test_what_was_verified_in_time_is_returned(entries: list[Entry], scene: Imag
         reranker.features(entry)
     started = time.monotonic()
     found = reranker.rerank([scene], some, until=started + 5)
-    assert 5 <= time.monotonic() - started < 15
+    assert 5 <= time.monotonic() - started < 50
     assert [result.position for result in found] == [1, 0, 2, 3]
     assert [result.inliers is None for result in found] == [False, False, True, True]
     reranker.gate.set()

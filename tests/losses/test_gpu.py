@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton", minversion="3.3")
 
+SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 # The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """
 import json, sys
@@ -164,6 +165,8 @@ CASES = [
     ("operator", 66, 8, 33, True, 20, 47, "float16", 6),
     ("operator", 40, 8, 20, False, 0, 40, "float32", 1),
 ]
+# The interpreter is slow: these reach every branch of the kernels.
+INTERPRETED = CASES if SOAK else [CASES[i] for i in (0, 3, 5, 7, 8)]
 # Triton's interpreter does not multiply these.
 GPU_CASES = [
     ("loss", 500, 70, 20, False, 0, 500, "bfloat16", 9, True),
@@ -171,7 +174,7 @@ GPU_CASES = [
     ("loss", 1000, 256, 20, False, 0, 1000, "float32", 50, False),
     ("operator", 400, 64, 20, True, 0, 400, "bfloat16", 8),
 ]
-CENTERS = [(name, bins) for name in ("one class", "centers") for bins in (3, 5, 17)]
+CENTERS = [(name, bins) for name in ("one class", "centers") for bins in (3, 17)]
 REFUSALS = {
     "length": "unit length",
     "lonely": "no query has a positive",
@@ -198,7 +201,7 @@ def device(request):
 @pytest.fixture(scope="module")
 def found(device):
     """Each case and what the script finds, in one process: its imports take long."""
-    cases = [*CASES, *(GPU_CASES if device == "cuda" else ()), *CENTERS]
+    cases = [*(CASES + GPU_CASES if device == "cuda" else INTERPRETED), *CENTERS]
     cases += [("refuse", name) for name in REFUSALS]
     environment = {
         **os.environ,
@@ -214,7 +217,7 @@ def found(device):
 def test_kernels(found, device):
     """In the interpreter, and on a GPU."""
     compared = [(case, result) for case, result in found if case[0] in ("loss", "operator")]
-    assert len(compared) >= len(CASES)
+    assert len(compared) >= len(INTERPRETED)
     for case, result in compared:
         assert result["repeats"], case
         assert result["loss"] < 3e-5, (case, result)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch.nn.functional import normalize
 from tuple_examples import batches, value_and_gradient
 
@@ -67,7 +67,6 @@ CASES = {"fastap": (FastAPLoss, fast_ap), "multi": (MultiSimilarityLoss, multi_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=15, deadline=None)
 @given(batch=batches(negatives=2))
 def test_equals_the_formula(name, batch):
     raw, labels, weights, _ = batch

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 from tuple_examples import batches, value_and_gradient
@@ -47,7 +47,6 @@ def formula_of_scores(scores, labels, weights, ks, temperature, k_temperature):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
 @given(
     batches(negatives=2),
     st.lists(st.integers(1, 9), min_size=1, max_size=3),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 from tuple_examples import batches, value_and_gradient
@@ -54,7 +54,6 @@ def smooth(descriptors, delta, alpha, beta):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
 @given(
     batches(negatives=2),
     st.floats(0.05, 1),

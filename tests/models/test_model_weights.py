@@ -244,7 +244,7 @@ def test_a_missing_connection_is_reported_quickly_in_one_line() -> None:
     start = time.monotonic()
     with pytest.raises(InputError) as caught:
         RetrievalNet("resnet18")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     message = str(caught.value)
     assert message.startswith(
         "no internet connection to download the weights of resnet18; save them"
@@ -298,7 +298,7 @@ def test_cached_weights_need_no_network(bare_hub: Path) -> None:
     save_model(original, str(folder / "snapshots" / "abc" / "model.safetensors"))
     start = time.monotonic()
     backbone, source = load_backbone("resnet18", "auto")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     assert source == "pretrained"
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, original.state_dict()[name]), name

@@ -59,7 +59,7 @@ class Browser:
         return self.wait(lambda answer: answer.get("id") == self.number)
 
     def wait(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while True:
             while b"\0" in self.buffer:
                 line, self.buffer = self.buffer.split(b"\0", 1)

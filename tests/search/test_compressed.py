@@ -138,7 +138,13 @@ def test_an_entry_removed_elsewhere_is_not_found_even_before_a_refresh(folder: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "stamps", "state", "swapped"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("missing", "flipped", "state"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("cut", "stamps", "swapped")),
+    ],
+)
 def test_a_damaged_cache_is_made_anew(
     folder: Path, rows: np.ndarray, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,5 +1,6 @@
 """Damage to the files of an index is refused or harmless, and check and repair undo it."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from listwise.search.filling import add_photos
 from listwise.search.folder import guards
 from listwise.search.folder import table as entry_table
 from listwise.search.opening import create_store, header_of
+
+FLIPS = 8 if os.environ.get("LISTWISE_SOAK") else 2  # in each data file
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(damaged, original, queries)
     for path in files:
         name = path.relative_to(original)
         content = path.read_bytes()
-        for _ in range(8 if path.parent.name == "data" else 1 if content else 0):
+        for _ in range(FLIPS if path.parent.name == "data" else 1 if content else 0):
             flip(damaged / name, rng.integers(len(content)), int(rng.integers(8)))
             try:
                 assert same(answers(damaged, queries), expected), name
@@ -105,7 +108,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(damaged, original, queries)
                 kinds.add(name.parts[min(1, len(name.parts) - 1)])
             shutil.rmtree(damaged)
             shutil.copytree(original, damaged)
-    assert len(messages) > 20
+    assert len(messages) > 5
     assert kinds >= {"index.json", "_versions", "_deletions", "_indices", "data"}
     for message in messages:
         assert "\n" not in message

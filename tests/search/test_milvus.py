@@ -143,7 +143,7 @@ def test_a_server_that_is_not_there_is_one_line(capfd):
         with pytest.raises(InputError, match=f"no Milvus server answers at 127.0.0.1:{port}") as e:
             function(f"milvus://127.0.0.1:{port}/a")
         assert "\n" not in str(e.value)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 40
     assert capfd.readouterr() == ("", "")
 
 
@@ -155,7 +155,7 @@ def test_a_server_that_never_answers_is_one_line(capfd):
         start = time.monotonic()
         with pytest.raises(InputError, match=f"no Milvus server answers at 127.0.0.1:{port}"):
             open_store(f"milvus://127.0.0.1:{port}/a")
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 30
     assert capfd.readouterr() == ("", "")
 
 

@@ -9,9 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+expect.set_options(timeout=60_000)  # a busy machine may be slow
+WINDOW = {"viewport": {"width": 1280, "height": 800}}
+# The profile of windows without settings of their own: a new one starts more processes.
+_profiles: dict[Browser, BrowserContext] = {}
 
 
 @contextmanager
@@ -24,8 +28,26 @@ def chromium() -> Iterator[Browser]:
     flags = ["--no-sandbox", "--disable-dev-shm-usage"] if root else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=flags)
-        yield browser
-        browser.close()
+        try:
+            yield browser
+        finally:
+            _profiles.pop(browser, None)
+            browser.close()
+
+
+def empty_profile(browser: Browser) -> BrowserContext:
+    """A profile without open windows; what earlier windows stored is deleted with `forget`."""
+    if browser not in _profiles:
+        _profiles[browser] = browser.new_context(**WINDOW)
+    shared = _profiles[browser]
+    return browser.new_context(**WINDOW) if shared.pages else shared
+
+
+def forget(page: Page, url: str) -> None:
+    """Delete what a server's pages have stored in the browser."""
+    session = page.context.new_cdp_session(page)
+    session.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})
+    session.detach()
 
 
 class Person:
@@ -34,11 +56,14 @@ class Person:
     def __init__(
         self, browser: Browser, url: str, address: str = "", clock: bool = False, **settings: Any
     ) -> None:
-        settings.setdefault("viewport", {"width": 1280, "height": 800})
         self.url = url
-        self.context = browser.new_context(**settings)
-        self.context.set_default_timeout(20_000)
+        own = clock or settings
+        self.context = browser.new_context(**WINDOW | settings) if own else empty_profile(browser)
+        self._shared = self.context is _profiles.get(browser)
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
+        if self._shared:
+            forget(self.page, url)
         self.requests: list[str] = []
         self.complaints: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -50,7 +75,7 @@ class Person:
 
     def leave(self, expected: str = "") -> None:
         """Close the window; only `expected` was complained of, and nobody else was asked."""
-        self.context.close()
+        (self.page if self._shared else self.context).close()
         assert [line for line in self.complaints if not expected or expected not in line] == []
         assert {urlsplit(url)[:2] for url in self.requests if not url.startswith("blob:")} == {
             urlsplit(self.url)[:2]
@@ -59,14 +84,14 @@ class Person:
     def see(self, selector: str) -> Locator:
         """Something that is to be there."""
         found = self.page.locator(selector)
-        expect(found).to_be_visible(timeout=20_000)
+        expect(found).to_be_visible(timeout=60_000)
         return found
 
     def put_in(self, *photos: Path, more: bool = False) -> None:
         """Choose photos, as examples beside those there are if `more`, and wait for results."""
         before = self.page.locator(".example").count() if more else 0
         self.page.set_input_files("#more-files" if more else "#files", list(photos))
-        expect(self.page.locator(".example")).to_have_count(before + len(photos), timeout=20_000)
+        expect(self.page.locator(".example")).to_have_count(before + len(photos), timeout=60_000)
         self.wait()
 
     def wait(self) -> None:

@@ -15,7 +15,7 @@ def serve():
 
     def start(index, **settings):
         server = InThread(index, ServeSettings(**settings))
-        client = httpx.Client(base_url=server.url, timeout=30)
+        client = httpx.Client(base_url=server.url, timeout=120)
         started.append((server, client))
         return client
 

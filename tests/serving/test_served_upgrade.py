@@ -47,7 +47,7 @@ def server(folder, model):
 @pytest.fixture
 def client(server):
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
         yield client
 
 
@@ -136,8 +136,8 @@ def test_a_wrong_request_does_not_wait_for_a_switch(folder, model, new_model):
         other.upgrade(new_model, workers=0)
         with ThreadPoolExecutor(1) as pool, working._switching:  # as while another thread loads
             wrong = pool.submit(working.search, [search_by("class0/1.jpg", "size = 3")])
-            assert isinstance(wrong.result(timeout=20)[0], FilterError)
-            assert pool.submit(service.refresh).result(timeout=20) is None
+            assert isinstance(wrong.result(timeout=120)[0], FilterError)
+            assert pool.submit(service.refresh).result(timeout=120) is None
             assert index.header.model == model.fingerprint
         service.refresh()
         assert index.header.model == new_model.fingerprint
@@ -176,7 +176,7 @@ def test_all_requests_are_answered_after_a_discard(folder, model, new_model, mon
         working = engine.Engine(index, Limits())
         other.upgrade(new_model, workers=0)
         other.discard_earlier()
-        both = threading.Barrier(2, timeout=20)
+        both = threading.Barrier(2, timeout=120)
         search = working._search
 
         def failing(generation, batch):

@@ -215,7 +215,7 @@ def test_reranking_of_slow_photos_ends_in_time(model, tmp_path, start):
     for _ in range(2):
         answer = search(server.client, photo, k=5, rerank="true")
         assert answer.status_code == 200, answer.text
-        assert answer.elapsed.total_seconds() < 2 * limit
+        assert answer.elapsed.total_seconds() < 3 * limit
         body = answer.json()
         assert body["reranked"] is (body["verified"] > 0)
         verified.append(body["verified"])

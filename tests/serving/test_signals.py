@@ -22,6 +22,6 @@ run_server(FastAPI(), listen("127.0.0.1", 0), Limits())
 
 def test_a_signal_that_comes_before_uvicorn_handles_it_stops_the_server():
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED_BEFORE], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", STOPPED_BEFORE], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr

@@ -113,17 +113,17 @@ def test_finished_runs_are_not_made_again(balance, photos):
 
 def test_an_interrupted_study_goes_on_to_the_same_results(balance, photos, tmp_path):
     _, findings, _ = balance
-    broken = plan("balance", photos, tmp_path / "out", BATCH, seeds=2)
+    broken = plan("balance", photos, tmp_path / "out", BATCH)
     with pytest.raises(KeyboardInterrupt):
         run_study(broken, Witness(stop_in=2))
     second = broken.folder(broken.variants[1], 0, broken.rates[0])
     assert (second / "checkpoint.safetensors").exists()
     assert not (second / OUTCOME_FILE).exists()
     witness = Witness()
-    found = run_study(plan("balance", photos, tmp_path / "out", BATCH, seeds=2), witness)
+    found = run_study(plan("balance", photos, tmp_path / "out", BATCH), witness)
     assert [number for number, _, _ in witness.skips] == [1]
-    assert [number for number, _, _ in witness.began] == [2, 3, 4]
-    for ours, theirs in zip(found.outcomes, findings.outcomes, strict=True):
+    assert [number for number, _, _ in witness.began] == [2]
+    for ours, theirs in zip(found.outcomes, findings.outcomes[:2], strict=True):
         assert replace(ours, seconds=0) == replace(theirs, seconds=0)
 
 
@@ -219,12 +219,12 @@ def test_few_classes_that_cannot_fill_a_batch_see_as_many_images_too(photos, tmp
 def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):
     given = {key: value for key, value in GIVEN.items() if key != "learning_rate"} | BATCH
     made = plan_study(
-        STUDIES["bins"], photos, tmp_path / "out", given, variants=["5", "20"],
+        STUDIES["bins"], photos, tmp_path / "out", given, variants=["5"],
         images=SEEN, seeds=2, rates=(1e-5, 1e-2), validations=2,
     )  # fmt: skip
     witness = Witness()
     found = run_study(made, witness)
-    assert len(found.outcomes) == made.count == 6
+    assert len(found.outcomes) == made.count == 3
     for variant in made.variants:
         runs = [run for run in found.outcomes if run.variant == variant.name]
         first = [run for run in runs if run.seed == 0]

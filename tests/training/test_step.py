@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from step_examples import (
     Crowded,
@@ -74,7 +74,6 @@ def test_gradients_bind_tuples_are_those_of_ordinary_backpropagation(loss, micro
     assert_equal_gradients(gradients(net), expected, 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
 @given(size=st.integers(4, 20), micro_batch=st.integers(1, 24), seed=st.integers(0, 2**32 - 1))
 def test_dropout_and_stochastic_depth_draw_the_same_numbers_again(size, micro_batch, seed):
     net, (images, labels) = make_net(drop=0.4), make_batch(size)

@@ -201,11 +201,14 @@ def with_dropout(*arguments):
     [
         {},
         {"classes_per_batch": 2, "batch_size": 32, "micro_batch": "auto", "workers": 1},
-        {
-            "loss": "triplet",
-            "triplet": {"tuples": 5, "pool": 20, "refresh": 10},
-            "workers": 1 if SOAK else 0,
-        },
+        pytest.param(
+            {
+                "loss": "triplet",
+                "triplet": {"tuples": 5, "pool": 20, "refresh": 10},
+                "workers": 1,
+            },
+            marks=pytest.mark.thorough,
+        ),
         {"loss": "contrastive", "contrastive": {"tuples": 3, "negatives": 2, "refresh": 15}},
         {"ema": 0.5},
     ],
@@ -292,11 +295,12 @@ def test_mining_comes_on_its_schedule_and_is_counted(
 @pytest.mark.parametrize(
     "loss",
     [
-        *("tie-aware", "triplet", "contrastive", "fastap", "smoothap", "recall-at-k", "infonce"),
-        "roadmap",
-        "multi-similarity",
-        "proxy-anchor",
-        "hierarchical-ap",
+        *("tie-aware", "triplet", "contrastive", "recall-at-k", "multi-similarity"),
+        *("proxy-anchor", "hierarchical-ap"),
+        *(
+            pytest.param(loss, marks=pytest.mark.thorough)
+            for loss in ("fastap", "smoothap", "infonce", "roadmap")
+        ),
     ],
 )
 def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
