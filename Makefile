@@ -26,9 +26,11 @@ QUICK := $(addprefix tests/,losses evaluation models data descriptors training/t
 quick: $(VENV)/.installed-dev ## run the quick tests (a minute or so)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(QUICK)
 
-# Every crash point, the whole demo, more generated examples, larger indexes.
+# Every crash point, the whole demo, more generated examples, larger indexes, further cases.
+# A part: make soak TESTS="tests/crash tests/fuzz"
+TESTS := tests
 soak: $(VENV)/.installed-dev ## run every test in its thorough version (hours)
-	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	LISTWISE_SOAK=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS)
 
 # In an environment of its own (several GB), without any extra.
 FLOORS := .floors
