@@ -165,6 +165,7 @@ def test_importing_a_package_loads_only_what_it_needs(packages: dict[str, set[st
             }
 
 
+@pytest.mark.slow
 def test_the_compiler_of_pytorch_is_loaded_when_it_is_used() -> None:
     # Its import takes seconds. torchvision and timm need it only in compiled code.
     script = """

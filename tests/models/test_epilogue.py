@@ -47,7 +47,7 @@ for (dtype, channels), add, relu, mask in options:
 @pytest.mark.parametrize(
     "device",
     [
-        "cpu",
+        pytest.param("cpu", marks=pytest.mark.slow),
         pytest.param(
             "cuda",
             marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),

@@ -64,12 +64,14 @@ FEW = settings.default.max_examples // 5
 @pytest.mark.parametrize(
     "backbone",
     [
-        "resnet18",
-        "resnet26d",  # means over windows that cross the border of odd photos
-        "efficientnet_lite0",
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        # means over windows that cross the border of odd photos
+        pytest.param("resnet26d", marks=pytest.mark.slow),
+        pytest.param("efficientnet_lite0", marks=pytest.mark.thorough),
         "tf_efficientnet_lite0",  # padding that depends on the size of the photo
-        "convnext_atto",  # windows without padding, which leave out the last row of odd photos
-        "mobilenetv2_050",
+        # windows without padding, which leave out the last row of odd photos
+        pytest.param("convnext_atto", marks=pytest.mark.slow),
+        pytest.param("mobilenetv2_050", marks=pytest.mark.thorough),
         "mobilenetv3_small_050",  # means over whole photos (squeeze and excite)
         "test_efficientnet.r160_in1k",
     ],

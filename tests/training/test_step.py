@@ -327,6 +327,7 @@ def test_folding_batch_norm_changes_no_gradient(micro_batch):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+@pytest.mark.slow
 def test_half_precision_follows_the_optimizer():
     net, images, labels = seasoned_net(torch.float32), coarse_bytes(8), torch.arange(8) // 2
     step = MultistageStep(net, SoftmaxLoss(), 3, autocast=torch.bfloat16)
