@@ -34,7 +34,8 @@ def blocks(document, *languages):
 
 def make_quick(code):
     """The code with short training runs and a small network."""
-    code = code.replace('RetrievalNet("resnet18"', f'RetrievalNet("{SMALL["backbone"]}"')
+    small = f'RetrievalNet("{SMALL["backbone"]}", projection='
+    code = code.replace('RetrievalNet("resnet18", projection=', small)
     code = re.sub(r'(listwise\.train\("photos"), batch_size=\d+', r"\1", code)
     return code.replace('listwise.train("photos"', 'listwise.train("photos", **QUICK')
 
