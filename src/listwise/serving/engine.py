@@ -17,10 +17,17 @@ from listwise.local.features import LARGE, Features
 from listwise.local.rerank import TOP, PhotoPart, Reranker
 from listwise.machine import core_count
 from listwise.models.embed import BATCH_PIXELS
-from listwise.search.entries import Float32
+from listwise.search.entries import Float32, NoEntryError
 from listwise.search.filters import Filter
 from listwise.search.generation import Generation
-from listwise.search.hits import Hit, Query, entry_vectors, find_hits, lowest_score
+from listwise.search.hits import (
+    Hit,
+    Query,
+    entry_vectors,
+    find_hits,
+    lowest_score,
+    marked_order,
+)
 from listwise.search.index import Index
 from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.reranking import DIFFUSED, diffuse_hits, rerank_hits
@@ -28,6 +35,7 @@ from listwise.search.store import Store
 from listwise.serving.batching import ClientGoneError
 from listwise.serving.decoding import QueryPhoto, check_photo, check_pixels, decode_query
 from listwise.serving.memory import FEATURE_BYTES, TRIAL_SIDE, PixelBudget, load, longest_side
+from listwise.serving.recent import RecentDescriptors, name_of
 from listwise.serving.settings import Limits
 from listwise.serving.uploads import Upload
 
@@ -66,6 +74,11 @@ class SearchRequest:
     same: Sequence[int] = ()
     different: Sequence[int] = ()
     finished: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def marked(self) -> bool:
+        """Whether results were marked."""
+        return bool(self.same or self.different)
 
     @property
     def diffuses(self) -> bool:
@@ -113,6 +126,7 @@ class Engine:
         self.decoding = PixelBudget(limits.pixels)
         self._pool = ThreadPoolExecutor(core_count(), "decode")
         self.reranker = _BoundedReranker(self.decoding)
+        self._recent = RecentDescriptors()
         self._refreshed = time.monotonic()
         self._switching = threading.Lock()
         self._closed = threading.Event()
@@ -264,8 +278,12 @@ class Engine:
         left_out = set(request.keys)
         now = request.refine is not None and not request.diffuses
         method = find_refinement(request.refine) if request.refine and now else None
-        expand = generation.expands(request.expand, request.refine, request.min_probability)
-        return Query(rows, k, expand, left_out, request.where, lowest, method)
+        expand = generation.expands(
+            request.expand, request.refine, request.min_probability, request.marked
+        )
+        same, different = request.same, request.different
+        check_entries(store, [*same, *different])
+        return Query(rows, k, expand, left_out, request.where, lowest, method, same, different)
 
     def _refine_one(
         self, generation: Generation, request: SearchRequest, query: Query
@@ -293,8 +311,15 @@ class Engine:
             for example in part:
                 if batch[example.place].finished.is_set():
                     errors.setdefault(example.place, ClientGoneError())
-                if example.place not in errors:
+                if example.place in errors:
+                    continue
+                known = None
+                if batch[example.place].marked:
+                    known = self._recent.find(name_of(generation, example.photo, example.box))
+                if known is None:
                     wanted.append(example)
+                else:
+                    rows[example.place].append(known[None])
             with self.decoding.reserve(sum(example.pixels for example in wanted)):
                 side = longest_side(generation, self.limits)
                 decoded = list(self._pool.map(partial(_decode, side), wanted))
@@ -305,11 +330,12 @@ class Engine:
                 elif isinstance(photo, Exception):
                     errors.setdefault(example.place, photo)
                 else:
-                    ready.append((example.place, photo.image))
+                    ready.append((example, photo.image))
             if ready:
                 described = generation.describe([image for _, image in ready])
-                for (place, _), row in zip(ready, described, strict=True):
-                    rows[place].append(row[None])
+                for (example, _), row in zip(ready, described, strict=True):
+                    self._recent.keep(name_of(generation, example.photo, example.box), row)
+                    rows[example.place].append(row[None])
         return [errors.get(place) or np.concatenate(parts) for place, parts in enumerate(rows)]
 
     def _parts(
@@ -344,14 +370,16 @@ class Engine:
 
     def _rerank_one(self, job: RerankRequest) -> list[Hit] | Exception:
         # The generation that was searched: scores and descriptors of another one do not compare.
-        generation = job.found.generation
+        request, generation = job.request, job.found.generation
         try:
             hits = self._verify_one(job, generation.store)
-            if isinstance(hits, Exception) or not job.request.diffuses:
+            if isinstance(hits, Exception):
                 return hits
-            if job.request.finished.is_set():
+            if request.finished.is_set():
                 return ClientGoneError()
-            return diffuse_hits(generation.store, hits)
+            if request.diffuses:
+                hits = diffuse_hits(generation.store, hits)
+            return marked_order(hits, request.same, request.different)
         except InputError:
             if not self._replaced(generation):
                 raise
@@ -395,6 +423,14 @@ class Engine:
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.reranker.close()
+
+
+def check_entries(store: Store, keys: Sequence[int]) -> None:
+    """Raise a `NoEntryError` if the store does not have all of these entries."""
+    known = store.get(keys) if keys else {}
+    for key in keys:
+        if key not in known:
+            raise NoEntryError(f"the index has no entry {key}")
 
 
 def _results(

@@ -13,11 +13,12 @@ from fastapi import HTTPException
 
 from listwise.data.images import Box, clip_box, image_size
 from listwise.search.classes import assign_classes, find_classes, find_suggestions, labels_of
-from listwise.search.entries import LABEL, Entry, NoEntryError, entry_key
+from listwise.search.entries import LABEL, Entry, entry_key
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.marking import read_marks, undo_marks, write_marks
 from listwise.search.marks import Mark
 from listwise.serving.batching import Client
+from listwise.serving.engine import check_entries
 from listwise.serving.feedback_views import (
     Classes,
     ClassView,
@@ -69,7 +70,7 @@ class Feedback:
                 clip_box(request.photo.name, request.box, image_size(request.photo))
 
         def write() -> MarksAdded:
-            self._check_entries([*request.same, *request.different])
+            check_entries(service.store, [*request.same, *request.different])
             photo = request.photo
             kept = nullcontext() if photo is None or uploads is None else uploads.query(photo)
             with kept as path:
@@ -94,13 +95,6 @@ class Feedback:
         if entry.key in request.different:
             raise BadRequestError(f"{entry.key} is the query itself: it cannot be different")
         return entry.key
-
-    def _check_entries(self, keys: Sequence[int]) -> None:
-        """Raise a `NoEntryError` if the index does not have all of these entries."""
-        known = self._service.store.get(keys)
-        for key in keys:
-            if key not in known:
-                raise NoEntryError(f"the index has no entry {key}")
 
     def _added(self, marks: Sequence[Mark]) -> MarksAdded:
         new = {mark.id for mark in marks}
@@ -178,7 +172,7 @@ class Feedback:
         """Set the label of entries, or remove it if the name is empty."""
 
         def write() -> int:
-            self._check_entries(keys)
+            check_entries(self._service.store, keys)
             return self._service.store.set_attribute(list(keys), LABEL, name)
 
         labelled: int = await self._service.write(write, client)

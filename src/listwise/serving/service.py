@@ -179,7 +179,7 @@ class Service:
             page,
             time.monotonic() - started,
             expanded=found.generation.expands(
-                request.expand, request.refine, request.min_probability
+                request.expand, request.refine, request.min_probability, request.marked
             ),
             refined=request.refine is not None,
             verified=verified,

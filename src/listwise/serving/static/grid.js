@@ -10,6 +10,7 @@ const AHEAD = "1200px"; // distance below the window at which tiles are created
 const NARROWEST = 0.55; // width / height of a tile; other photos are cropped
 const WIDEST = 2.4;
 const RELIABLE = 7; // matched points; photos of different things rarely have as many
+const FAR = 12; // places; the keyboard focus does not follow a photo that moves as far
 const LIKELY = 0.5; // probability that a result shows the same thing
 
 /** The probability of a result: 0.934 -> "93%". */
@@ -43,8 +44,7 @@ export class Grid {
   /**
    * @param {{onPick, onView, onAdd, onEnd, onMark, markOf}} acts each called with an item, `onView`
    *   with its place, `onEnd` when the user is near the end of the items, `onMark` with several
-   *   items, the mark, and the place to return to if the user works by keys; `markOf` is the
-   *   mark of a key.
+   *   items and the mark; `markOf` is the mark of a key.
    */
   constructor(list, { onPick, onView, onAdd = null, onEnd = () => {}, onMark = null, markOf }) {
     this.list = list;
@@ -156,6 +156,17 @@ export class Grid {
     this.focusAt(free < 0 ? Math.min(place, this.items.length - 1) : free);
   }
 
+  /** Show results in another order; the keyboard focus stays on its photo, unless it moves far. */
+  reorder(items, many) {
+    const focused = this.list.contains(document.activeElement) && document.activeElement.closest(".tile");
+    const before = this.tiles.indexOf(focused);
+    this.show(items, many);
+    if (before < 0) return;
+    const after = items.findIndex(({ key }) => key === focused.dataset.key);
+    if (after >= 0 && Math.abs(after - before) < FAR) this.focusAt(after);
+    else this.focusUnmarked(before);
+  }
+
   /** Mark the photo at a place; with `range`, also the photos since the last one that was marked. */
   mark(at, same, { range = false, keys = false } = {}) {
     const { onMark, markOf } = this.acts;
@@ -165,7 +176,9 @@ export class Grid {
     const items = this.items.slice(from, to + 1);
     const free = items.filter(({ key }) => markOf(key) === undefined);
     this.lastMarked = this.items[at].key;
-    onMark(range && free.length ? free : [this.items[at]], same, keys ? from : null);
+    onMark(range && free.length ? free : [this.items[at]], same);
+    // The next photo to decide on; the results in the new order come later.
+    if (keys && markOf(this.lastMarked) !== undefined) this.focusUnmarked(at);
   }
 
   tile(item) {

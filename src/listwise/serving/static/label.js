@@ -22,6 +22,7 @@ export class LabelDialog {
   }
 
   open() {
+    if (!this.items.length) return; // the search is not done
     const same = this.items.filter(({ key }) => this.marking.of(key) === true).length;
     const [first] = this.items;
     byId("label-name").value = first?.attributes?.label ?? "";

@@ -52,7 +52,7 @@ const viewer = new Viewer({
   onAdd: addExample,
   onRemove: removeEntry,
   onClosed: (item) => currentGrid().focus(item),
-  onMark: (item, same, at) => marking.mark([{ ...item, rank: at + 1 }], same, null),
+  onMark: (item, same, at) => marking.mark([{ ...item, rank: at + 1 }], same),
   markOf: (key) => marking.of(key),
 });
 const results = new Grid(byId("results"), {
@@ -60,17 +60,14 @@ const results = new Grid(byId("results"), {
   onView: (at) => viewer.open(results.items, at, here.frames ?? [], server.can_write),
   onAdd: addExample,
   onEnd: nextPage,
-  onMark: (items, same, place) => marking.mark(items.map(ranked), same, place),
+  onMark: (items, same) => marking.mark(items.map(ranked), same),
   markOf: (key) => marking.of(key),
 });
 const ranked = (item) => ({ ...item, rank: results.items.indexOf(item) + 1 });
 const marking = new Marking({
-  onChange: (place) => {
-    results.showMarks();
-    rankAgain(place);
-  },
+  onChange: rankAgain,
   query: markedQuery,
-  canSave: () => (isEntry(here.examples[0]) ? server.can_mark : server.can_write),
+  canSave: () => here.examples.length > 0 && (isEntry(here.examples[0]) ? server.can_mark : server.can_write),
 });
 new LabelDialog(marking, {
   items: () => results.items,
@@ -118,15 +115,17 @@ function change(what) {
   here = Object.assign(here, what, { before: here.answer ?? here.before, answer: null });
   history.replaceState({ visit: here.name }, "", toHash(here));
   keep(here);
-  showQuery();
   showMarks();
+  showQuery();
   search();
 }
 
-/** Order the results again after a mark; the keyboard focus returns to a place. */
-function rankAgain(place) {
+/** Order the results again after a mark. */
+function rankAgain() {
+  results.showMarks();
   Object.assign(here, { before: here.answer ?? here.before, answer: null });
-  search({ place, again: true });
+  showQuery();
+  search({ again: true });
 }
 
 async function returnTo(state) {
@@ -231,7 +230,7 @@ function show() {
 
 /** Whether the index expands the present query unless the user chooses otherwise. */
 function expandsByDefault() {
-  return server.expands && !here.refine;
+  return server.expands && !here.refine && !here.marks?.size;
 }
 
 function showQuery() {
@@ -247,14 +246,15 @@ function showMarks() {
   marking.open(here.marks);
 }
 
-function showAnswer(answer = here.answer) {
+function showAnswer(answer = here.answer, again = false) {
   showSummary(answer);
   const { results: found } = answer;
   byId("nothing").hidden = found.length > 0;
   byId("nothing").textContent = Object.keys(here.filters).length
     ? "No results: no other photo matches the filters."
     : "No results: the index has no other photos.";
-  results.show(found, here.shown || undefined);
+  if (again) results.reorder(found, here.shown || undefined);
+  else results.show(found, here.shown || undefined);
 }
 
 function showSummary(answer = here.answer) {
@@ -322,8 +322,8 @@ function busy(on) {
 
 /* Searching */
 
-/** Search; `again` after a mark, with as many results as before and the focus at a place. */
-async function search({ again = false, place = null } = {}) {
+/** Search; `again` after a mark, with as many results as before. */
+async function search({ again = false } = {}) {
   running.abort();
   running = new AbortController();
   const { signal } = running;
@@ -343,7 +343,7 @@ async function search({ again = false, place = null } = {}) {
       clearTimeout(late);
       busy(false);
       Object.assign(visit, { before: first, frames, shown });
-      showAnswer({ ...first, pending: true });
+      showAnswer({ ...first, pending: true }, again);
       reranking(true);
     }
     const answer = await searchWithRetries(query, signal);
@@ -351,13 +351,13 @@ async function search({ again = false, place = null } = {}) {
     answer.next = query.k;
     Object.assign(visit, { answer, frames, query: { ...query, k: Math.min(query.k, PAGE) }, shown });
     atWork(false);
-    showAnswer();
-    if (place !== null) results.focusUnmarked(place);
+    showAnswer(answer, again);
   } catch (error) {
     if (signal.aborted) return;
+    if (error.status === 404 && (await dropMissing(visit.marks))) return search({ again });
     atWork(false);
     keepResults(visit);
-    const retry = { action: { label: "Try again", run: () => search({ again, place }) } };
+    const retry = { action: { label: "Try again", run: () => search({ again }) } };
     say(error.message, [0, 401, 429, 503, 504].includes(error.status) ? retry : {});
   } finally {
     clearTimeout(late);
@@ -368,7 +368,7 @@ async function search({ again = false, place = null } = {}) {
 function keepResults(visit) {
   byId("nothing").hidden = true;
   if (visit.before) {
-    showAnswer(visit.before);
+    showAnswer(visit.before, true);
     byId("summary").textContent += " · before the last change";
   } else {
     byId("summary").textContent = "";
@@ -444,6 +444,16 @@ async function loadMarks({ examples, marks }, signal) {
   }
 }
 
+/** Forget marks of entries that are no longer in the index; whether there were some. */
+async function dropMissing(marks) {
+  const keys = [...marks.marks.keys()];
+  const found = await Promise.allSettled(keys.map((key) => api.entry(key)));
+  const gone = keys.filter((_, i) => found[i].reason?.status === 404);
+  marks.forget(gone);
+  marking.show();
+  return gone.length > 0;
+}
+
 /** What the marks of the present search belong to: its first example. */
 async function markedQuery() {
   const [example] = here.examples;
@@ -489,6 +499,7 @@ async function removeEntry(item) {
   }
   for (const visit of visits.values()) {
     const { answer } = visit;
+    visit.marks?.forget([item.key]);
     if (!answer) continue;
     const left = answer.results.filter(({ key }) => key !== item.key);
     // The results after it move up, so the next page starts earlier.
@@ -496,6 +507,7 @@ async function removeEntry(item) {
     answer.results = left;
   }
   for (const grid of [results, samples]) grid.drop(item.key);
+  marking.show();
   say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
   // The entry is removed, whether or not the server can describe itself now.
   await refresh().catch(() => {});

@@ -7,8 +7,8 @@ import { askName } from "./person.js";
 
 export class Marking {
   /**
-   * @param {{onChange, query, canSave}} acts `onChange(place)` orders the results again and moves the
-   *   keyboard focus to a place unless it is null, `query()` is what the marks belong to.
+   * @param {{onChange, query, canSave}} acts `onChange()` orders the results again, `query()` is what
+   *   the marks belong to, `canSave()` whether the server stores marks.
    */
   constructor(acts) {
     this.acts = acts;
@@ -34,15 +34,16 @@ export class Marking {
   }
 
   /** Mark items with the places `rank` in the results; the same mark again removes it. */
-  mark(items, same, place) {
-    if (items.length === 1 && this.of(items[0].key) === same) same = undefined;
-    this.set(items.map((item) => ({ ...item, same })), place);
+  mark(items, same) {
+    const again = items.length === 1 && this.of(items[0].key) === same;
+    this.set(items.map((item) => ({ ...item, same: again ? undefined : same })));
   }
 
-  set(changes, place = null) {
+  /** Change marks in one step. */
+  set(changes) {
     this.marks.set(changes);
     this.show();
-    this.acts.onChange(place);
+    this.acts.onChange();
   }
 
   /** Take the last step back, also on the server if it was saved. */
@@ -51,7 +52,7 @@ export class Marking {
     if (!marks?.past.length) return;
     const keys = marks.undo();
     this.show();
-    this.acts.onChange(null);
+    this.acts.onChange();
     if (keys.some((key) => marks.stored.has(key))) await this.save();
   }
 

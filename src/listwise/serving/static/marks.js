@@ -105,6 +105,15 @@ export class QueryMarks {
     this.keep();
   }
 
+  /** Photos are no longer in the index. */
+  forget(keys) {
+    for (const key of keys) {
+      this.marks.delete(key);
+      this.stored.delete(key);
+    }
+    if (keys.length) this.keep();
+  }
+
   /** The server has undone the mark of a photo. */
   removed(key) {
     this.stored.delete(key);
