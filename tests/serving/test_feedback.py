@@ -38,6 +38,50 @@ def kept(index):
     return [path.name for folder in folders if folder.exists() for path in folder.iterdir()]
 
 
+def test_marks_order_the_results_again_and_are_not_stored(server, index, keys, photos):
+    """The results are those of the index, and the photo is described once."""
+    file = photos / "class3" / "2.jpg"
+    plain = [hit.entry.key for hit in index.search(file, 48)]
+    same, different = plain[5:7], plain[:2]
+    marks = {
+        name: ",".join(map(str, some)) for name, some in (("same", same), ("different", different))
+    }
+    described = []
+    plain_describe = index.generation.describe
+    index.generation.describe = lambda *given: described.append(given) or plain_describe(*given)
+    found = []
+    for fields in ({}, marks):
+        answer = server.post("/api/search", **upload(file, k="48", **fields))
+        assert answer.status_code == 200, answer.text
+        found.append([int(result["key"]) for result in answer.json()["results"]])
+    assert len(described) == 1
+    index.generation.describe = plain_describe
+    wanted = index.search(file, 48, same=same, different=different)
+    assert found == [plain, [hit.entry.key for hit in wanted]]
+    assert set(found[1][:2]) == set(same)
+    assert set(found[1][-2:]) == set(different)
+    assert server.get("/api/marks").json()["total"] == 0
+    # The same for an entry, page by page and with re-ranking.
+    similar = f"/api/entries/{keys[0]}/similar"
+    marks = {"same": keys[3], "different": keys[1]}
+    wanted = [
+        str(hit.entry.key)
+        for hit in index.search(like=int(keys[0]), k=47, same=int(keys[3]), different=int(keys[1]))
+    ]
+    pages = [server.get(similar, params=marks | {"k": 30, "start": n}).json() for n in (0, 30)]
+    assert [result["key"] for page in pages for result in page["results"]] == wanted
+    assert [page["more"] for page in pages] == [True, False]
+    ranked = server.get(similar, params=marks | {"rerank": True, "k": 47}).json()["results"]
+    assert (ranked[0]["key"], ranked[-1]["key"]) == (keys[3], keys[1])
+    for fields, status in [
+        ({"same": "1"}, 404),
+        ({"same": "x"}, 400),
+        ({"same": keys[1], "different": keys[1]}, 400),
+    ]:
+        assert server.get(similar, params=fields).status_code == status
+        assert server.post("/api/search", **upload(file, **fields)).status_code == status
+
+
 def test_marks_are_stored_listed_and_undone(server, index, keys):
     ranks = json.dumps({keys[1]: 3, keys[2]: 12})
     answer = send(
