@@ -78,7 +78,10 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | 
     row = _milliseconds_a_row(search, exact)
     choices: list[tuple[float, float, int, int]] = []
     for step in count_from(0):
-        probes = round(2 ** (step / 2))
+        # Four steps per doubling; the first of them are the same whole numbers.
+        probes = round(2 ** (step / 4))
+        if step and probes == round(2 ** ((step - 1) / 4)):
+            continue
         search.probes = min(probes, search.lists)
         start = time.perf_counter()
         found = search.found(exact.queries, _CANDIDATES[-1])
