@@ -10,7 +10,6 @@ const AHEAD = "1200px"; // distance below the window at which tiles are created
 const NARROWEST = 0.55; // width / height of a tile; other photos are cropped
 const WIDEST = 2.4;
 const RELIABLE = 7; // matched points; photos of different things rarely have as many
-const FAR = 12; // places; the keyboard focus does not follow a photo that moves as far
 const LIKELY = 0.5; // probability that a result shows the same thing
 
 /** The probability of a result: 0.934 -> "93%". */
@@ -156,15 +155,14 @@ export class Grid {
     this.focusAt(free < 0 ? Math.min(place, this.items.length - 1) : free);
   }
 
-  /** Show results in another order; the keyboard focus stays on its photo, unless it moves far. */
+  /** Show results in another order; the keyboard focus stays where the user marked, or on its photo. */
   reorder(items, many) {
     const focused = this.list.contains(document.activeElement) && document.activeElement.closest(".tile");
-    const before = this.tiles.indexOf(focused);
+    const key = focused ? focused.dataset.key : null;
     this.show(items, many);
-    if (before < 0) return;
-    const after = items.findIndex(({ key }) => key === focused.dataset.key);
-    if (after >= 0 && Math.abs(after - before) < FAR) this.focusAt(after);
-    else this.focusUnmarked(before);
+    if (key === null) return;
+    if (key === this.next?.key) this.focusUnmarked(this.next.place);
+    else this.focus({ key });
   }
 
   /** Mark the photo at a place; with `range`, also the photos since the last one that was marked. */
@@ -177,8 +175,10 @@ export class Grid {
     const free = items.filter(({ key }) => markOf(key) === undefined);
     this.lastMarked = this.items[at].key;
     onMark(range && free.length ? free : [this.items[at]], same);
-    // The next photo to decide on; the results in the new order come later.
-    if (keys && markOf(this.lastMarked) !== undefined) this.focusUnmarked(at);
+    if (!keys || markOf(this.lastMarked) === undefined) return;
+    // The next photo to decide on, until the results come in their new order.
+    this.focusUnmarked(at);
+    this.next = { key: this.active?.dataset.key, place: from };
   }
 
   tile(item) {
