@@ -232,6 +232,46 @@ class Upgrade(IndexOperation):
             index.search(self.photos[0], k=3)
 
 
+class Mark(IndexOperation):
+    """Marks of a photo that is not an entry, one of them undone, and a label."""
+
+    first = 3
+
+    def __init__(self, work: Path, photos: Path) -> None:
+        super().__init__(work, photos)
+        self.notes = work.parent / "notes"  # marks that were stored; outlives the process
+
+    def run(self) -> None:
+        self.notes.write_text("")
+        with open_index(self.index) as index:
+            one, two, three = sorted(entry.id for entry in index)
+            made = index.mark(self.photos[5], same=[one, two], by="ann")
+            self._note(made)
+            (wrong,) = index.mark(self.photos[5], different=three, by="ann")
+            self._note([wrong])
+            active = [mark.id for mark in index.marks() if mark.entry == three]
+            index.unmark(active)
+            index.label([one, two], "tower")
+
+    def _note(self, marks: Any) -> None:
+        with self.notes.open("a") as file:
+            file.write("".join(f"{mark.id}\n" for mark in marks))
+
+    def observe(self) -> Any:
+        with open_index(self.index) as index:
+            marks = [(mark.query.digest, mark.entry, mark.same, mark.by) for mark in index.marks()]
+            labels = {entry.id: dict(entry.attributes) for entry in index}
+        return {"marks": marks, "labels": labels, "photos": names(self.index / "queries")}
+
+    def check_interrupted(self, expected: Any) -> None:
+        """What was stored is in the log, and everything in the log can be read."""
+        with open_index(self.index) as index:
+            known = {mark.id for mark in index.marks().history}
+            assert set(self.notes.read_text().split()) <= known
+            assert not index.marks().missing
+            assert index.check().ok
+
+
 class Serve(IndexOperation):
     """`listwise serve`, while a client adds two photos and removes the first of them."""
 
@@ -353,7 +393,7 @@ class Train(Extract):
         """Nothing can be said before the run is resumed."""
 
 
-KINDS = (Build, Add, Remove, Tidy, Tune, Local, Upgrade, Serve, Extract, Whiten, Train)
+KINDS = (Build, Add, Remove, Tidy, Tune, Local, Upgrade, Mark, Serve, Extract, Whiten, Train)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 

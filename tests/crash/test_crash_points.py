@@ -27,6 +27,7 @@ OPERATIONS = [
     "tune",
     "local",
     "upgrade",
+    "mark",
     "serve",
     "extract",
     "whiten",
@@ -37,7 +38,7 @@ POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 1)
 FAULTS = ["kill", "full", "readonly", "denied", "clock"]
 DEFAULT = [
     *(f"kill:{operation}" for operation in OPERATIONS if operation != "tidy"),
-    *("full:train", "readonly:build", "denied:extract", "clock:tidy", "random:add"),
+    *("full:train", "full:mark", "readonly:build", "denied:extract", "clock:tidy", "random:add"),
 ]
 ALL = [
     f"{fault}:{operation}"

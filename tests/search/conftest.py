@@ -54,7 +54,7 @@ def server_places(milvus_server: str) -> Iterator[Places]:
     left = iter(names)
     yield lambda: f"milvus://{milvus_server}/{next(left)}"
     client = MilvusClient(f"http://{milvus_server}", timeout=5, dedicated=True)
-    for name in names:
+    for name in [*names, *(f"{name}_marks" for name in names)]:
         if client.has_collection(name):
             client.drop_collection(name)
     client.close()

@@ -27,12 +27,13 @@ class MarkRows(MarkLog):
         """Write lines; when it returns, the server has them in its log."""
         self._open(create=True)
         rows = []
-        for text in texts:
+        for place, text in enumerate(texts):
             time, number = line_id(text)
             if len(text) > _TEXT:
                 raise InputError(f"a mark has more than {_TEXT} bytes, the maximum of Milvus")
-            row = {"key": int(number, 16) >> 1, "order": time, "line": text, "unused": [0.0, 1.0]}
-            rows.append(row)
+            order = f"{time} {place:06d}"  # marks of one call have one time
+            values = {"key": int(number, 16) >> 1, "order": order, "line": text}
+            rows.append(values | {"unused": [0.0, 1.0]})
         for part in in_parts(rows, _PART):
             self._call("upsert", data=part)
 

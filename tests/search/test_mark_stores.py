@@ -1,0 +1,195 @@
+"""The log of marks in every store: written by several processes, kept by upgrades, repaired."""
+
+import multiprocessing
+import os
+import select
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from listwise.errors import InputError
+from listwise.search import DamagedIndexError
+from listwise.search.checking import check_store
+from listwise.search.entries import Entry, NewEntries
+from listwise.search.folder.mark_file import FILE, MarkFile
+from listwise.search.index import Index
+from listwise.search.mark_log import mark_line, parse_line
+from listwise.search.marks import Mark, MarkedQuery
+from listwise.search.milvus.store import MilvusStore
+from listwise.search.opening import create_store, open_store
+from listwise.search.store import IndexHeader
+from listwise.search.upgrading import discard_generations
+
+HEADER = IndexHeader(model="m", model_folder="m", whitened=False, dim=4)
+NAMES = [f"e{number}" for number in range(6)]
+
+
+@pytest.fixture(scope="module", params=["embedded", "lite", "server"])
+def store(request):
+    place = request.getfixturevalue(f"{request.param}_places")()
+    with create_store(place, HEADER) as store:
+        made = [Entry(name, f"/{name}", 1, 1, digest=f"d {name}") for name in NAMES]
+        rows = np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0, 1]]
+        store.put(NewEntries(made, rows, [b"small"] * 6))
+        yield store
+
+
+def facts(index):
+    return [(mark.query.id, mark.entry, mark.same, mark.by) for mark in index.marks()]
+
+
+def test_marks_and_labels_in_every_store(store, tmp_path):
+    index = Index(store)
+    assert not index.marks().history
+    first = index.mark("e0", same=["e1", "e2"], different="e3", by="ann")
+    expected = [("e0", "e1", True, "ann"), ("e0", "e2", True, "ann"), ("e0", "e3", False, "ann")]
+    with open_store(store.uri) as other:  # as another process does
+        assert facts(Index(other)) == expected
+        (second,) = Index(other).mark("e4", different=["e5"], by="bob")
+    assert facts(index) == [*expected, ("e4", "e5", False, "bob")]
+    assert index.unmark([first[1].id, second.id]) == 2
+    assert facts(index) == [expected[0], expected[2]]
+    photo = tmp_path / "query.png"
+    Image.new("RGB", (5, 5)).save(photo)
+    (third,) = index.mark(photo, same="e1")
+    assert os.path.exists(third.query.path)
+    index.unmark(third.id)
+    assert index.label(["e1", "e2"], "tower") == 2
+    assert index.label("e2", "") == 1
+    entries = {entry.id: entry for entry in index}
+    assert entries["e1"].attributes == {"label": "tower"}
+    assert not entries["e2"].attributes
+    assert store.thumbnail(entries["e1"].key) == b"small"
+    assert [hit.id for hit in index.search(np.eye(4, dtype=np.float32)[1], k=2)] in (
+        ["e1", "e5"],
+        ["e5", "e1"],
+    )
+    assert index.check().damaged == 0
+    _moved_hits(index)
+
+
+def _moved_hits(index):
+    found = index.search(np.ones(4, np.float32) / 2, k=6, same="e3", different="e1")
+    assert [found[0].id, found[-1].id] == ["e3", "e1"]
+    assert len(found) == 6
+    filtered = index.search(np.ones(4, np.float32) / 2, same="e3", where="label = 'tower'")
+    assert [hit.id for hit in filtered] == ["e1"]
+
+
+def test_a_photo_without_a_file_needs_a_folder(store):
+    index = Index(store)
+    if isinstance(store, MilvusStore):
+        with pytest.raises(InputError, match="keeps no photos: give `query` as a file"):
+            index.mark(Image.new("RGB", (5, 5)), same="e1")
+    else:
+        (mark,) = index.mark(Image.new("RGB", (5, 5)), same="e1")
+        assert index.unmark(mark.id) == 1
+
+
+def test_upgrades_rollbacks_and_discards_keep_the_marks(store):
+    index = Index(store)
+    (mark,) = index.mark("e4", same="e5")
+    before = store.mark_log.read()
+    with store.create_generation(1, HEADER) as new:
+        assert new.mark_log.read() == before
+        store.save_record(store.record().begun())
+        with store.pausing():
+            store.switch(1)
+        with open_store(store.uri) as current:
+            assert current.generation == 1
+            assert current.mark_log.read() == before
+            with current.pausing():
+                current.switch(0)
+    with open_store(store.uri) as current:
+        discard_generations(current)
+        assert current.mark_log.read() == before
+    index.unmark(mark.id)
+
+
+def test_a_damaged_line_is_found_and_removed(store):
+    index = Index(store)
+    index.mark("e4", same="e5")
+    before = facts(index)
+    (new,) = index.mark("e2", different="e4", by="eve")
+    log = store.mark_log
+    if isinstance(store, MilvusStore):
+        row = {"key": int(new.id, 16) >> 1, "order": new.time, "unused": [0.0, 1.0]}
+        log._call("upsert", data=[row | {"line": mark_line(new).replace("eve", "bob")}])
+    else:
+        file = os.path.join(store.uri, FILE)
+        with open(file, "rb") as opened:
+            content = opened.read()
+        with open(file, "wb") as opened:
+            opened.write(content.replace(b"eve", b"bob"))
+    with pytest.raises(DamagedIndexError, match="changed after it was written; run listwise index"):
+        index.marks()
+    assert len(check_store(store, lambda: None).marks) == 1
+    repaired = check_store(store, lambda: None, repair=True)
+    assert repaired.ok
+    assert repaired.repaired == repaired.marks
+    assert facts(index) == before
+
+
+def line(name):
+    query = MarkedQuery("q", "", None, "")
+    return mark_line(Mark(name, query, "e", True, "", "2026-01-01"))
+
+
+def write_for_ever(folder, told, number):
+    """Append marks, and tell after each that it was written."""
+    log, count = MarkFile(folder), 0
+    while True:
+        log.append([line(f"{number}-{count}-{part}") for part in range(3)])
+        os.write(told, f"{number}-{count} ".encode())
+        count += 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_processes_that_write_are_killed_and_lose_nothing(tmp_path):
+    reader, writer = os.pipe()
+    context = multiprocessing.get_context("fork")
+    known = []
+    for number in range(4):
+        process = context.Process(target=write_for_ever, args=(tmp_path, writer, number))
+        other = context.Process(target=write_for_ever, args=(tmp_path, writer, f"{number}x"))
+        process.start()
+        other.start()
+        told = b""
+        while told.count(b" ") < 20 + number or b"x" not in told:
+            told += os.read(reader, 4096)
+        for each in process, other:
+            os.kill(each.pid, signal.SIGKILL)
+            each.join()
+        while select.select([reader], [], [], 0)[0]:
+            told += os.read(reader, 4096)
+        known += told.decode().split()
+        MarkFile(tmp_path).append([line(f"after-{number}-0")])  # the lock is free
+    found = [parse_line(each.text) for each in MarkFile(tmp_path).read()]
+    assert None not in found
+    names = {mark.id for mark in found}
+    assert len(names) == len(found)
+    assert {f"{each}-{part}" for each in known for part in range(3)} <= names
+    assert {f"after-{number}-0" for number in range(4)} <= names
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+    log = MarkFile(tmp_path)
+    log.append([line("1")])
+    before = (tmp_path / FILE).read_bytes()
+    write = os.write
+
+    def half(file, content):
+        if len(content) < 20:
+            raise OSError(28, "No space left on device")
+        return write(file, content[: len(content) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
+        log.append([line("2"), line("3")])
+    monkeypatch.setattr(os, "write", write)
+    assert (tmp_path / FILE).read_bytes() == before
+    log.append([line("4")])
+    assert [parse_line(each.text).id for each in log.read()] == ["1", "4"]
