@@ -1,9 +1,6 @@
-"""The log of marks in every store: written by several processes, kept by upgrades, repaired."""
+"""The log of marks in every store: written by two clients, kept by upgrades, repaired."""
 
-import multiprocessing
 import os
-import select
-import signal
 
 import numpy as np
 import pytest
@@ -13,10 +10,9 @@ from listwise.errors import InputError
 from listwise.search import DamagedIndexError
 from listwise.search.checking import check_store
 from listwise.search.entries import Entry, NewEntries
-from listwise.search.folder.mark_file import FILE, MarkFile
+from listwise.search.folder.mark_file import FILE
 from listwise.search.index import Index
-from listwise.search.mark_log import mark_line, parse_line
-from listwise.search.marks import Mark, MarkedQuery
+from listwise.search.mark_log import mark_line
 from listwise.search.milvus.store import MilvusStore
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader
@@ -130,66 +126,3 @@ def test_a_damaged_line_is_found_and_removed(store):
     assert repaired.ok
     assert repaired.repaired == repaired.marks
     assert facts(index) == before
-
-
-def line(name):
-    query = MarkedQuery("q", "", None, "")
-    return mark_line(Mark(name, query, "e", True, "", "2026-01-01"))
-
-
-def write_for_ever(folder, told, number):
-    """Append marks, and tell after each that it was written."""
-    log, count = MarkFile(folder), 0
-    while True:
-        log.append([line(f"{number}-{count}-{part}") for part in range(3)])
-        os.write(told, f"{number}-{count} ".encode())
-        count += 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_processes_that_write_are_killed_and_lose_nothing(tmp_path):
-    reader, writer = os.pipe()
-    context = multiprocessing.get_context("fork")
-    known = []
-    for number in range(4):
-        process = context.Process(target=write_for_ever, args=(tmp_path, writer, number))
-        other = context.Process(target=write_for_ever, args=(tmp_path, writer, f"{number}x"))
-        process.start()
-        other.start()
-        told = b""
-        while told.count(b" ") < 20 + number or b"x" not in told:
-            told += os.read(reader, 4096)
-        for each in process, other:
-            os.kill(each.pid, signal.SIGKILL)
-            each.join()
-        while select.select([reader], [], [], 0)[0]:
-            told += os.read(reader, 4096)
-        known += told.decode().split()
-        MarkFile(tmp_path).append([line(f"after-{number}-0")])  # the lock is free
-    found = [parse_line(each.text) for each in MarkFile(tmp_path).read()]
-    assert None not in found
-    names = {mark.id for mark in found}
-    assert len(names) == len(found)
-    assert {f"{each}-{part}" for each in known for part in range(3)} <= names
-    assert {f"after-{number}-0" for number in range(4)} <= names
-
-
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
-    log = MarkFile(tmp_path)
-    log.append([line("1")])
-    before = (tmp_path / FILE).read_bytes()
-    write = os.write
-
-    def half(file, content):
-        if len(content) < 20:
-            raise OSError(28, "No space left on device")
-        return write(file, content[: len(content) // 2])
-
-    monkeypatch.setattr(os, "write", half)
-    with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
-        log.append([line("2"), line("3")])
-    monkeypatch.setattr(os, "write", write)
-    assert (tmp_path / FILE).read_bytes() == before
-    log.append([line("4")])
-    assert [parse_line(each.text).id for each in log.read()] == ["1", "4"]

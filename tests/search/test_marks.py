@@ -2,10 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from mark_writers import line
 from PIL import Image
 
 from listwise.data import read_labelled
@@ -14,6 +17,7 @@ from listwise.search import open_index
 from listwise.search.checksums import DamagedIndexError
 from listwise.search.entries import NoEntryError
 from listwise.search.folder.mark_file import FILE, MarkFile
+from listwise.search.mark_log import parse_line
 
 
 @pytest.fixture
@@ -227,3 +231,37 @@ def test_threads_write_without_losing_marks(index, ids):
         thread.join()
     marks = index.marks()
     assert len(marks) == len({json.dumps(fact) for fact in facts(marks)}) == 32
+
+
+def test_processes_that_write_are_killed_and_lose_nothing(tmp_path):
+    program = [sys.executable, "-m", "mark_writers", str(tmp_path)]
+    done = subprocess.run(program, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [parse_line(each.text) for each in MarkFile(tmp_path).read()]
+    assert None not in found
+    names = {mark.id for mark in found}
+    assert len(names) == len(found)
+    stored = done.stdout.split()
+    assert len(stored) >= 60
+    assert {f"{each}-{part}" for each in stored for part in range(3)} <= names
+    assert {f"after-{number}" for number in range(6)} <= names
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+    log = MarkFile(tmp_path)
+    log.append([line("1")])
+    before = (tmp_path / FILE).read_bytes()
+    write = os.write
+
+    def half(file, content):
+        if len(content) < 20:
+            raise OSError(28, "No space left on device")
+        return write(file, content[: len(content) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
+        log.append([line("2"), line("3")])
+    monkeypatch.setattr(os, "write", write)
+    assert (tmp_path / FILE).read_bytes() == before
+    log.append([line("4")])
+    assert [parse_line(each.text).id for each in log.read()] == ["1", "4"]
