@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import listwise
-from listwise.data import LabelledImages, read_labelled
+from listwise.data import read_labelled
 from listwise.data.toy import TOY_LABELS, make_toy_landmarks
 from listwise.evaluation import evaluate_labelled
 
@@ -37,9 +37,9 @@ def mark_results(index: listwise.Index, labels: dict[str, str], count: int, seed
             break
 
 
-def true_map(vectors: np.ndarray, images: LabelledImages) -> float:
+def true_map(vectors: np.ndarray, labels: list[str]) -> float:
     """The mAP of all photos, each searched among the others, with their true labels."""
-    return 100 * evaluate_labelled(vectors, images.labels).mAP
+    return 100 * evaluate_labelled(vectors, np.array(labels)).mAP
 
 
 def main() -> None:
@@ -50,13 +50,16 @@ def main() -> None:
     parser.add_argument("--max-side", type=int, default=160, help="size of the photos")
     parser.add_argument("--marks", type=int, default=50, help="number of marks")
     parser.add_argument("--seed", type=int, default=0, help="chooses the queries")
+    parser.add_argument("--buildings", type=int, default=30, help="number of toy buildings")
     parser.add_argument("--views", type=int, default=8, help="photos of each toy building")
     parser.add_argument("--no-upgrade", action="store_true", help="stop after the training")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     table = options.labels
     if table is None:
-        toy = make_toy_landmarks(options.out / "toy-landmarks", buildings=30, views=options.views)
+        toy = make_toy_landmarks(
+            options.out / "toy-landmarks", buildings=options.buildings, views=options.views
+        )
         table = toy / TOY_LABELS
     images = read_labelled(table)
     names = [images.class_names[label] for label in images.labels]
@@ -70,7 +73,7 @@ def main() -> None:
         same = sum(mark.same for mark in marks)
         print(f"{len(marks)} marks of {len(index)} photos: {same} same, {len(marks) - same} not")
         for pair in index.suggest(3):
-            print(f"unclear: {Path(pair.one.id).name} and {Path(pair.other.id).name}")
+            print(f"unclear: {pair.one.id} and {pair.other.id}")
 
         run = listwise.train(
             run_folder=options.out / f"run-{options.seed}", from_index=index, adapter=True
@@ -79,11 +82,12 @@ def main() -> None:
         print(f"held-out classes: mAP {100 * found.old_map:.1f} -> {100 * found.new_map:.1f}")
         print(f"the new model is {'better' if found.better else 'not better'}")
 
-        by_path = {entry.path: entry.key for entry in index}
-        before = index.store.vectors([by_path[path] for path in images.paths])
+        entries = list(index)
+        before = index.store.vectors([entry.key for entry in entries])
+        labels = [truth[entry.path] for entry in entries]
         # The model of the index has no whitening, so that of the new one is the trained layer.
         after = run.model.whitening.apply(before) if found.better else before
-        print(f"all photos: mAP {true_map(before, images):.1f} -> {true_map(after, images):.1f}")
+        print(f"all photos: mAP {true_map(before, labels):.1f} -> {true_map(after, labels):.1f}")
 
         if found.better and not options.no_upgrade:
             index.upgrade(run.model)

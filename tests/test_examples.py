@@ -36,7 +36,9 @@ def test_train_and_search(tmp_path):
 
 
 def test_learn_from_marks(tmp_path):
-    out = run("learn_from_marks.py", "--views", 4, "--max-side", 64, folder=tmp_path)
+    out = run(
+        "learn_from_marks.py", *"--buildings 14 --views 6 --max-side 64".split(), folder=tmp_path
+    )
     (marks,) = numbers(out, r"(\d+) marks of")
     assert marks >= 50
     old, new = numbers(out, r"held-out classes: mAP ([\d.]+) -> [\d.]+") + numbers(

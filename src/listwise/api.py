@@ -103,7 +103,7 @@ def train(
         from listwise.feedback import train_from_index
 
         result, found = train_from_index(from_index, folder, settings, preset, view, on_plan)
-        return Run(folder, result, found)
+        return Run(folder, result, found, {"device": settings.get("device", "auto")})
     assert photos is not None
     if isinstance(settings.get("teacher"), str | Path):
         settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))

@@ -3,20 +3,10 @@
 import sys
 
 import pytest
+from feedback_examples import mark_truly
 from index_examples import *  # noqa: F403
 
 from listwise.cli.main import main
-
-QUICK = {"device": "cpu", "workers": 0, "learning_rate": 3e-3}
-
-
-def mark_truly(index, queries, k=6):
-    """Mark the first results of entries by the folders that their photos are in."""
-    for query in queries:
-        kind = query.split("/")[0]
-        hits = [hit.id for hit in index.search(like=query, k=k)]
-        same = [photo for photo in hits if photo.startswith(f"{kind}/")]
-        index.mark(query, same=same, different=[photo for photo in hits if photo not in same])
 
 
 @pytest.fixture

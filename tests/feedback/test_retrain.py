@@ -1,14 +1,20 @@
 """Training from an index: better models, models that are not, and their comparison."""
 
+import fnmatch
+import os
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
-from conftest import QUICK
+from feedback_examples import QUICK, mark_truly
 
 import listwise as lw
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
+from listwise.feedback import comparison, resume_from_index
 from listwise.feedback.comparison import read_comparison
 from listwise.feedback.run import LAYER_FILE, read_index_run, read_tensor
 from listwise.feedback.trainers import with_layer
@@ -45,7 +51,10 @@ def test_a_worse_model_is_not_kept(marked, tmp_path):
     run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **settings)
     assert not run.comparison.better
     assert run.model.fingerprint == marked.model.fingerprint
-    assert not list((tmp_path / "run").glob("*.tmp"))
+    assert not list((tmp_path / "run").glob("*-model"))
+    # Killed between the two renames, a run that is resumed puts the old model into its place.
+    (tmp_path / "run" / "model").rename(tmp_path / "run" / "old-model")
+    resume_from_index(tmp_path / "run")
     assert marked.upgrade(run.model).described == 0
 
 
@@ -59,15 +68,13 @@ def test_a_model_that_is_gone_is_named(photos, model, tmp_path):
 
 
 def test_a_model_that_is_worse_on_marked_queries_is_not_kept(marked, tmp_path, monkeypatch):
-    from listwise.feedback import comparison
-
     run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **QUICK)
     worse = [
         each.model_copy(update={"new_ap": 0.0, "old_ap": 0.5}) for each in run.comparison.queries
     ]
     monkeypatch.setattr(comparison, "_compare_queries", lambda *_: worse)
     record, images = read_index_run(tmp_path / "run")
-    found = comparison.compare_models(tmp_path / "run", record, marked.model, run.model, images)
+    found = comparison.compare_models(record, marked.model, run.model, images, tmp_path / "run")
     assert found.new_map > found.old_map
     assert not found.better
 
@@ -110,8 +117,6 @@ def test_settings_of_the_model_are_refused(marked, tmp_path, settings, message):
 
 def test_mark_export_train_upgrade_and_roll_back(listwise, folder, model_folder, tmp_path):
     """All commands of the tutorial, on a real index."""
-    from conftest import mark_truly
-
     with lw.open_index(folder) as index:
         mark_truly(index, [f"class{kind}/0.jpg" for kind in range(8)])
         index.marks().write("labels.csv")
@@ -144,8 +149,6 @@ def test_mark_export_train_upgrade_and_roll_back(listwise, folder, model_folder,
 
 
 def test_a_killed_training_is_resumed_without_the_index(marked, tmp_path):
-    import programs
-
     marked.close()
     name = Path(marked.uri)
     settings = "--adapter --device cpu --workers 0 --learning-rate 3e-3 --checkpoint-every 1"
@@ -167,13 +170,6 @@ def test_a_killed_training_is_resumed_without_the_index(marked, tmp_path):
 
 def train_and_die(pattern, number, *arguments):
     """A run that kills itself just before it puts in place the `number`-th file that matches."""
-    import fnmatch
-    import os
-    import signal
-    import sys
-
-    import programs
-
     left = number
 
     def look(event, details):

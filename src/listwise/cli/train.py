@@ -21,7 +21,7 @@ EXAMPLES = """Examples:
   listwise train photos --backbone resnet50 --run-folder runs/b
   listwise train photos --adapter      # train only a linear layer, in seconds
   listwise train photos --teacher runs/large   # a small network for its index
-  listwise train --from-index shop --adapter   # learn from the marks of an index
+  listwise train --from-index shop --adapter   # learn from marks in an index
   listwise train --resume runs/b       # resume an interrupted run
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
 """

@@ -116,18 +116,19 @@ def read_comparison(run: Path) -> Comparison | None:
 
 
 def compare_models(
-    run: Path, record: IndexRun, old: Model, new: Model, images: LabelledImages
+    record: IndexRun, old: Model, new: Model, images: LabelledImages, layer: Path | None = None
 ) -> Comparison:
     """Compare two models on the photos of a run.
 
     Args:
-        run: the folder of the run.
         record: what the run took from the index.
         old: the model of the index.
         new: the trained model.
         images: the photos of the run; the split "val" was held out.
+        layer: the folder of a run that trained a linear layer on known descriptors; both models
+            describe the photos if it is None.
     """
-    before, after = _rankings(run, record, old, new, images)
+    before, after = _rankings(record, old, new, images, layer)
     held_out = np.array(images.splits) == "val"
     sizes = images.class_sizes()
     photos = [int(i) for i in np.flatnonzero(held_out) if sizes[images.labels[i]] > 1]
@@ -155,16 +156,15 @@ def _loss_first(query: QueryComparison) -> tuple[float, str]:
 
 
 def _rankings(
-    run: Path, record: IndexRun, old: Model, new: Model, images: LabelledImages
+    record: IndexRun, old: Model, new: Model, images: LabelledImages, layer: Path | None
 ) -> tuple[Ranking, Ranking]:
     """The photos of a run with the descriptors of both models."""
-    if (run / LAYER_FILE).exists():
-        # They are known, because a layer follows the descriptors of the index.
+    if layer is not None:
         place = {photo: row for row, photo in enumerate(record.ids)}
-        rows = read_tensor(run, DESCRIPTOR_FILE, "descriptors")
-        chosen = [*(place[photo] for photo in images.ids), *range(len(place), len(rows))]
-        layer = read_tensor(run, LAYER_FILE, "layer")
-        return Ranking(rows[chosen], images.labels), Ranking.of(rows[chosen], images.labels, layer)
+        rows = read_tensor(layer, DESCRIPTOR_FILE, "descriptors")
+        rows = rows[[*(place[photo] for photo in images.ids), *range(len(place), len(rows))]]
+        matrix = read_tensor(layer, LAYER_FILE, "layer")
+        return Ranking(rows, images.labels), Ranking.of(rows, images.labels, matrix)
     how = record.settings.arguments()
     both = [model.describe(images, **how) for model in (old, new)]
     if len(both[0].kept) != len(images):

@@ -27,7 +27,8 @@ from listwise.training.trainer import Trainer, TrainResult
 
 VAL_FRACTION = 0.25
 """Fraction of the classes that are held out, unless it is given: an index has few at first."""
-REPORT_FILE = "comparison.html"
+REPORT_FILE, OLD_FOLDER = "comparison.html", "old-model"
+_CHECKED = ("adapter", "seed", "val_fraction")
 _OF_THE_MODEL = ("backbone", "pooling", "projection", "weights", "teacher", "split_column")
 
 
@@ -101,11 +102,13 @@ def _start(index: Index, run: Path, settings: dict[str, Any], preset: Any) -> Tr
             f"the model of {index.uri} has a backbone or pooling of your own, which `from_index` "
             "cannot train: write the labels to a table, and give it as `photos`"
         )
-    checked = make_config(settings)
-    given = settings if "val_fraction" in settings else settings | {"val_fraction": VAL_FRACTION}
-    photos = read_index_photos(index, float(given["val_fraction"]), checked.seed)
+    # Others are checked later: a loss may be an object.
+    checked = make_config({name: settings[name] for name in _CHECKED if name in settings})
+    fraction = checked.val_fraction if "val_fraction" in settings else VAL_FRACTION
+    photos = read_index_photos(index, fraction, checked.seed)
     record = write_index_run(run, index.uri, current, photos, others=checked.adapter)
-    given = given | {"backbone": net.config.backbone, "pooling": net.config.pooling}
+    given = {"val_fraction": fraction} | settings
+    given |= {"backbone": net.config.backbone, "pooling": net.config.pooling}
     if not checked.adapter:
         given["projection"] = net.config.projection
         side = current.header.settings.max_side
@@ -139,9 +142,17 @@ def _with_parts(plan: TrainPlan, model: Model, record: IndexRun) -> TrainPlan:
 def _fit(trainer: Trainer) -> tuple[TrainResult, Comparison]:
     """Train, compare, and make the better model that of the run."""
     result = trainer.fit()
+    run = trainer.run
+    found = read_comparison(run)
+    if found is None:
+        found = _compare(trainer, result)
+    _keep_better(run, found)
+    return result, found
+
+
+def _compare(trainer: Trainer, result: TrainResult) -> Comparison:
+    """Compare the trained model with that of the index, and write the comparison."""
     run, plan = trainer.run, trainer.plan
-    if (done := read_comparison(run)) is not None:  # a finished run was resumed
-        return result, done
     old: Model = plan.parts["model"]
     record: IndexRun = plan.parts["record"]
     folder = run / MODEL_FOLDER
@@ -150,17 +161,27 @@ def _fit(trainer: Trainer) -> tuple[TrainResult, Comparison]:
         whiten_again(folder, old, record)
     photos = _photos(run, plan)
     new = load_model(folder, str(old.device)) if result.best_update else old
-    found = compare_models(run, record, old, new, photos)
+    layer = run if plan.config.adapter else None
+    found = compare_models(record, old, new, photos, layer)
     if not found.better:
-        # In a folder beside it first: a kill leaves a model of the run that can be loaded.
-        earlier = run / f"{MODEL_FOLDER}.tmp"
-        shutil.rmtree(earlier, ignore_errors=True)
-        replace(old).save(earlier)
-        shutil.rmtree(folder)
-        earlier.rename(folder)
+        replace(old).save(run / OLD_FOLDER)
     write_comparison_page(run / REPORT_FILE, record, found, photos)
-    found.save(run)  # last: it marks a finished comparison
-    return result, found
+    found.save(run)  # last: it marks that the comparison and the old model are complete
+    return found
+
+
+def _keep_better(run: Path, found: Comparison) -> None:
+    """Put the old model in place of the trained one if that is not better.
+
+    A process that is killed meanwhile leaves no incomplete model, and a resumed run continues here.
+    """
+    folder, old, rejected = run / MODEL_FOLDER, run / OLD_FOLDER, run / "rejected-model"
+    if not found.better and old.exists():
+        shutil.rmtree(rejected, ignore_errors=True)
+        if folder.exists():
+            folder.rename(rejected)
+        old.rename(folder)
+    shutil.rmtree(rejected, ignore_errors=True)
 
 
 def _photos(run: Path, plan: TrainPlan) -> LabelledImages:

@@ -20,6 +20,7 @@ from listwise.files import write_tensors, write_text
 from listwise.search.entries import Entry, Float32, entry_key
 from listwise.search.generation import Generation
 from listwise.search.store import Store
+from listwise.training.run.folder import read_run
 
 RECORD_FILE, TABLE_FILE = "index.json", "labels.csv"
 DESCRIPTOR_FILE, LAYER_FILE = "descriptors.safetensors", "layer.safetensors"
@@ -100,7 +101,8 @@ def write_index_run(
 
 def is_index_run(run: str | Path) -> bool:
     """Return whether a run was trained from an index."""
-    return (Path(run) / RECORD_FILE).is_file()
+    table = (Path(run) / TABLE_FILE).resolve()
+    return (Path(run) / RECORD_FILE).is_file() and read_run(run)["data"] == str(table)
 
 
 def read_index_run(run: Path) -> tuple[IndexRun, LabelledImages]:
