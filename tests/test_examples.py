@@ -36,9 +36,8 @@ def test_train_and_search(tmp_path):
 
 
 def test_learn_from_marks(tmp_path):
-    out = run(
-        "learn_from_marks.py", *"--buildings 14 --views 6 --max-side 64".split(), folder=tmp_path
-    )
+    small = ("--buildings", 14, "--views", 6, "--max-side", 64)
+    out = run("learn_from_marks.py", *small, folder=tmp_path)
     (marks,) = numbers(out, r"(\d+) marks of")
     assert marks >= 50
     old, new = numbers(out, r"held-out classes: mAP ([\d.]+) -> [\d.]+") + numbers(
