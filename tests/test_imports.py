@@ -165,6 +165,21 @@ def test_importing_a_package_loads_only_what_it_needs(packages: dict[str, set[st
             }
 
 
+def test_an_index_that_does_not_exist_is_refused_before_slow_imports() -> None:
+    source = """
+import sys
+from listwise.cli.main import main
+sys.argv = ["listwise", "index", "info", "nowhere"]
+try:
+    main()
+except SystemExit as end:
+    print(end.code, {"torch", "numpy", "lancedb"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stderr.startswith("listwise: no index at nowhere: create one with"), done
+    assert done.stdout.strip() == "2 set()"
+
+
 @pytest.mark.slow
 def test_the_compiler_of_pytorch_is_loaded_when_it_is_used() -> None:
     # Its import takes seconds. torchvision and timm need it only in compiled code.

@@ -32,9 +32,9 @@ def flag(name: str, help: str) -> Any:
     return typer.Option(name, help=help)
 
 
-def argument(metavar: str, help: str) -> Any:
+def argument(metavar: str, help: str, **settings: Any) -> Any:
     """Declare an argument."""
-    return typer.Argument(metavar=metavar, help=help)
+    return typer.Argument(metavar=metavar, help=help, **settings)
 
 
 def _in_a_folder(file: Path | None) -> Path | None:
@@ -42,6 +42,15 @@ def _in_a_folder(file: Path | None) -> Path | None:
     if file is not None and not file.parent.is_dir():
         raise InputError(f"cannot write {file}: the folder {file.parent} does not exist")
     return file
+
+
+def _existing(index: str) -> str:
+    """Refuse an index that does not exist, before the libraries that open one are imported."""
+    if "://" not in index and not Path(index).exists():
+        raise InputError(
+            f"no index at {index}: create one with listwise index build {index} PHOTOS"
+        )
+    return index
 
 
 # What a command reads.
@@ -62,7 +71,8 @@ LABELLED_PHOTOS = (
     "label, a .txt list, or the name of a data set."
 )
 INDEX = "Index: a folder, milvus://HOST:PORT/NAME, or a .db file of milvus-lite."
-IndexPlace = Annotated[str, argument("INDEX", INDEX)]
+IndexPlace = Annotated[str, argument("INDEX", INDEX, callback=_existing)]
+NewIndexPlace = Annotated[str, argument("INDEX", INDEX)]
 IndexModel = Annotated[
     Path | None,
     path("Model folder or ONNX file, if the model has moved.", show_default="as in the index"),
@@ -84,14 +94,9 @@ SCALES = "Scales at which each photo is described, separated by commas: 1,0.7071
 Scales = Annotated[str | None, numbers(SCALES, show_default="of a tuned model, or 1")]
 POWER = "Power of the generalized mean over the descriptors of several scales."
 Power = Annotated[float | None, decimal(POWER, show_default="3")]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        metavar="float32|bfloat16",
-        help="Precision in which the network computes.",
-        show_default="bfloat16 on a GPU that supports it, else float32",
-    ),
-]
+PRECISION = "Precision in which the network computes."
+HALF = "bfloat16 on a GPU that supports it, else float32"
+Precision = Annotated[str | None, option("float32|bfloat16", PRECISION, show_default=HALF)]
 Dim = Annotated[
     int | None,
     integer("Number of dimensions to keep after whitening.", min=1, show_default="all that vary"),
@@ -116,13 +121,9 @@ Count = Annotated[
 Device = Annotated[
     str, text("Device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.")
 ]
+WORKERS = "Number of processes that decode photos."
 Workers = Annotated[
-    int | None,
-    integer(
-        "Number of processes that decode photos.",
-        min=0,
-        show_default="from the number of CPU cores",
-    ),
+    int | None, integer(WORKERS, min=0, show_default="from the number of CPU cores")
 ]
 Strict = Annotated[bool, flag("--strict", "Stop at the first photo that cannot be read.")]
 Seed = Annotated[int, integer("Seed of all random numbers.", min=0, max=MAX_SEED)]

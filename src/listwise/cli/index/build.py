@@ -39,7 +39,7 @@ Thumbnails = Annotated[
 
 
 def build(
-    index: options.IndexPlace,
+    index: options.NewIndexPlace,
     photos: Sources,
     model: Annotated[
         str | None,
