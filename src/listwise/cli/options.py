@@ -72,7 +72,7 @@ LABELLED_PHOTOS = (
 )
 INDEX = "Index: a folder, milvus://HOST:PORT/NAME, or a .db file of milvus-lite."
 IndexPlace = Annotated[str, argument("INDEX", INDEX, callback=_existing)]
-NewIndexPlace = Annotated[str, argument("INDEX", INDEX)]
+AnyIndexPlace = Annotated[str, argument("INDEX", INDEX)]
 IndexModel = Annotated[
     Path | None,
     path("Model folder or ONNX file, if the model has moved.", show_default="as in the index"),

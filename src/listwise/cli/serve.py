@@ -24,7 +24,7 @@ Ctrl-C stops the server after it has answered the running requests.
 
 
 def serve(
-    index: options.IndexPlace,
+    index: options.AnyIndexPlace,
     model: options.IndexModel = None,
     host: Annotated[
         str, options.text("Address to listen on; if other machines can reach it, set a token.")

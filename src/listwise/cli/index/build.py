@@ -39,7 +39,7 @@ Thumbnails = Annotated[
 
 
 def build(
-    index: options.NewIndexPlace,
+    index: options.AnyIndexPlace,
     photos: Sources,
     model: Annotated[
         str | None,
