@@ -20,6 +20,8 @@ from listwise.models import RetrievalNet
 from listwise.models.backbone import create_backbone
 from listwise.models.calibration import Calibration
 
+pytestmark = pytest.mark.slow
+
 # A model of `tiny_model`, exported by the first version of this format.
 KEPT = Path(__file__).with_name("version-1.onnx")
 
@@ -105,7 +107,6 @@ FAMILIES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["EfficientNet", "ViT", pytest.param("ConvNeXt", marks=pytest.mark.thorough)]
 )
@@ -118,7 +119,6 @@ def test_each_family_of_networks(family, tmp_path):
     np.testing.assert_allclose(found, model.encode(photos), atol=1e-4)
 
 
-@pytest.mark.slow
 def test_int8_is_another_model_with_similar_descriptors(exported, tmp_path):
     model, path = exported
     small = model.export(tmp_path / "small.onnx", max_side=60, int8=PHOTOS)

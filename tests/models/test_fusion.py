@@ -19,6 +19,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from listwise.models.fusion import ConvolutionFusion
 
+pytestmark = pytest.mark.slow
+
 
 class Bottleneck(nn.Module):
     """A residual block; `stride` and `widen` make its shortcut a convolution."""
@@ -227,7 +229,6 @@ def run(device, cases):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_kernels_in_the_interpreter():
     for case, errors in zip(CASES, run("cpu", CASES), strict=True):
         assert max(errors) < 1e-3, (case, errors)

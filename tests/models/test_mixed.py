@@ -16,6 +16,8 @@ from listwise.models.embed import MIXED, PhotoNet, inference_network
 from listwise.models.folding import make_folded_copy
 from listwise.models.mixed import MixedNet, is_plain_resnet, mixes
 
+pytestmark = pytest.mark.slow
+
 # Odd and even sides, photos that fill their canvas along one side, along both, and by little.
 SIZES = [(64, 96), (64, 43), (38, 96), (33, 67), (51, 34)]
 
@@ -64,13 +66,13 @@ FEW = settings.default.max_examples // 5
 @pytest.mark.parametrize(
     "backbone",
     [
-        pytest.param("resnet18", marks=pytest.mark.slow),
+        "resnet18",
         # means over windows that cross the border of odd photos
-        pytest.param("resnet26d", marks=pytest.mark.slow),
+        "resnet26d",
         pytest.param("efficientnet_lite0", marks=pytest.mark.thorough),
         "tf_efficientnet_lite0",  # padding that depends on the size of the photo
         # windows without padding, which leave out the last row of odd photos
-        pytest.param("convnext_atto", marks=pytest.mark.slow),
+        "convnext_atto",
         pytest.param("mobilenetv2_050", marks=pytest.mark.thorough),
         "mobilenetv3_small_050",  # means over whole photos (squeeze and excite)
         "test_efficientnet.r160_in1k",

@@ -358,7 +358,9 @@ def test_the_page_works_without_the_filters(person):
     visitor.see("#samples .tile >> nth=0")
 
 
-@pytest.mark.parametrize("way", ["choose", "paste", "drop"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("choose", marks=pytest.mark.thorough), "paste", "drop"]
+)
 def test_a_photo_put_in_is_searched_for(person, asked, landmarks, way):
     visitor = person()
     photo = landmarks[7]
