@@ -119,7 +119,8 @@ def test_mark_export_train_upgrade_and_roll_back(listwise, folder, model_folder,
     """All commands of the tutorial, on a real index."""
     with lw.open_index(folder) as index:
         mark_truly(index, [f"class{kind}/0.jpg" for kind in range(8)])
-        index.marks().write("labels.csv")
+    code, _, err = listwise("index", "marks", folder, "--export", "labels.csv")
+    assert code == 0, err
     assert Path("labels.csv").read_text().startswith("path,label")
     flags = ("--device", "cpu", "--workers", 0, "--learning-rate", 3e-3)
     train = ("train", "--from-index", folder, "--run-folder", "run", "--adapter", *flags)
