@@ -11,7 +11,7 @@ from schemathesis.transport.serialization import Binary
 
 from listwise.search.entries import entry_key
 
-KEY = str(entry_key("class0/0.jpg"))
+KEY, OTHER = (str(entry_key(f"class0/{number}.jpg")) for number in (0, 1))
 photos = st.sampled_from([photo for seed in range(4) for photo in encoded_photos(seed)])
 damaged = st.builds(
     lambda photo, seed: mutate(photo, np.random.default_rng(seed)), photos, st.integers(0, 999)
@@ -27,14 +27,18 @@ boxes = st.none() | st.builds(
 @schemathesis.hook
 def flatmap_path_parameters(context: Any, path_parameters: Any) -> st.SearchStrategy[Any]:
     """An entry that exists, unless it would be removed."""
-    if context.operation.method == "get" and path_parameters:
+    if context.operation.method == "get" and "key" in (path_parameters or {}):
         return st.just(path_parameters) | st.just({"key": KEY})
     return st.just(path_parameters)
 
 
 @schemathesis.hook
 def flatmap_body(context: Any, body: Any) -> st.SearchStrategy[Any]:
-    """Boxes for the photos of a search, and an entry that exists as a further example."""
+    """Boxes for the photos of a search, and entries that exist."""
+    if context.operation.path in ("/api/marks", "/api/labels") and isinstance(body, dict):
+        right = {"entry": KEY, "same": OTHER, "keys": f"{KEY},{OTHER}", "ranks": '{"1": 2}'}
+        known = {name: value for name, value in right.items() if name in body}
+        return st.just(body) | st.just(body | known)
     if context.operation.path != "/api/search" or not isinstance(body, dict):
         return st.just(body)
     sent = body.get("photos")
@@ -42,6 +46,7 @@ def flatmap_body(context: Any, body: Any) -> st.SearchStrategy[Any]:
     right = {
         "boxes": st.lists(boxes, min_size=count, max_size=count).map(json.dumps),
         "keys": st.just(json.dumps([KEY])),
+        "same": st.just(OTHER),
     }
     others = {name: value for name, value in body.items() if name not in right}
     chosen = st.fixed_dictionaries({}, optional=right).map(lambda fields: others | fields)

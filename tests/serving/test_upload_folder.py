@@ -1,10 +1,15 @@
 """The folder of added photos after a server was killed."""
 
+import io
 import os
 
 import pytest
+from index_examples import texture
 
+from listwise.search.mark_log import mark_line
+from listwise.search.marks import Mark, MarkedQuery
 from listwise.serving.upload_folder import UploadFolder
+from listwise.serving.uploads import Upload
 
 NAME = "0123456789abcdef0123456789abcdef.jpg"
 MARK = f".{NAME}.12-34.pending"
@@ -36,3 +41,24 @@ def test_photos_of_another_index_are_kept(uploads):
 def test_an_unfinished_mark_is_deleted_and_the_photo_kept(uploads, mark):
     """Nothing is changed before the mark is whole."""
     assert left_after_cleaning(uploads, mark) == {NAME}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_query_photo_is_kept_if_a_mark_refers_to_its_file(uploads, killed):
+    """As in Milvus, which keeps no copies of photos."""
+    (uploads.folder / NAME).unlink()
+    file = io.BytesIO()
+    texture(1, (30, 20)).save(file, "JPEG")
+    entry = next(iter(uploads.index)).id
+    for marked in (False, True):
+        with uploads.query(Upload("mine.jpg", file.getvalue())) as path:
+            assert path.read_bytes() == file.getvalue()
+            if marked:
+                query = MarkedQuery("query:1", str(path), None, "1")
+                mark = Mark("0" * 16, query, entry, True, "Ann", "2026-11-16T12:00:00+00:00")
+                uploads.index.store.mark_log.append([mark_line(mark)])
+        if killed:
+            pending = f".{path.name}.12-34.pending"
+            (uploads.folder / pending).write_bytes(os.fsencode(uploads.index.uri) + b"\n")
+            uploads.clean()
+        assert os.listdir(uploads.folder) == ([path.name] if marked else [])
