@@ -187,7 +187,8 @@ def _nearest(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_
 
 def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
     given = np.stack([_mean(query.vectors) for query in queries])
-    rows = np.stack([_moved(store, query, row) for query, row in zip(queries, given, strict=True)])
+    marked = [store.vectors(np.array(query.marked, np.int64)) for query in queries]
+    rows = np.stack(list(map(_moved, queries, given, marked)))
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
         how = store.header.expansion or Expansion()
@@ -209,7 +210,7 @@ def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_F
                 near = _refined(store, query.refine, rows[i], near)
             found[i] = [each for each in near if each.score >= query.min_score][: query.k]
             if query.marked:
-                found[i] = _with_marked(store, query, rows[i], found[i])
+                found[i] = _with_marked(store, query, marked[i] @ rows[i], found[i])
             if plain and (query.expand or query.marked) and found[i]:
                 found[i] = _with_plain_scores(store, given[i], found[i])
     return found
@@ -222,24 +223,26 @@ def _with_plain_scores(store: Store, row: Float32, found: list[_Found]) -> list[
     ]
 
 
-def _moved(store: Store, query: Query, row: Float32) -> Float32:
-    """The query after its marks: [C] -> [C]."""
+def _moved(query: Query, row: Float32, marked: Float32) -> Float32:
+    """The query after its marks: [C], descriptors of the marked entries [n, C] -> [C]."""
     if not query.marked:
         return row
     from listwise.search.moved_query import move_query  # searches without marks need no loss
 
-    vectors = store.vectors(np.array(query.marked, np.int64))
-    return move_query(row, vectors[: len(query.same)], vectors[len(query.same) :])
+    return move_query(row, marked[: len(query.same)], marked[len(query.same) :])
 
 
-def _with_marked(store: Store, query: Query, row: Float32, found: list[_Found]) -> list[_Found]:
-    """Put the entries that are marked "same" first and those marked "different" last."""
-    keys = [key for key in dict.fromkeys(query.marked) if key not in query.exclude]
+def _with_marked(store: Store, query: Query, scores: Float32, found: list[_Found]) -> list[_Found]:
+    """Put the entries that are marked "same" first and those marked "different" last.
+
+    `scores` are those of the marked entries [n].
+    """
+    score_of = dict(zip(query.marked, scores.tolist(), strict=True))
+    keys = [key for key in score_of if key not in query.exclude]
     if query.where is not None:
         entries = store.get(keys)
         keys = [key for key in keys if query.where.matches(entries[key].attributes)]
-    scores = (store.vectors(np.array(keys, np.int64)) @ row).tolist() if keys else []
-    marked = [_Found(key, score, score) for key, score in zip(keys, scores, strict=True)]
+    marked = [_Found(key, score_of[key], score_of[key]) for key in keys]
     marked.sort(key=lambda each: -each.score)
     same = set(query.same)
     first = [each for each in marked if each.key in same]

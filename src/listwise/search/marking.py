@@ -84,7 +84,8 @@ class MarkingMethods:
     def unmark(self, ids: str | Iterable[str], *, by: str = "") -> int:
         """Undo marks and return their number; the log keeps them as history.
 
-        An earlier mark of the same photos by the same person then counts again.
+        An earlier mark of the same photos by the same person then counts again if it was the
+        other one.
 
         Args:
             ids: ids of marks. Those that are undone already are not counted.
@@ -192,13 +193,17 @@ def find_marked(
 
     The arguments are those of `Index.search`; `stored` adds the marks in the log of the index.
     """
-    found = [entry.key for entry in _entries(store, same)]
-    others = [entry.key for entry in _entries(store, different)]
+    found, others = _keys(same), _keys(different)
+    try:
+        store.vectors(np.array([*found, *others], np.int64))  # faster than reading the entries
+    except NoEntryError:
+        _entries(store, [*_listed(same), *_listed(different)])
+        raise
     for key in set(found) & set(others):
         name = store.get([key])[key].id
         raise InputError(f"{name} is in `same` and in `different`: give it in one of them")
     if stored:
-        known = [like] if isinstance(like, str | int) else list(like)
+        known = _listed(like)
         several = isinstance(query, Sequence) and not isinstance(query, str)
         given = list(query) if several else [] if query is None else [query]
         if len(given) + len(known) != 1:
@@ -310,12 +315,21 @@ def _photo_file(query: Any, box: Box | None) -> PhotoFile:
 
 def _entries(store: Store, names: Names) -> list[Entry]:
     """The entries with these ids or keys; `NoEntryError` if one does not exist."""
-    given: Sequence[str | int] = [names] if isinstance(names, str | int) else list(names)
+    given = _listed(names)
     found = store.get(sorted({_key(name) for name in given}))
     for name in given:
         if _key(name) not in found:
             raise NoEntryError(f"{store.uri} has no photo {name}: give an id or a key of the index")
     return [found[key] for key in dict.fromkeys(map(_key, given))]
+
+
+def _listed(names: Names) -> list[str | int]:
+    return [names] if isinstance(names, str | int) else list(names)
+
+
+def _keys(names: Names) -> list[int]:
+    """The keys of entries, each once."""
+    return list(dict.fromkeys(map(_key, _listed(names))))
 
 
 def _key(name: str | int) -> int:

@@ -133,21 +133,21 @@ class Marks:
         self.history = tuple(history)
         self.photos = dict(photos or {})
         self.labels = dict(labels or {})
-        counted = [mark for mark in self.history if mark.id not in undone]
         self._undone = undone
-        self.missing = tuple(mark for mark in counted if not self._is_present(mark))
-        latest: dict[tuple[Pair, str], Mark] = {}
-        self._replaced: dict[tuple[Pair, str], list[Mark]] = {}
-        for mark in counted:
-            if not self._is_present(mark):
-                continue
-            which = mark.pair, mark.by
-            if which in latest:
-                self._replaced.setdefault(which, []).append(latest[which])
-            latest[which] = mark
-        self._latest = latest
+        present = [mark for mark in self.history if self._is_present(mark)]
+        self.missing = tuple(
+            mark for mark in self.history if mark.id not in undone and not self._is_present(mark)
+        )
+        self._made: dict[tuple[Pair, str], list[Mark]] = {}  # by pair and person, not undone
+        for mark in present:
+            made = self._made.setdefault((mark.pair, mark.by), [])
+            if made and made[-1].same == mark.same:
+                made.pop()  # it was repeated, so undoing the repetition undoes both
+            if mark.id not in undone:
+                made.append(mark)
+        latest = [made[-1] for made in self._made.values() if made]
         self._order = {mark.id: place for place, mark in enumerate(self.history)}
-        self.active = tuple(sorted(latest.values(), key=lambda mark: self._order[mark.id]))
+        self.active = tuple(sorted(latest, key=lambda mark: self._order[mark.id]))
 
     @property
     def undone(self) -> int:
@@ -232,9 +232,7 @@ class Marks:
     def _found(self) -> tuple[tuple[MarkedClass, ...], tuple[Conflict, ...]]:
         """The classes and the conflicts."""
         conflicts = [
-            Conflict("changed", (*marks, self._latest[which]), ())
-            for which, marks in self._replaced.items()
-            if any(mark.same != self._latest[which].same for mark in marks)
+            Conflict("changed", tuple(made), ()) for made in self._made.values() if len(made) > 1
         ]
         groups, found = split_into_groups(self.active, self.labels)
         for kind, pairs, photos in found:
