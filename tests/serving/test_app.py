@@ -550,6 +550,47 @@ def test_the_time_of_a_photo_is_known_before_the_first_search():
         slow.close()
 
 
+def test_refused_clients_are_told_to_come_back_one_after_the_other():
+    gate = threading.Event()
+    gate.set()
+    queue = Batcher(lambda batch: [gate.wait(20)] * len(batch), Limits(waiting=0))
+    try:
+        queue.submit("first").future.result(20)
+        wait_for(lambda: queue._seconds_per_job)
+        queue._seconds_per_job = 0.75  # as if this job had taken so long
+        gate.clear()
+        running = queue.submit("second")
+        wait_for(lambda: not len(queue))
+        waits = []
+        for _ in range(40):
+            with pytest.raises(QueueFullError) as refused:
+                queue.check_room("a")
+            waits.append(refused.value.seconds)
+        assert waits[:4] == [1, 2, 3, 3]
+        assert max(waits) == 10  # no one waits longer
+        assert len(set(waits[20:])) > 1
+        gate.set()
+        running.future.result(20)
+    finally:
+        gate.set()
+        queue.close()
+
+
+def test_a_full_queue_refuses_a_search_by_its_header_alone(gated, serve, photos, pool):
+    client = serve(gated, limits=Limits(waiting=0))
+    first = pool.submit(client.post, "/api/search", **upload(photos / "class0" / "0.jpg"))
+    wait_for(lambda: gated.calls == [1])
+    with connection(client) as wire:
+        kind = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
+        wire.sendall(request_head("/api/search", kind, "Content-Length: 900000"))
+        answer = wire.recv(10_000).lower()
+    assert answer.startswith(b"http/1.1 503")
+    refused = 'listwise_requests_total{method="POST",route="/api/search",status="503"}'
+    wait_for(lambda: numbers(client).get(refused) == 1)
+    gated.gate.set()
+    assert first.result().status_code == 200
+
+
 def test_answers_are_sent_without_delay(index):
     """Header and body of an answer are two pieces; the second does not wait for the client."""
     server = InThread(index, ServeSettings())

@@ -103,7 +103,8 @@ def create_app(index: Index, settings: ServeSettings, trial_seconds: float = 0.0
         responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}},
         dependencies=[Depends(_check_parameters)],
     )
-    app.add_middleware(Guard, settings=settings, metrics=metrics)
+    room = service.check_search_room
+    app.add_middleware(Guard, settings=settings, metrics=metrics, check_room=room)
     _answer_errors(app, settings)
     _add_search(app, service)
     _add_entries(app, service)
@@ -136,7 +137,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         """Search by photos, by parts of photos, by entries, or by several of these together."""
         client = client_of(request)
         # A search that cannot be answered in time is refused before its photos are read.
-        room = partial(service.check_search_room, client)
+        room = partial(service.check_search_room, client.address)
         async with read_form(request, service.limits, service.held, room) as form:
             query = search_request(form, service.limits)
             if "no-cache" in request.headers.get("cache-control", ""):
@@ -317,10 +318,7 @@ def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
     answer(ImageError, lambda e: (400, str(e), None))
     answer(NoEntryError, lambda e: (404, str(e), None))
     answer(TooManyPixelsError, lambda e: (413, str(e), None))
-    answer(
-        QueueFullError,
-        lambda e: (503, "the server is busy: try again in a second", {"Retry-After": "1"}),
-    )
+    answer(QueueFullError, lambda e: (503, str(e), {"Retry-After": str(e.seconds)}))
     answer(
         TooLateError, lambda e: (504, f"the request took longer than {limits.seconds:g} s", None)
     )

@@ -1,6 +1,8 @@
 """A bounded queue whose worker thread takes waiting jobs in batches."""
 
 import asyncio
+import math
+import random
 import threading
 import time
 from collections import deque
@@ -19,13 +21,26 @@ LATEST = 0.5
 PATIENCE = 0.8
 # Maximum number of owners whose last turn is remembered.
 OWNERS = 1000
+# Maximum time in seconds after which a refused client should try again.
+LONGEST_PAUSE = 10.0
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
 class QueueFullError(Exception):
-    """The queue is full, or too long for an answer in time."""
+    """The queue is full, or too long for an answer in time.
+
+    `seconds` is the whole number of seconds after which the client should try again.
+    """
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        super().__init__()
+        self.seconds = max(1, math.ceil(seconds))
+
+    def __str__(self) -> str:
+        when = "a second" if self.seconds == 1 else f"{self.seconds} seconds"
+        return f"the server is busy: try again in {when}"
 
 
 class TooLateError(Exception):
@@ -95,6 +110,8 @@ class Batcher(Generic[Given, Result]):
         self._running: list[Job[Given, Result]] = []
         self._started = 0.0
         self._seconds_per_cost = seconds_per_cost
+        self._seconds_per_job = 0.0
+        self._next_room = 0.0
         self._turn = 0
         self._turns: dict[str, int] = {}
         self._closed = False
@@ -129,10 +146,24 @@ class Batcher(Generic[Given, Result]):
         # An idle worker takes a job immediately, so this job does not wait.
         idle = not self._running
         if self._closed or len(self._waiting) >= self._limit + idle:
-            raise QueueFullError
+            raise self._refusal()
         busy = self._running or self._waiting
         if busy and self._expected_seconds(owner, cost) > self._patience:
-            raise QueueFullError
+            raise self._refusal()
+
+    def _refusal(self) -> QueueFullError:
+        """The error for a refused job, with the time to try again.
+
+        Each refused client gets a later time than the one before, by the time that a job takes.
+        If they all came back after a second, they would be refused again and slow down the others.
+        """
+        now = time.monotonic()
+        done = now + len(self._waiting) * self._seconds_per_job
+        self._next_room = max(self._next_room, done) + self._seconds_per_job
+        if self._next_room > now + LONGEST_PAUSE:
+            self._next_room = now + LONGEST_PAUSE
+            return QueueFullError(random.uniform(LONGEST_PAUSE / 2, LONGEST_PAUSE))
+        return QueueFullError(self._next_room - now)
 
     def _expected_seconds(self, owner: str, cost: float) -> float:
         """Time until a new job is done, from the time that earlier batches took."""
@@ -226,11 +257,12 @@ class Batcher(Generic[Given, Result]):
             return batch
 
     def _measure(self, batch: Sequence[Job[Given, Result]]) -> None:
+        seconds = time.monotonic() - self._started
         cost = sum(job.cost for job in batch)
         if cost:
-            seconds = (time.monotonic() - self._started) / cost
-            before = self._seconds_per_cost or seconds
-            self._seconds_per_cost = before + LATEST * (seconds - before)
+            self._seconds_per_cost = _mean(self._seconds_per_cost, seconds / cost)
+        if batch:
+            self._seconds_per_job = _mean(self._seconds_per_job, seconds / len(batch))
 
     def _answer(self, batch: Sequence[Job[Given, Result]]) -> None:
         try:
@@ -247,3 +279,8 @@ class Batcher(Generic[Given, Result]):
                 job.future.set_exception(answer)
             else:
                 job.future.set_result(answer)
+
+
+def _mean(before: float, latest: float) -> float:
+    """A moving mean; `before` is 0 if nothing was measured."""
+    return before + LATEST * (latest - before) if before else latest

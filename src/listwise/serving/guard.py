@@ -4,12 +4,14 @@ import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from listwise.serving.batching import QueueFullError
 from listwise.serving.metrics import Metrics
 from listwise.serving.settings import ServeSettings, host_name, is_loopback
 
@@ -28,6 +30,9 @@ HEADERS = {
 CHANGING = ("/api/entries", "/api/marks", "/api/labels")
 # The answer has paths of this machine.
 NAMES_FILES = "/api/marks/labels"
+SEARCH = "/api/search"
+# A longer form of a search has photos; examples by key and other fields take a few hundred bytes.
+FIELD_BYTES = 4096
 # Other methods count as one, so that clients cannot create any number of metrics.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -35,12 +40,22 @@ logger = logging.getLogger(__name__)
 
 
 class Guard:
-    """ASGI middleware that refuses requests that are not allowed."""
+    """ASGI middleware that refuses requests that are not allowed, and searches without room.
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
+    `check_room` raises a `QueueFullError` if a search by photo from an address has to be refused.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        metrics: Metrics,
+        check_room: Callable[[str], object],
+    ) -> None:
         self.app = app
         self.settings = settings
         self.metrics = metrics
+        self._check_room = check_room
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +121,17 @@ class Guard:
                 "a token is required: send the header Authorization: Bearer TOKEN",
                 {"WWW-Authenticate": "Bearer"},
             )
+        return self._without_room(scope, headers, address)
+
+    def _without_room(self, scope: Scope, headers: Headers, address: str) -> JSONResponse | None:
+        """Refuse a search by photo if the queue is full: here this takes the least time."""
+        length = headers.get("content-length", "")
+        long = length.isdecimal() and int(length) > FIELD_BYTES
+        if scope["path"] == SEARCH and scope["method"] == "POST" and long:
+            try:
+                self._check_room(address)
+            except QueueFullError as error:
+                return _error(503, str(error), {"Retry-After": str(error.seconds)})
         return None
 
     def _has_token(self, headers: Headers) -> bool:
@@ -123,5 +149,7 @@ def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> J
 def _route(scope: Scope) -> str:
     if scope["path"].startswith("/static/"):
         return "/static/{name}"
+    if scope["path"] == SEARCH:  # a refused search has no route
+        return SEARCH
     route: Any = scope.get("route")
     return getattr(route, "path", "other")

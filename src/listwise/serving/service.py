@@ -139,9 +139,9 @@ class Service:
         side = self._engine.max_side
         return None if side == self.index.header.settings.max_side else side
 
-    def check_search_room(self, client: Client) -> None:
-        """Raise a `QueueFullError` if a search by photo of this client would be refused now."""
-        self._photo_searches.check_room(client.address)
+    def check_search_room(self, address: str) -> None:
+        """Raise a `QueueFullError` if a search by photo from this address would be refused now."""
+        self._photo_searches.check_room(address)
 
     def check_write_room(self, client: Client) -> None:
         """Raise a `QueueFullError` if photos of this client would not be added now."""
