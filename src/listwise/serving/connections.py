@@ -5,7 +5,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
@@ -26,6 +26,7 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
         pass
 
     Protocol.limits = limits
+    Protocol.by_address = Counter()
     return Protocol
 
 
@@ -42,6 +43,8 @@ class BoundedProtocol(H11Protocol):
     """
 
     limits = Limits()
+    by_address: ClassVar[Counter[str]] = Counter()
+    """Number of connections of each address, including those that are being closed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,12 +78,19 @@ class BoundedProtocol(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(_Closing(transport, self))  # type: ignore[arg-type]
         self._start("header", self.limits.header_seconds, self._end)
-        self._make_room()
+        self.by_address[self.address] += 1
+        # Counting all open connections takes long; these numbers are never too low.
+        many = self.by_address[self.address] > self.limits.connections_per_address
+        if many or len(self.connections) > self.limits.connections:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all time limits."""
         for name in list(self._timers):
             self._stop(name)
+        self.by_address[self.address] -= 1
+        if not self.by_address[self.address]:
+            del self.by_address[self.address]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
