@@ -12,6 +12,7 @@ import pytest
 from feedback_examples import QUICK, mark_truly
 
 import listwise as lw
+from listwise import training
 from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
 from listwise.feedback import comparison, resume_from_index
@@ -54,6 +55,8 @@ def test_a_worse_model_is_not_kept(marked, tmp_path):
     assert not list((tmp_path / "run").glob("*-model"))
     # Killed between the two renames, a run that is resumed puts the old model into its place.
     (tmp_path / "run" / "model").rename(tmp_path / "run" / "old-model")
+    with pytest.raises(InputError, match="resume it with listwise"):
+        training.resume(tmp_path / "run")
     resume_from_index(tmp_path / "run")
     assert marked.upgrade(run.model).described == 0
 

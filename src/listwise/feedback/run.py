@@ -20,9 +20,9 @@ from listwise.files import write_tensors, write_text
 from listwise.search.entries import Entry, Float32, entry_key
 from listwise.search.generation import Generation
 from listwise.search.store import Store
-from listwise.training.run.folder import read_run
+from listwise.training.run.folder import INDEX_FILE, read_run
 
-RECORD_FILE, TABLE_FILE = "index.json", "labels.csv"
+TABLE_FILE = "labels.csv"
 DESCRIPTOR_FILE, LAYER_FILE = "descriptors.safetensors", "layer.safetensors"
 OTHERS = 10_000
 """Maximum number of entries without label or mark that photos are ranked among."""
@@ -91,7 +91,7 @@ def write_index_run(
             rows = np.concatenate([known, current.store.vectors(keys)]) if keys else known
             write_tensors(run / DESCRIPTOR_FILE, {"descriptors": rows})
         write_text(run / TABLE_FILE, text.getvalue())
-        write_text(run / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
+        write_text(run / INDEX_FILE, record.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise InputError(
             f"cannot write the run folder {run} ({error.strerror}): choose another `run_folder`"
@@ -102,12 +102,12 @@ def write_index_run(
 def is_index_run(run: str | Path) -> bool:
     """Return whether a run was trained from an index."""
     table = (Path(run) / TABLE_FILE).resolve()
-    return (Path(run) / RECORD_FILE).is_file() and read_run(run)["data"] == str(table)
+    return (Path(run) / INDEX_FILE).is_file() and read_run(run)["data"] == str(table)
 
 
 def read_index_run(run: Path) -> tuple[IndexRun, LabelledImages]:
     """Read what `write_index_run` wrote: the record, and the photos with their ids."""
-    path = run / RECORD_FILE
+    path = run / INDEX_FILE
     try:
         record = IndexRun.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

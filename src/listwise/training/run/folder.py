@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
+INDEX_FILE = "index.json"  # of a run that trains from an index, see listwise.feedback
 # Settings that may be edited before a run is resumed: they depend on the machine.
 _FREE = ("device", "workers", "checkpoint_every")
 
