@@ -142,6 +142,7 @@ def test_saving_asks_for_name_and_token_and_survives_a_reload(person, server, en
     # Others see the marks, and an undone mark is undone on the server.
     other = person(f"#/entry/{key}", name="Ben")
     counts(other, 1, 1)
+    other.wait()
     assert other.found() == order
     other.page.locator("#results .tile[data-mark='same'] .same").click()
     other.wait()

@@ -332,7 +332,7 @@ async function search({ again = false } = {}) {
   atWork(true);
   const late = setTimeout(() => busy(true), PATIENCE);
   try {
-    await loadMarks(visit, signal);
+    loadMarks(visit, signal);
     const { query, frames } = await toQuery(visit, signal);
     if (again) query.k = Math.min(server.limits.results, Math.max(PAGE, results.items.length));
     const shown = again ? results.shown : 0;
@@ -432,15 +432,20 @@ async function toQuery({ examples, expand, refine, rerank, filters, marks }, sig
   return { query, frames: [...photos, ...byKey] };
 }
 
-/** Load the marks that are stored for an entry, once; the search works without them. */
-async function loadMarks({ examples, marks }, signal) {
+/** Load the marks that are stored for an entry, once, and order the results by them. */
+async function loadMarks(visit, signal) {
+  const { examples, marks } = visit;
   if (marks.loaded || examples.length > 1 || !isEntry(examples[0])) return;
   try {
     const { marks: stored } = await api.marksOf(examples[0].key, signal);
+    const state = () => [true, false].map((same) => marks.keys(same).sort().join()).join(" ");
+    const before = state();
     marks.load(stored);
-    if (here.marks === marks) marking.show();
-  } catch (error) {
-    if (signal.aborted) throw error;
+    if (here !== visit) return;
+    marking.show();
+    if (before !== state()) rankAgain();
+  } catch {
+    // The search works without them.
   }
 }
 
