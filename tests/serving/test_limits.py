@@ -172,7 +172,8 @@ def test_overload_is_refused_quickly(server, pool):
     codes = [answer.status_code for answer, _ in answers]
     assert codes.count(503) > 15
     refused = [(answer, seconds) for answer, seconds in answers if answer.status_code == 503]
-    assert {answer.headers["retry-after"] for answer, _ in refused} == {"1"}
+    waits = [int(answer.headers["retry-after"]) for answer, _ in refused]
+    assert 1 <= min(waits) < max(waits) <= 10  # they do not come back together
     assert median(seconds for _, seconds in refused) < 5 * slow  # long before the time limit
 
 
