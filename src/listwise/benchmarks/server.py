@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -198,6 +198,17 @@ class _Connection:
 
     async def send(self, request: bytes) -> tuple[int, float]:
         """Return the status of the answer, and the seconds to wait before the next request."""
+        # The server closes connections that are not used for a few seconds.
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            if self._streams is not None:
+                return await self._send(request)
+        self.close()
+        try:
+            return await self._send(request)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise InputError("the server closed a connection without an answer") from error
+
+    async def _send(self, request: bytes) -> tuple[int, float]:
         if self._streams is None:
             self._streams = await asyncio.open_connection(
                 "127.0.0.1", self._port, local_addr=self._address
