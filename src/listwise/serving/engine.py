@@ -334,7 +334,7 @@ class Engine:
             if ready:
                 described = generation.describe([image for _, image in ready])
                 for (example, _), row in zip(ready, described, strict=True):
-                    self._recent.keep(name_of(generation, example.photo, example.box), row)
+                    self._recent.keep(name_of(generation, example.photo, example.box), row.copy())
                     rows[example.place].append(row[None])
         return [errors.get(place) or np.concatenate(parts) for place, parts in enumerate(rows)]
 
