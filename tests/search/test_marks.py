@@ -179,13 +179,17 @@ def test_the_table_of_labels_is_read_by_training(index, ids, other_photo, tmp_pa
     index.mark(a, same=b, different=d)
     index.mark(other_photo, same=[c], box=(0, 0, 20, 20))
     index.label(b, "tower")
+    index.label(ids[4:6], "louvre")  # nobody has marked these
     file = tmp_path / "labels.csv"
     table = index.marks().write(file)
-    assert (table.classes, table.photos, table.conflicting, table.missing) == (3, 5, 0, 0)
+    assert (table.classes, table.photos, table.conflicting, table.missing) == (4, 7, 0, 0)
     found = read_labelled(file)
     names = [found.class_names[kind] for kind in found.labels]
-    assert sorted(names) == sorted(["tower", "tower", c, c, d])
-    assert [found.box(place) for place in range(5) if found.box(place)] == [(0, 0, 20, 20)]
+    assert sorted(names) == sorted(["tower", "tower", c, c, d, "louvre", "louvre"])
+    assert [found.box(place) for place in range(7) if found.box(place)] == [(0, 0, 20, 20)]
+    index.mark(ids[4], different=ids[5])  # contradicts the label
+    assert index.marks().write(file).conflicting == 2
+    assert "louvre" not in read_labelled(file).class_names
 
 
 def test_a_torn_line_is_cut_off(index, ids, folder):

@@ -525,6 +525,9 @@ def test_a_full_queue_refuses_before_the_photo_is_sent(gated, serve, photos, poo
     # A search by key has a queue of its own.
     key = entry_key("class6/2.jpg")
     assert client.post("/api/search", **upload(keys=f'["{key}"]')).status_code == 200
+    # So has one with many marks; the index does not have these entries.
+    marks = ",".join(str(10**18 + number) for number in range(1000))
+    assert client.post("/api/search", **upload(keys=f'["{key}"]', same=marks)).status_code == 404
     gated.gate.set()
     assert first.result().status_code == 200
 

@@ -220,6 +220,8 @@ def test_labels_and_classes(server, index, keys):
         facet["name"]: facet["values"] for facet in server.get("/api/facets").json()["facets"]
     }
     assert facets["label"] == [{"value": name, "count": 2}]
+    table = server.get("/api/marks/labels", headers=BEARER)
+    assert len(list(csv.DictReader(io.StringIO(table.text)))) == 2  # without any marks
     send(server, "/api/marks", entry=keys[0], same=",".join(keys[1:3]))
     (shown,) = server.get("/api/classes").json()["classes"]
     assert [shown[each] for each in ("name", "photos", "labelled", "marks")] == [name, 3, 2, 2]

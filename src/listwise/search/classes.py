@@ -64,14 +64,19 @@ class Suggestion:
 
 def labels_of(store: Store) -> dict[str, str]:
     """Return the attribute `label` of the entries that have it, by id."""
+    found = labelled_entries(store)
+    return {photo: entry.attributes[LABEL].strip() for photo, entry in found.items()}
+
+
+def labelled_entries(store: Store) -> dict[str, Entry]:
+    """Return the entries that have the attribute `label`, by id."""
     where = parse_filter(f"{LABEL} != null")
-    found: dict[str, str] = {}
+    found: dict[str, Entry] = {}
     start = 0
     try:
         while page := store.page(start, _BLOCK, where):
             start += len(page)
-            named = ((entry.id, entry.attributes[LABEL].strip()) for entry in page)
-            found.update((photo, name) for photo, name in named if name)
+            found.update((entry.id, entry) for entry in page if entry.attributes[LABEL].strip())
     except FilterError:  # no entry has this attribute
         return {}
     return found

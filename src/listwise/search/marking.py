@@ -17,6 +17,7 @@ from listwise.data.given import Photo, open_photo
 from listwise.data.images import Box, clip_box
 from listwise.errors import InputError
 from listwise.search.checksums import damage
+from listwise.search.classes import labelled_entries
 from listwise.search.entries import LABEL, Entry, NoEntryError, entry_key
 from listwise.search.generation import Generation
 from listwise.search.mark_groups import QUERY
@@ -79,7 +80,7 @@ class MarkingMethods:
             >>> index.marks().write("labels.csv")            # doctest: +SKIP
             MarkTable(classes=12, photos=240, conflicting=0, missing=0)
         """
-        return read_marks(self.generation.store)
+        return read_marks(self.generation.store, all_labels=True)
 
     def unmark(self, ids: str | Iterable[str], *, by: str = "") -> int:
         """Undo marks and return their number; the log keeps them as history.
@@ -228,11 +229,15 @@ def as_query(entry: Entry) -> MarkedQuery:
     return MarkedQuery(entry.id, entry.path, entry.box, entry.digest)
 
 
-def read_marks(store: Store) -> Marks:
+def read_marks(store: Store, *, all_labels: bool = False) -> Marks:
     """Read the log of an index, and find the photos of the marks in it.
 
     A photo is found by its id, or by its digest under another id. A photo that was replaced by
     another one under the same id is not found.
+
+    Args:
+        store: the store of the index.
+        all_labels: also read the labels of entries without marks, which belong to the classes.
     """
     marks: list[Mark] = []
     undone: set[str] = set()
@@ -251,7 +256,9 @@ def read_marks(store: Store) -> Marks:
     named |= {(mark.query.id, mark.query.digest) for mark in marks}
     entries = _present(store, named)
     photos = {entry.id: as_query(entry) for entry in entries.values()}
-    labels = {entry.id: entry.attributes.get(LABEL, "") for entry in entries.values()}
+    labels = {entry.id: entry.attributes.get(LABEL, "").strip() for entry in entries.values()}
+    labelled = labelled_entries(store) if all_labels else {}
+    labels |= {name: entry.attributes[LABEL].strip() for name, entry in labelled.items()}
     history = []
     for mark in marks:
         name = mark.query.id, mark.query.digest
@@ -261,7 +268,11 @@ def read_marks(store: Store) -> Marks:
         entry = entries.get((mark.entry, mark.digest))
         history.append(replace(mark, query=query, entry=entry.id if entry else mark.entry))
     return Marks(
-        history, frozenset(undone), photos, {name: text for name, text in labels.items() if text}
+        history,
+        frozenset(undone),
+        photos,
+        {name: text for name, text in labels.items() if text},
+        {name: as_query(entry) for name, entry in labelled.items()},
     )
 
 

@@ -121,6 +121,7 @@ class Marks:
         undone: ids of the marks that were undone.
         photos: the photos of the marks that are in the index, and the query photos, by id.
         labels: the attribute `label` of those entries that have it, by id.
+        labelled: entries with a label whether or not they are marked, by id, for the classes.
     """
 
     def __init__(
@@ -129,10 +130,12 @@ class Marks:
         undone: frozenset[str] = frozenset(),
         photos: Mapping[str, MarkedQuery] | None = None,
         labels: Mapping[str, str] | None = None,
+        labelled: Mapping[str, MarkedQuery] | None = None,
     ) -> None:
         self.history = tuple(history)
         self.photos = dict(photos or {})
         self.labels = dict(labels or {})
+        self._labelled = dict(labelled or {})
         self._undone = undone
         present = [mark for mark in self.history if self._is_present(mark)]
         self.missing = tuple(
@@ -201,7 +204,7 @@ class Marks:
     def write(self, path: str | Path) -> MarkTable:
         """Write the classes as a table of labels, which training reads: path, label and box.
 
-        Photos in conflict, and marks of photos that are not in the index, are left out and
+        It has the photos of marks and all entries with a label. Photos in conflict, and marks of photos that are not in the index, are left out and
         counted.
 
         Example:
@@ -239,8 +242,12 @@ class Marks:
             marks = [mark for mark in self.active if mark.pair in pairs]
             conflicts.append(Conflict(kind, tuple(marks), photos))
         conflicts.sort(key=lambda each: [self._order[mark.id] for mark in each.marks])
+        left_out = {photo for each in conflicts for photo in each.photos}
+        for photo in self._labelled.keys() - left_out:
+            groups.setdefault(self.labels[photo], set()).add(photo)
+        photos = self._labelled | self.photos
         classes = [
-            MarkedClass(name, tuple(self.photos[photo] for photo in sorted(group)))
+            MarkedClass(name, tuple(photos[photo] for photo in sorted(group)))
             for name, group in sorted(groups.items())
         ]
         return tuple(classes), tuple(conflicts)

@@ -162,7 +162,7 @@ class Feedback:
         def read() -> str:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "labels.csv"
-                read_marks(self._service.store).write(file)
+                read_marks(self._service.store, all_labels=True).write(file)
                 return file.read_text(encoding="utf-8")
 
         text: str = await self._service.read(read, client)

@@ -38,7 +38,7 @@ def marks(
     ] = False,
     export: Annotated[
         Path | None,
-        options.path("Write the classes of the marked photos to this table (.csv)."),
+        options.path("Write the classes of marked and labelled photos to this table (.csv)."),
     ] = None,
     undo: Annotated[
         list[str] | None, options.entry("Undo the mark with this id; repeat for several.")
