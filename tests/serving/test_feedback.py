@@ -12,6 +12,7 @@ from serving_examples import TOKEN
 from test_app import BEARER, numbers, upload
 
 from listwise.client import Client
+from listwise.search.folder.mark_file import MarkFile
 from listwise.search.index import Index
 from listwise.search.opening import open_store
 
@@ -209,6 +210,28 @@ def test_conflicts_name_both_people_and_both_processes_see_them(serve, index, fo
             assert client.get("/api/marks").json()["conflicts"] == [conflict]
         second.delete(f"/api/marks/{answer['marks'][0]['id']}", headers=BEARER)
         assert first.get("/api/marks").json()["conflicts"] == []
+
+
+def test_marks_are_read_again_after_a_change_only(server, index, keys, monkeypatch):
+    reads = []
+    read = MarkFile.read
+    monkeypatch.setattr(MarkFile, "read", lambda log: reads.append(log) or read(log))
+
+    def conflicts():
+        reads.clear()
+        return len(server.get("/api/marks").json()["conflicts"]), len(reads)
+
+    assert send(server, "/api/marks", entry=keys[0], same=keys[1]).status_code == 200
+    assert conflicts() == (0, 0)
+    index.mark(int(keys[0]), different=int(keys[1]), by="Ben")  # as another process does
+    assert conflicts() == (1, 1)
+    assert conflicts() == (1, 0)
+    (mark,) = [mark for mark in index.marks() if mark.by == "Ben"]
+    index.unmark(mark.id)
+    assert conflicts() == (0, 1)
+    for key, name in zip(keys, ("tower", "bridge"), strict=False):
+        assert send(server, "/api/labels", name=name, keys=key).status_code == 200
+    assert conflicts() == (1, 1)  # photos with different labels are marked as the same
 
 
 def test_labels_and_classes(server, index, keys):

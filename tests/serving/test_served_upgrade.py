@@ -114,15 +114,20 @@ def test_a_change_goes_to_the_upgraded_index(client, folder, photos, model, new_
         assert fresh.json()["results"][0]["score"] > 0.999
         assert client.get("/api/info").json()["model"] == new_model.fingerprint
         # A generation that the server still uses may be discarded.
-        similar = f"/api/entries/{entry_key('class0/1.jpg')}/similar"
+        one, two = (str(entry_key(f"class0/{number}.jpg")) for number in (1, 2))
         for other, search in (
             (model, lambda: client.post("/api/search", files=files)),
-            (new_model, lambda: client.get(similar)),
+            (new_model, lambda: client.get(f"/api/entries/{one}/similar")),
         ):
             index.upgrade(other, workers=0)
             index.discard_earlier()
             assert search().status_code == 200
             assert client.get("/api/info").json()["model"] == other.fingerprint
+        index.upgrade(model, workers=0)
+        index.discard_earlier()
+        mark = {"entry": (None, one), "same": (None, two)}
+        assert client.get("/api/suggestions").status_code == 200
+        assert client.post("/api/marks", files=mark).status_code == 200
 
 
 def search_by(name, where=None):

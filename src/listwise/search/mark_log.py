@@ -8,7 +8,7 @@ it.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from listwise.search.marks import Mark, MarkedQuery
@@ -44,6 +44,10 @@ class MarkLog(ABC):
             path: the file of the photo; its ending is that of the copy.
             content: the bytes of the photo file.
         """
+
+    def stamp(self) -> Hashable | None:
+        """Return a value that changes when lines are written; None if this cannot be known."""
+        return None
 
     def damaged(self) -> list[str]:
         """Names of the lines that are not what was written."""

@@ -1,7 +1,7 @@
 """The interface of every store: entries, their descriptors, and search."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -331,6 +331,10 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close files and connections."""
+
+    def stamp(self) -> Hashable | None:
+        """Return a value that changes when entries change; None if this cannot be known."""
+        return None
 
     def vectors(self, keys: ArrayLike, /) -> Float32:
         """Return the descriptors of entries: [n] -> [n, C]; `NoEntryError` for unknown keys."""

@@ -147,7 +147,7 @@ class Engine:
                 used.store.refresh()
             except InputError:
                 # As in `search`, which repeats the whole search.
-                if generation is not None or not self._replaced(used):
+                if generation is not None or not self.replaced(used):
                     raise
                 return self.index.store
         return used.store
@@ -172,7 +172,7 @@ class Engine:
         finally:
             self._switching.release()
 
-    def _replaced(self, used: Generation) -> bool:
+    def replaced(self, used: Generation) -> bool:
         """Whether another generation is used now; waits for it if this one was discarded.
 
         Other errors of a request do not wait, because loading a generation can take minutes.
@@ -230,11 +230,11 @@ class Engine:
         try:
             answers = self._search(generation, batch)
             failed = any(isinstance(answer, InputError) for answer in answers)
-            if not failed or not self._replaced(generation):
+            if not failed or not self.replaced(generation):
                 return _results(answers, generation)
         except InputError:
             # After an upgrade, the earlier generation may have been discarded meanwhile.
-            if not self._replaced(generation):
+            if not self.replaced(generation):
                 raise
         generation = self.index.generation
         return _results(self._search(generation, batch), generation)
@@ -381,7 +381,7 @@ class Engine:
                 hits = diffuse_hits(generation.store, hits)
             return marked_order(hits, request.same, request.different)
         except InputError:
-            if not self._replaced(generation):
+            if not self.replaced(generation):
                 raise
             return job.found.hits  # the generation was discarded meanwhile
 

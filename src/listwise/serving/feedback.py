@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from listwise.search.classes import assign_classes, find_classes, find_suggestio
 from listwise.search.entries import LABEL, Entry, entry_key
 from listwise.search.filling import thumbnail_from_photo
 from listwise.search.marking import read_marks, undo_marks, write_marks
-from listwise.search.marks import Mark
+from listwise.search.marks import Mark, Marks
 from listwise.serving.batching import Client
 from listwise.serving.engine import check_entries
 from listwise.serving.feedback_views import (
@@ -55,6 +55,16 @@ class Feedback:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._kept: tuple[tuple[Hashable, ...], Marks] | None = None
+
+    def _marks(self) -> Marks:
+        """The marks, which are read again only if the log or the entries have changed."""
+        store = self._service.store
+        stamps = store.mark_log.stamp(), store.stamp()  # before: changes during the read count
+        kept = self._kept
+        if kept is None or None in stamps or kept[0] != stamps:
+            kept = self._kept = stamps, read_marks(store)
+        return kept[1]
 
     async def mark(self, request: MarkRequest, client: Client) -> MarksAdded:
         """Store marks; once begun, this finishes even if the client disconnects."""
@@ -100,7 +110,7 @@ class Feedback:
         new = {mark.id for mark in marks}
         conflicts = [
             ConflictView.of(conflict)
-            for conflict in read_marks(self._service.store).conflicts
+            for conflict in self._marks().conflicts
             if conflict.kind != "changed" and new.intersection(mark.id for mark in conflict.marks)
         ]
         return MarksAdded(marks=list(map(MarkView.of, marks)), conflicts=conflicts)
@@ -109,8 +119,7 @@ class Feedback:
         """A page of the active marks, all or those of the results of an entry."""
 
         def read() -> MarksPage:
-            store = self._service.store
-            marks = read_marks(store)
+            marks = self._marks()
             found = list(reversed(marks.active))
             if entry is not None:
                 query = self._service.entry(entry).id
@@ -135,16 +144,15 @@ class Feedback:
         """Undo a mark; a 404 error if it does not exist."""
 
         def write() -> int:
-            store = self._service.store
             self._find(name)
-            return undo_marks(store, [name])
+            return undo_marks(self._service.store, [name])
 
         undone: int = await self._service.write(write, client)
         self._service.metrics.unmarked(undone)
         return undone
 
     def _find(self, name: str) -> Mark:
-        for mark in read_marks(self._service.store).history:
+        for mark in self._marks().history:
             if mark.id == name:
                 return mark
         raise HTTPException(404, f"{name[:40]!r} is not the id of a mark")
@@ -184,7 +192,7 @@ class Feedback:
 
         def read() -> Classes:
             store = self._service.store
-            marks = read_marks(store).active
+            marks = self._marks().active
             found = find_classes(store, marks, self._service.index.calibration)
             page = found[start : start + count]
             members: dict[str, list[str]] = defaultdict(list)
@@ -210,7 +218,7 @@ class Feedback:
 
         def read() -> Suggestions:
             store = self._service.store
-            marks = read_marks(store).active
+            marks = self._marks().active
             found = find_suggestions(store, marks, self._service.index.calibration, count)
             return Suggestions(suggestions=list(map(SuggestionView.of, found)))
 

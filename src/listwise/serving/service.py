@@ -311,21 +311,13 @@ class Service:
     async def read(self, read: Callable[[], Any], client: Client) -> Any:
         """Read marks or classes, which can take seconds, one request at a time."""
         until = time.monotonic() + self.limits.seconds
-        job = self._reads.submit(read, owner=client.address)
+        job = self._reads.submit(partial(self._on_current, read), owner=client.address)
         return await self._reads.result(job, until, client)
 
     async def write(self, write: Callable[[], Any], client: Client) -> Any:
         """Change the index; a 507 error if the change cannot be stored."""
-
-        def write_to_current() -> Any:
-            try:
-                return write()
-            except IndexUpgradedError:
-                self._engine.switch()
-                return write()
-
         until = time.monotonic() + self.limits.seconds
-        job = self._writes.submit(write_to_current, owner=client.address)
+        job = self._writes.submit(partial(self._on_current, write), owner=client.address)
         try:
             return await self._writes.result(job, until, client, finish=True)
         except (OSError, InputError) as error:
@@ -334,6 +326,18 @@ class Service:
                 raise
             logger.error("a change of the index failed: %s", " ".join(str(error).split()))
             raise HTTPException(507, f"the server cannot store the change: {reason}") from None
+
+    def _on_current(self, work: Callable[[], Any]) -> Any:
+        """Call a function; once more if the generation was replaced or discarded meanwhile."""
+        used = self.index.generation
+        try:
+            return work()
+        except IndexUpgradedError:
+            self._engine.switch()
+        except InputError:
+            if not self._engine.replaced(used):
+                raise
+        return work()
 
     def close(self) -> None:
         """Stop the queues and their threads."""

@@ -5,7 +5,7 @@ a line at the end of the file; readers ignore it, and the next writer cuts it of
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,6 +50,14 @@ class MarkFile(MarkLog):
             LogLine(f"{FILE} line {number}", line.decode(errors="replace"))
             for number, line in enumerate(lines, 1)
         ]
+
+    def stamp(self) -> Hashable:
+        """Return a value that changes when lines are written."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def drop(self, names: Sequence[str]) -> None:
         """Remove damaged lines by name and keep the others."""

@@ -4,7 +4,7 @@ import logging
 import shlex
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isqrt
 from pathlib import Path
@@ -409,6 +409,10 @@ class FolderStore(Store):
             guards.sync(folder)
             guards.update(folder)
         return damaged
+
+    def stamp(self) -> Hashable:
+        """Return a value that changes when entries change; `refresh` reads those of others."""
+        return self.generation, self._table.version
 
     def versions(self) -> tuple[Keys, Keys]:
         """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
