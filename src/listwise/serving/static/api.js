@@ -140,8 +140,8 @@ export function label(name, keys) {
 
 export const unmark = (id) => json(`api/marks/${id}`, { method: "DELETE" });
 export const marks = (many) => json(`api/marks?count=${many}`);
-export const marksOf = (key, signal) => json(`api/marks?entry=${key}&count=1000`, { signal });
+export const marksOf = (key, many, signal) => json(`api/marks?entry=${key}&count=${many}`, { signal });
 export const queryPhoto = (id) => `api/marks/${id}/photo`;
 export const labels = () => blob("api/marks/labels");
-export const classes = () => json("api/classes");
+export const classes = (many) => json(`api/classes?count=${many}`);
 export const suggestions = (many, signal) => json(`api/suggestions?count=${many}`, { signal });

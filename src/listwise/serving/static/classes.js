@@ -1,7 +1,7 @@
 // Classes and their progress, pairs to decide on, and marks that contradict each other.
 
 import * as api from "./api.js";
-import { byId, count, make } from "./dom.js";
+import { byId, count, make, replaceItems } from "./dom.js";
 import { nameOf } from "./grid.js";
 import { when } from "./marking.js";
 import { say } from "./notice.js";
@@ -10,6 +10,7 @@ import { setLazily, setPicture } from "./pictures.js";
 
 const PAIRS = 20; // suggestions that are requested together
 const PHOTOS = 5; // of a class
+const PAGE = 60; // classes
 const PAUSE = 1000; // milliseconds after an answer until the progress is shown
 
 export class Classes {
@@ -23,16 +24,19 @@ export class Classes {
     }
     byId("pair-skip").addEventListener("click", () => this.skip());
     byId("pair-undo").addEventListener("click", () => this.undo());
+    byId("classes-more").addEventListener("click", () => this.more());
     byId("classes-export").addEventListener("click", () => download());
     byId("classes-person").addEventListener("click", () => askName({ again: true }).then(() => this.showPerson()));
     document.addEventListener("keydown", (event) => this.press(event));
   }
 
-  /** Load the classes, the pairs and the conflicts. */
-  async open(canMark) {
+  /** Load the classes, at most `most`, the pairs and the conflicts. */
+  async open(canMark, most) {
     this.close();
     this.turn = new AbortController();
     this.canMark = canMark;
+    this.most = most;
+    this.many = Math.min(PAGE, most);
     this.pairs = [];
     this.past = [];
     byId("classes-status").textContent = "Loading …";
@@ -55,17 +59,25 @@ export class Classes {
 
   async refresh() {
     const { signal } = this.turn;
-    const [{ classes }, { same, different, conflicts }] = await Promise.all([api.classes(), api.marks(1)]);
+    const answers = await Promise.all([api.classes(this.many), api.marks(1)]);
     if (signal.aborted) return;
-    const named = classes.length ? count(classes.length, "class", "classes") : "No classes yet";
+    const [{ classes, total }, { same, different, conflicts }] = answers;
+    const named = total ? count(total, "class", "classes") : "No classes yet";
     byId("classes-status").textContent = `${named} · ${same} same · ${different} different`;
     byId("classes-empty").hidden = classes.length > 0;
     byId("classes-export").hidden = !this.canMark || !(classes.length || same || different);
     this.names = new Set(classes.filter(({ labelled }) => labelled).map(({ name }) => name));
-    byId("class-list").replaceChildren(...classes.map((each) => this.card(each)));
+    byId("classes-more").hidden = classes.length === total || this.many === this.most;
+    replaceItems(byId("class-list"), classes.map((each) => this.card(each)));
     const serious = conflicts.filter(({ kind }) => kind !== "changed");
+    const items = serious.map((conflict) => this.conflict(conflict));
+    replaceItems(byId("conflict-list"), items, byId("classes-head"));
     byId("conflicts").hidden = !serious.length;
-    byId("conflict-list").replaceChildren(...serious.map((conflict) => this.conflict(conflict)));
+  }
+
+  async more() {
+    this.many = Math.min(this.many + PAGE, this.most);
+    await this.refresh().catch((error) => say(error.message));
   }
 
   showPerson() {
@@ -200,7 +212,7 @@ export class Classes {
     if (byId("classes").hidden || typing || document.querySelector("dialog[open]")) return;
     const undoing = (event.ctrlKey || event.metaKey) && event.key === "z";
     if (!undoing && (event.ctrlKey || event.metaKey || event.altKey)) return;
-    if (!this.canMark) return;
+    if (!this.canMark || event.repeat) return; // each pair needs a decision
     const key = undoing ? "u" : event.key.toLowerCase();
     if (key === "s") this.answer(true);
     else if (key === "d") this.answer(false);

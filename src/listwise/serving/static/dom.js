@@ -50,6 +50,17 @@ export function cut(name) {
   return make("span", { class: "cut" }, ...parts.map((part) => make("span", {}, part)));
 }
 
+/**
+ * Show other elements in a list. The keyboard focus keeps its place among the buttons, or moves to
+ * `empty` if none are left.
+ */
+export function replaceItems(list, items, empty = null) {
+  const buttons = () => [...list.querySelectorAll("button")];
+  const place = buttons().indexOf(document.activeElement);
+  list.replaceChildren(...items);
+  if (place >= 0) (buttons()[place] ?? buttons().at(-1) ?? empty)?.focus();
+}
+
 /** Wait; rejects when the signal is aborted. */
 export function sleep(milliseconds, signal) {
   return new Promise((done, fail) => {

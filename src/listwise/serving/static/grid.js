@@ -244,6 +244,7 @@ export class Grid {
     if (event.key === "+") return this.acts.onAdd?.(item);
     const letter = event.key.toLowerCase();
     if (letter === "s" || letter === "d") {
+      if (event.repeat) return; // each photo needs a decision
       return this.mark(at, letter === "s", { range: event.shiftKey, keys: true });
     }
     const goal = {

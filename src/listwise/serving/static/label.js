@@ -9,7 +9,10 @@ const PREVIEW = 8; // pictures in the dialog
 const FIRST = 10;
 
 export class LabelDialog {
-  /** @param {{items, query, onLabelled}} acts `items()` are the results, `query()` the key of the query or null. */
+  /**
+   * @param {{items, query, most, onLabelled}} acts `items()` are the results, `query()` the key of the
+   *   query or null, `most()` the number of classes whose names are suggested.
+   */
   constructor(marking, acts) {
     this.marking = marking;
     this.acts = acts;
@@ -36,7 +39,7 @@ export class LabelDialog {
     this.dialog.returnValue = "";
     this.show();
     this.dialog.showModal();
-    api.classes().then(({ classes }) => {
+    api.classes(this.acts.most()).then(({ classes }) => {
       const names = classes.filter(({ name }) => name).map(({ name: value }) => make("option", { value }));
       byId("label-names").replaceChildren(...names);
     }, () => {}); // without suggestions of names
@@ -88,10 +91,16 @@ export class LabelDialog {
     const name = byId("label-name").value.trim();
     const fresh = accepted.filter(({ key }) => this.marking.of(key) !== true);
     const changes = [...fresh.map((item) => ({ ...item, same: true })), ...rejected.map((item) => ({ ...item, same: false }))];
-    if (changes.length) this.marking.set(changes);
-    if (!(await this.marking.save()) || !name) return;
+    const { marks } = this.marking;
     const query = this.acts.query();
-    await this.send(name, [...new Set([...(query ? [query] : []), ...accepted.map(({ key }) => key)])]);
+    const keys = [...new Set([...(query ? [query] : []), ...accepted.map(({ key }) => key)])];
+    if (changes.length) this.marking.set(changes);
+    await this.finish(marks, name, keys);
+  }
+
+  async finish(marks, name, keys) {
+    const saved = await this.marking.save(marks, () => this.finish(marks, name, keys));
+    if (saved && name) await this.send(name, keys);
   }
 
   async send(name, keys) {

@@ -10,7 +10,7 @@ import { Grid, nameOf } from "./grid.js";
 import { keep, kept } from "./kept.js";
 import { LabelDialog } from "./label.js";
 import { Marking } from "./marking.js";
-import { QueryMarks, queryName } from "./marks.js";
+import { MOST, QueryMarks, queryName } from "./marks.js";
 import { hush, say } from "./notice.js";
 import { guardPictures } from "./pictures.js";
 import { limited, measure, readPhotos, takeIn } from "./photos.js";
@@ -72,6 +72,7 @@ const marking = new Marking({
 new LabelDialog(marking, {
   items: () => results.items,
   query: () => (isEntry(here.examples[0]) ? here.examples[0].key : null),
+  most: () => Math.min(PAGE, server.limits.results),
   onLabelled: () => refresh().catch(() => {}),
 });
 const classes = new Classes({ onPick: searchFrom });
@@ -213,7 +214,7 @@ function show() {
     atWork(false);
     if (view === "start" && !samples.items.length) showSamples();
     if (view === "duplicates") duplicates.open(server.can_write);
-    if (view === "classes") classes.open(server.can_mark);
+    if (view === "classes") classes.open(server.can_mark, server.limits.results);
     if (here.view) document.title = `${byId(`${view}-head`).textContent} · Listwise`;
   } else {
     showMarks();
@@ -242,7 +243,7 @@ function showQuery() {
 /** The marks of the present query. */
 function showMarks() {
   const name = queryName(here.examples);
-  if (here.marks?.name !== name) here.marks = new QueryMarks(name);
+  if (here.marks?.name !== name) here.marks = new QueryMarks(name, here.examples[0]);
   marking.open(here.marks);
 }
 
@@ -354,7 +355,11 @@ async function search({ again = false } = {}) {
     showAnswer(answer, again);
   } catch (error) {
     if (signal.aborted) return;
-    if (error.status === 404 && (await dropMissing(visit.marks))) return search({ again });
+    if (error.status === 404) {
+      const dropped = await dropMissing(visit.marks);
+      if (signal.aborted) return;
+      if (dropped) return search({ again });
+    }
     atWork(false);
     keepResults(visit);
     const retry = { action: { label: "Try again", run: () => search({ again }) } };
@@ -426,7 +431,7 @@ async function toQuery({ examples, expand, refine, rerank, filters, marks }, sig
   }
   const k = Math.min(server.limits.results, PAGE);
   const where = toExpression(filters);
-  const marked = { same: marks.keys(true), different: marks.keys(false) };
+  const marked = { same: marks.keys(true, MOST), different: marks.keys(false, MOST) };
   const keys = byKey.map(({ key }) => key);
   const query = { photos, keys, k, expand, refine, rerank, where, ...marked };
   return { query, frames: [...photos, ...byKey] };
@@ -437,7 +442,7 @@ async function loadMarks(visit, signal) {
   const { examples, marks } = visit;
   if (marks.loaded || examples.length > 1 || !isEntry(examples[0])) return;
   try {
-    const { marks: stored } = await api.marksOf(examples[0].key, signal);
+    const { marks: stored } = await api.marksOf(examples[0].key, Math.min(MOST, server.limits.results), signal);
     const state = () => [true, false].map((same) => marks.keys(same).sort().join()).join(" ");
     const before = state();
     marks.load(stored);
@@ -459,9 +464,8 @@ async function dropMissing(marks) {
   return gone.length > 0;
 }
 
-/** What the marks of the present search belong to: its first example. */
-async function markedQuery() {
-  const [example] = here.examples;
+/** What the server gets as the query of marks, which belong to the first example of a search. */
+async function markedQuery(example) {
   return example.key && example.box ? copyOf(example) : example;
 }
 
@@ -581,7 +585,7 @@ function listenToFiles() {
 
 function listenToKeys() {
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.matches("input:not([type=checkbox])");
+    const typing = event.target.matches("input:not([type=checkbox]), select"); // letters choose an option
     if (typing || document.querySelector("dialog[open]")) return;
     if (event.key === "?") byId("help").showModal();
     const { key, ctrlKey, metaKey } = event;

@@ -7,13 +7,14 @@ import { askName } from "./person.js";
 
 export class Marking {
   /**
-   * @param {{onChange, query, canSave}} acts `onChange()` orders the results again, `query()` is what
-   *   the marks belong to, `canSave()` whether the server stores marks.
+   * @param {{onChange, query, canSave}} acts `onChange()` orders the results again, `query(example)` is
+   *   what the server gets as the query of marks, `canSave()` whether the server stores marks.
    */
   constructor(acts) {
     this.acts = acts;
     this.marks = null;
     this.saving = false;
+    this.last = Promise.resolve(); // the last save
     byId("mark-undo").addEventListener("click", () => this.undo());
     byId("mark-save").addEventListener("click", () => this.save());
     byId("mark-mode").addEventListener("click", ({ currentTarget }) => {
@@ -53,13 +54,22 @@ export class Marking {
     const keys = marks.undo();
     this.show();
     this.acts.onChange();
-    if (keys.some((key) => marks.stored.has(key))) await this.save();
+    const open = new Set(marks.changed());
+    if (this.acts.canSave() && keys.some((key) => marks.stored.has(key) && open.has(key))) await this.save();
   }
 
-  /** Save all marks; whether the server has stored them. */
-  async save() {
-    const { marks } = this;
-    const by = this.saving ? null : await askName();
+  /**
+   * Save marks, after those that are being saved; whether the server has stored them.
+   * `again` is what the button of an error message does.
+   */
+  save(marks = this.marks, again = () => this.save(marks)) {
+    const act = () => this.saveNow(marks, again);
+    this.last = this.last.then(act, act);
+    return this.last;
+  }
+
+  async saveNow(marks, again) {
+    const by = await askName();
     if (by === null) return false;
     this.saving = true;
     this.show();
@@ -67,7 +77,7 @@ export class Marking {
       await this.send(marks, by);
       return true;
     } catch (error) {
-      say(error.message, { action: { label: "Try again", run: () => this.save() } });
+      say(error.message, { action: { label: "Try again", run: again } });
       return false;
     } finally {
       this.saving = false;
@@ -84,7 +94,7 @@ export class Marking {
       marks.removed(key);
     }
     if (!added.same.length && !added.different.length) return;
-    const { marks: stored, conflicts } = await api.mark(await this.acts.query(), { ...added, by });
+    const { marks: stored, conflicts } = await api.mark(await this.acts.query(marks.example), { ...added, by });
     marks.saved(stored);
     if (conflicts.length) say(describeConflict(conflicts[0], stored), showConflicts);
   }

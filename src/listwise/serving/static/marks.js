@@ -5,6 +5,7 @@ import { iconButton, make } from "./dom.js";
 
 const KEPT = "listwise-marks";
 const RECENT = 50; // searches
+export const MOST = 1000; // marks that a request may have
 
 const read = () => {
   try {
@@ -25,8 +26,10 @@ export function queryName(examples) {
 
 /** The marks of one query: those of the user, and those that the server has stored. */
 export class QueryMarks {
-  constructor(name) {
+  /** @param {Object} example what they belong to: the first example of the query. */
+  constructor(name, example) {
     this.name = name;
+    this.example = example;
     this.loaded = false; // whether the stored marks of others were requested
     const { marks = [], stored = [] } = read()[name] ?? {};
     this.marks = new Map(marks); // key -> {same, rank}
@@ -39,8 +42,9 @@ export class QueryMarks {
     return this.marks.get(key)?.same;
   }
 
-  keys(same) {
-    return [...this.marks].filter(([, mark]) => mark.same === same).map(([key]) => key);
+  /** Keys of the photos with this mark, among the latest `most` marks. */
+  keys(same, most = Infinity) {
+    return [...this.marks].slice(-most).filter(([, mark]) => mark.same === same).map(([key]) => key);
   }
 
   get size() {

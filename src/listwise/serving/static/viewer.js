@@ -33,12 +33,15 @@ export class Viewer {
       this.render();
     });
     // On the document: a button that is disabled at either end loses the focus.
-    document.addEventListener("keydown", ({ key }) => {
-      if (!this.dialog.open) return;
-      if (key === "ArrowLeft") this.step(-1);
-      if (key === "ArrowRight") this.step(1);
-      if (key === "s") this.mark(true);
-      if (key === "d") this.mark(false);
+    document.addEventListener("keydown", (event) => {
+      if (!this.dialog.open || event.target.matches("input")) return;
+      if (event.altKey || event.ctrlKey || event.metaKey) return; // shortcuts of the browser
+      if (event.key === "ArrowLeft") this.step(-1);
+      if (event.key === "ArrowRight") this.step(1);
+      if (event.repeat) return; // the same mark again would remove it
+      const letter = event.key.toLowerCase();
+      if (letter === "s") this.mark(true);
+      if (letter === "d") this.mark(false);
     });
     this.dialog.addEventListener("close", () => {
       this.scene.replaceChildren();
