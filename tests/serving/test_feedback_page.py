@@ -300,6 +300,47 @@ def test_a_failed_request_keeps_results_and_marks(person, entries):
     counts(visitor, 1, 0)
 
 
+KEYDOWN = """settings => document.body.dispatchEvent(
+    new KeyboardEvent("keydown", { bubbles: true, ...settings }))"""
+
+
+def test_keys_of_the_browser_mark_nothing(person, entries):
+    visitor = person(f"#/entry/{entries[0]['key']}")
+    page = visitor.page
+    page.locator("#results .pick").first.click()
+    verdict = page.locator("#viewer-verdict [aria-pressed='true']")
+    for key in ("s", "d", "ArrowRight"):
+        page.evaluate(KEYDOWN, {"key": key, "ctrlKey": True})
+    expect(verdict).to_have_count(0)
+    expect(page.locator("#viewer-place")).to_contain_text("1 of")
+    page.keyboard.press("s")
+    page.evaluate(KEYDOWN, {"key": "s", "repeat": True})  # the key is held
+    expect(verdict).to_have_count(1)
+    page.keyboard.press("Escape")
+    counts(visitor, 1, 0)
+
+
+def test_marks_are_saved_for_the_query_they_were_made_for(person, server, entries):
+    """Although the user opens another search while the server stores them."""
+    visitor = person(f"#/entry/{entries[0]['key']}")
+    page = visitor.page
+    press(visitor, ["s"])
+    page.locator("#mark-save").click()
+    expect(page.locator("#mark-save")).to_have_text("Saved")
+    press(visitor, ["s", "ArrowRight", "d"])  # the saved mark is removed
+    held = []
+    page.route("**/api/marks/*", lambda route: held.append(route))
+    with page.expect_request("**/api/marks/*"):
+        page.locator("#mark-save").click()
+    page.evaluate(f"location.hash = '#/entry/{entries[1]['key']}'")
+    expect(page.locator("#query-name")).to_have_text(name_of(entries[1]))
+    with page.expect_response("**/api/marks"):
+        held[0].continue_()
+    page.unroute("**/api/marks/*")
+    (mark,) = server.client.get("/api/marks").json()["marks"]
+    assert (mark["same"], mark["query"]["key"]) == (False, entries[0]["key"])
+
+
 def test_without_a_token_marks_only_order_the_results(person, filled, model, entries):
     with open_store(filled) as store:
         started = InThread(Index(store, model), ServeSettings())
