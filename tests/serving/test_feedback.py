@@ -260,6 +260,7 @@ def test_labels_and_classes(server, index, keys):
         ({"name": "x"}, 400),
         ({"name": "x", "keys": "1"}, 404),
         ({"name": "x" * 201, "keys": keys[0]}, 400),
+        ({"name": "=1+1", "keys": keys[0]}, 400),  # a formula in the table
         ({"name": "x", "keys": keys[0], "more": "1"}, 400),
     ]:
         assert send(server, "/api/labels", **fields).status_code == status

@@ -24,6 +24,7 @@ from listwise.serving.fields import (
     K,
     box_in,
     check_fields,
+    class_in,
     form_fields,
     listed_keys,
     marked_keys,
@@ -68,7 +69,8 @@ LABEL_FORM: dict[str, Any] = {
     "name": {
         "type": "string",
         "maxLength": LONGEST_NAME,
-        "description": "The name of the class; without it, the label is removed.",
+        "description": "The name of the class; without it, the label is removed. It must not begin "
+        "with =, +, - or @.",
     },
     "keys": SAME | {"description": f"Keys of entries, separated by commas; at most {MARKS}."},
 }
@@ -146,7 +148,7 @@ def _add_classes(app: FastAPI, service: Service, feedback: Feedback) -> None:
             keys = listed_keys("keys", form.fields.get("keys", ""))
             if form.photos or not keys:
                 raise BadRequestError("nothing to label: send keys of entries, and no photos")
-            name = name_in("name", form.fields.get("name", ""))
+            name = class_in("name", form.fields.get("name", ""))
             return Labelled(labelled=await feedback.label(name, keys, client))
 
     @app.get("/api/classes")

@@ -203,6 +203,14 @@ def name_in(field: str, text: str) -> str:
     return name
 
 
+def class_in(field: str, text: str) -> str:
+    """The name of a class, which spreadsheets do not take for a formula in the table of labels."""
+    name = name_in(field, text)
+    if name.startswith(("=", "+", "-", "@")):
+        raise BadRequestError(f"{field} must not begin with {name[0]}, like a formula of a spreadsheet")
+    return name
+
+
 def _json(name: str, text: str) -> Any:
     try:
         return json.loads(text) if text else None
