@@ -204,8 +204,8 @@ class Marks:
     def write(self, path: str | Path) -> MarkTable:
         """Write the classes as a table of labels, which training reads: path, label and box.
 
-        It has the photos of marks and all entries with a label. Photos in conflict, and marks of photos that are not in the index, are left out and
-        counted.
+        It has the photos of marks and all entries with a label. Photos in conflict, and marks of
+        photos that are not in the index, are left out and counted.
 
         Example:
             >>> index.marks().write("labels.csv")            # doctest: +SKIP

@@ -207,7 +207,7 @@ def class_in(field: str, text: str) -> str:
     """The name of a class, which spreadsheets do not take for a formula in the table of labels."""
     name = name_in(field, text)
     if name.startswith(("=", "+", "-", "@")):
-        raise BadRequestError(f"{field} must not begin with {name[0]}, like a formula of a spreadsheet")
+        raise BadRequestError(f"{field} must not begin with {name[0]} as formulas of tables do")
     return name
 
 
