@@ -245,9 +245,9 @@ class Marks:
         left_out = {photo for each in conflicts for photo in each.photos}
         for photo in self._labelled.keys() - left_out:
             groups.setdefault(self.labels[photo], set()).add(photo)
-        photos = self._labelled | self.photos
+        known = self._labelled | self.photos
         classes = [
-            MarkedClass(name, tuple(photos[photo] for photo in sorted(group)))
+            MarkedClass(name, tuple(known[photo] for photo in sorted(group)))
             for name, group in sorted(groups.items())
         ]
         return tuple(classes), tuple(conflicts)
