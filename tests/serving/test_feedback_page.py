@@ -320,6 +320,17 @@ def test_keys_of_the_browser_mark_nothing(person, entries):
     counts(visitor, 1, 0)
 
 
+def test_the_page_stays_where_a_photo_was_marked(person, entries):
+    visitor = person(f"#/entry/{entries[0]['key']}")
+    tile = visitor.page.locator("#results .tile").nth(1)
+    key = tile.get_attribute("data-key")
+    tile.hover()
+    tile.locator(".different").click()
+    visitor.wait()
+    assert visitor.found()[-1] == key
+    assert visitor.page.evaluate("window.scrollY") == 0
+
+
 def test_marks_are_saved_for_the_query_they_were_made_for(person, server, entries):
     """Although the user opens another search while the server stores them."""
     visitor = person(f"#/entry/{entries[0]['key']}")

@@ -175,9 +175,10 @@ export class Grid {
     const free = items.filter(({ key }) => markOf(key) === undefined);
     this.lastMarked = this.items[at].key;
     onMark(range && free.length ? free : [this.items[at]], same);
-    if (!keys || markOf(this.lastMarked) === undefined) return;
-    // The next photo to decide on, until the results come in their new order.
-    this.focusUnmarked(at);
+    if (markOf(this.lastMarked) === undefined) return;
+    // The next photo to decide on, until the results come in their new order. The focus does not
+    // follow the marked photo to the other end of the list, because the page would scroll there.
+    if (keys) this.focusUnmarked(at);
     this.next = { key: this.active?.dataset.key, place: from };
   }
 
