@@ -283,6 +283,20 @@ def test_the_best_quality_diffuses_from_what_matches(scenes):
         index.search(folder / "3.png", quality="good")
 
 
+def test_marked_entries_keep_their_places_after_verification(scenes):
+    index, folder = scenes
+    marks = {"same": "0.png", "different": "4.png"}
+    found = index.search(folder / "3.png", k=9, rerank=True, **marks)
+    names = [hit.id for hit in found]
+    assert names[:2] == ["0.png", "3.png"]
+    assert sorted(names) == ["0.png", "1.png", "2.png", "3.png", "4.png"]
+    assert names[-1] == "4.png"
+    assert found[-1].inliers >= MINIMUM > found[0].inliers
+    for how in {"rerank": True}, {"quality": "best"}:
+        few = index.search(folder / "3.png", k=2, **how, **marks)
+        assert [hit.id for hit in few] == names[:2]
+
+
 def test_without_time_the_order_stays(scenes):
     index, folder = scenes
     hits = worst_first(index, folder, "3.png")

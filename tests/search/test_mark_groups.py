@@ -181,3 +181,17 @@ def test_labels_name_classes_and_contradict_marks():
         ("labels", ()),
         ("labels", ("e", "f")),
     ]
+
+
+def test_a_photo_that_is_marked_with_itself_is_in_no_conflict():
+    marks = Marks([mark(1, "a", "a", False), mark(2, "a", "b", True)], frozenset(), PHOTOS)
+    assert classes(marks) == {("a", ("a", "b"))}
+    assert not marks.conflicts
+
+
+def test_marks_of_a_photo_that_was_replaced_do_not_count():
+    old = Mark("1", MarkedQuery("a", "/a.jpg", None, "earlier"), "b", True, "", "1")
+    later = Mark("3", PHOTOS["d"], "c", True, "", "3", None, "earlier")
+    marks = Marks([old, mark(2, "a", "c", True), later], frozenset(), PHOTOS)
+    assert classes(marks) == {("a", ("a", "c"))}
+    assert marks.missing == (old, later)

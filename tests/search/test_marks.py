@@ -87,6 +87,17 @@ def test_a_photo_that_is_no_entry_is_kept(index, ids, other_photo, folder):
     assert Image.open(pixels.path).size == (9, 9)
 
 
+def test_kept_photos_are_found_in_an_index_that_was_moved(index, ids, other_photo, folder, model):
+    index.mark(other_photo, same=ids[:2])
+    index.close()
+    moved = folder.rename(folder.with_name("moved"))
+    with open_index(moved, model) as again:
+        marks = again.marks()
+        assert len(marks) == 2
+        assert marks.active[0].query.path == str(next((moved / "queries").iterdir()))
+        assert again.search(other_photo, marks=True)[0].id in ids[:2]
+
+
 def test_a_photo_that_is_an_entry_is_found_by_its_content(index, ids, other_photo):
     entry = index.entry(ids[0])
     other_photo.write_bytes(Path(entry.path).read_bytes())
@@ -120,8 +131,12 @@ def test_what_cannot_be_marked(index, ids, arguments, message):
     assert not index.marks().history
     with pytest.raises(InputError, match="no-such-file"):
         index.mark("no-such-file.jpg", same=ids[0])
+    with pytest.raises(InputError, match="test_marks.py"):
+        index.mark(Path(__file__), same=ids[0])
     with pytest.raises(NoEntryError):
         index.mark(12345, same=ids[0])
+    with pytest.raises(InputError, match="`box` is for a photo: leave it out for an entry"):
+        index.mark(index.entry(ids[0]).key, same=ids[1], box=(0, 0, 9, 9))
 
 
 def test_marks_of_removed_photos_come_back_with_them(index, ids, tmp_path):
@@ -221,6 +236,13 @@ def test_a_damaged_line_is_reported_and_repaired(index, ids, folder):
     assert index.check(repair=True).ok
     assert [mark.entry for mark in index.marks()] == [made[0].entry, made[2].entry, ids[6]]
     assert index.check().ok
+
+
+def test_a_repair_removes_damaged_lines_only(tmp_path):
+    log = MarkFile(tmp_path)
+    log.append([line("1"), "damaged", line("2")])
+    log.drop(["marks.jsonl line 1", "marks.jsonl line 2"])  # another repair was faster
+    assert [parse_line(each.text).id for each in log.read()] == ["1", "2"]
 
 
 def test_threads_write_without_losing_marks(index, ids):

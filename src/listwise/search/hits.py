@@ -187,7 +187,7 @@ def _nearest(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_
 
 def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
     given = np.stack([_mean(query.vectors) for query in queries])
-    marked = [store.vectors(np.array(query.marked, np.int64)) for query in queries]
+    marked = [_marked_vectors(store, query) for query in queries]
     rows = np.stack(list(map(_moved, queries, given, marked)))
     expanded = [i for i, query in enumerate(queries) if query.expand]
     if expanded and len(store):
@@ -223,6 +223,13 @@ def _with_plain_scores(store: Store, row: Float32, found: list[_Found]) -> list[
     ]
 
 
+def _marked_vectors(store: Store, query: Query) -> Float32:
+    """The descriptors of the marked entries [n, C]."""
+    if not query.marked:
+        return np.empty((0, store.header.dim), np.float32)
+    return store.vectors(np.array(query.marked, np.int64))
+
+
 def _moved(query: Query, row: Float32, marked: Float32) -> Float32:
     """The query after its marks: [C], descriptors of the marked entries [n, C] -> [C]."""
     if not query.marked:
@@ -240,8 +247,9 @@ def _with_marked(store: Store, query: Query, scores: Float32, found: list[_Found
     score_of = dict(zip(query.marked, scores.tolist(), strict=True))
     keys = [key for key in score_of if key not in query.exclude]
     if query.where is not None:
-        entries = store.get(keys)
-        keys = [key for key in keys if query.where.matches(entries[key].attributes)]
+        entries = store.get(keys)  # without those that were removed meanwhile
+        found_keys = [key for key in keys if key in entries]
+        keys = [key for key in found_keys if query.where.matches(entries[key].attributes)]
     marked = [_Found(key, score_of[key], score_of[key]) for key in keys]
     marked.sort(key=lambda each: -each.score)
     same = set(query.same)
@@ -254,7 +262,8 @@ def marked_order(
     hits: Sequence[Hit], same: Collection[int], different: Collection[int]
 ) -> list[Hit]:
     """Sort hits so that those marked "same" come first and those marked "different" last."""
-    return sorted(hits, key=lambda hit: (hit.entry.key in different) - (hit.entry.key in same))
+    first, last = set(same), set(different)
+    return sorted(hits, key=lambda hit: (hit.entry.key in last) - (hit.entry.key in first))
 
 
 def _depth(query: Query) -> int:

@@ -45,12 +45,13 @@ def split_into_groups(
     """Divide the photos of marks into named groups without those in conflict.
 
     Args:
-        marks: at most one mark per pair and person.
+        marks: at most one mark per pair and person. A mark of a photo with itself is left out.
         labels: the labels of photos that have one, by id.
 
     Returns:
         The photos of each group by its name, and the conflicts.
     """
+    marks = [mark for mark in marks if mark.pair[0] != mark.pair[1]]
     disputed = disputed_pairs(marks)
     conflicts: list[Found] = [("people", frozenset([pair]), pair) for pair in sorted(disputed)]
     same = {mark.pair for mark in marks if mark.same} - disputed
@@ -86,7 +87,9 @@ def _cut_chains(graph: _Graph, different: Collection[Pair]) -> list[Found]:
     conflicts: list[Found] = []
     while True:
         # All are looked for before any is cut, so that their order does not matter.
-        chains = [(pair, chain) for pair in different if (chain := _chain(graph, *pair))]
+        group_of = {photo: i for i, group in enumerate(_components(graph)) for photo in group}
+        connected = [pair for pair in different if group_of[pair[0]] == group_of[pair[1]]]
+        chains = [(pair, _chain(graph, *pair)) for pair in connected]
         if not chains:
             return conflicts
         for pair, chain in chains:
@@ -98,7 +101,7 @@ def _cut_chains(graph: _Graph, different: Collection[Pair]) -> list[Found]:
 
 
 def _chain(graph: _Graph, start: str, end: str) -> list[str]:
-    """A shortest path between two photos, the first by id; empty if none exists."""
+    """A shortest path between two connected photos, the first by id."""
     before = {start: start}
     waiting = deque([start])
     while waiting and end not in before:
@@ -107,8 +110,6 @@ def _chain(graph: _Graph, start: str, end: str) -> list[str]:
             if other not in before:
                 before[other] = here
                 waiting.append(other)
-    if end not in before:
-        return []
     chain = [end]
     while chain[-1] != start:
         chain.append(before[chain[-1]])

@@ -49,6 +49,10 @@ class MarkLog(ABC):
         """Return a value that changes when lines are written; None if this cannot be known."""
         return None
 
+    def find_photo(self, path: str) -> str:
+        """Return where a kept query photo is now; an index may have been moved."""
+        return path
+
     def damaged(self) -> list[str]:
         """Names of the lines that are not what was written."""
         return [line.name for line in self.read() if parse_line(line.text) is None]

@@ -167,11 +167,14 @@ def find_query(
         found = store.get([_key(query)])
         if found and box is None:
             return as_query(found[_key(query)])
+        if isinstance(query, int) and found:
+            raise InputError("`box` is for a photo: leave it out for an entry")
         if isinstance(query, int):
             raise NoEntryError(f"{store.uri} has no entry {query}: give the key of an entry")
     file = _photo_file(query, box)
+    size = file.size()  # refuses a file that is not a photo
     if box is not None:
-        clip_box(file.path, box, file.size())
+        clip_box(file.path, box, size)
     digest = file.digest()
     known = store.with_digests([digest])
     if known:
@@ -195,6 +198,8 @@ def find_marked(
     The arguments are those of `Index.search`; `stored` adds the marks in the log of the index.
     """
     found, others = _keys(same), _keys(different)
+    if not (found or others or stored):
+        return found, others
     try:
         store.vectors(np.array([*found, *others], np.int64))  # faster than reading the entries
     except NoEntryError:
@@ -263,8 +268,12 @@ def read_marks(store: Store, *, all_labels: bool = False) -> Marks:
     for mark in marks:
         name = mark.query.id, mark.query.digest
         query = as_query(entries[name]) if name in entries else mark.query
-        if query.id.startswith(QUERY) and Path(query.path).exists():
-            photos.setdefault(query.id, query)
+        if query.id.startswith(QUERY) and name not in entries:
+            if query.id not in photos:
+                query = replace(query, path=store.mark_log.find_photo(query.path))
+                if Path(query.path).is_file():
+                    photos[query.id] = query
+            query = photos.get(query.id, query)
         entry = entries.get((mark.entry, mark.digest))
         history.append(replace(mark, query=query, entry=entry.id if entry else mark.entry))
     return Marks(

@@ -173,13 +173,25 @@ class Marks:
         Args:
             query: the id of a `MarkedQuery`.
         """
-        disputed = disputed_pairs(self.active)
         found: tuple[list[str], list[str]] = [], []
-        for mark in self.active:
-            if query in mark.pair and mark.pair not in disputed:
+        for mark in self._of_photo.get(query, ()):
+            if mark.pair not in self._disputed:
                 other = mark.entry if mark.query.id == query else mark.query.id
                 if not other.startswith(QUERY) and other not in found[not mark.same]:
                     found[not mark.same].append(other)
+        return found
+
+    @cached_property
+    def _disputed(self) -> set[Pair]:
+        return disputed_pairs(self.active)
+
+    @cached_property
+    def _of_photo(self) -> dict[str, list[Mark]]:
+        """The active marks of each photo, by its id."""
+        found: dict[str, list[Mark]] = {}
+        for mark in self.active:
+            for photo in set(mark.pair):
+                found.setdefault(photo, []).append(mark)
         return found
 
     @property
@@ -211,6 +223,8 @@ class Marks:
             >>> index.marks().write("labels.csv")            # doctest: +SKIP
             MarkTable(classes=12, photos=240, conflicting=0, missing=0)
         """
+        if Path(path).is_dir():
+            raise InputError(f"cannot write {path}: it is a folder")
         rows = [
             (photo.path, each.name, photo.box)
             for each in self.classes
@@ -222,7 +236,7 @@ class Marks:
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["path", "label", "box"] if boxes else ["path", "label"])
         for place, name, box in rows:
-            shown = "" if box is None else ",".join(f"{edge:g}" for edge in box)
+            shown = "" if box is None else ",".join(f"{edge:.12g}" for edge in box)
             table.writerow([place, name, shown] if boxes else [place, name])
         try:
             write_text(Path(path), text.getvalue())
@@ -253,4 +267,9 @@ class Marks:
         return tuple(classes), tuple(conflicts)
 
     def _is_present(self, mark: Mark) -> bool:
-        return mark.query.id in self.photos and mark.entry in self.photos
+        # The photo of an id may have been replaced by another one.
+        named = (mark.query.id, mark.query.digest), (mark.entry, mark.digest)
+        return all(
+            photo in self.photos and digest in ("", self.photos[photo].digest)
+            for photo, digest in named
+        )

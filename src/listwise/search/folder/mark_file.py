@@ -14,7 +14,7 @@ from filelock import FileLock
 from listwise.data.photos import photo_digest
 from listwise.errors import InputError
 from listwise.files import publish, sync_folder
-from listwise.search.mark_log import LogLine, MarkLog
+from listwise.search.mark_log import LogLine, MarkLog, parse_line
 
 FILE = "marks.jsonl"
 _LOCK = "marks.lock"
@@ -63,7 +63,12 @@ class MarkFile(MarkLog):
         """Remove damaged lines by name and keep the others."""
         try:
             with FileLock(self._root / _LOCK):
-                kept = [line.text for line in self.read() if line.name not in names]
+                # Another repair may have removed lines meanwhile, so the numbers may be others.
+                kept = [
+                    line.text
+                    for line in self.read()
+                    if line.name not in names or parse_line(line.text) is not None
+                ]
                 partial = self._path.with_name(f"{FILE}.tmp")
                 partial.write_bytes("".join(f"{text}\n" for text in kept).encode())
                 publish(partial, self._path)
@@ -86,6 +91,11 @@ class MarkFile(MarkLog):
         except OSError as error:
             raise InputError(f"cannot write to {folder}: {error.strerror}") from error
         return str(copy.absolute())
+
+    def find_photo(self, path: str) -> str:
+        """Return where a kept query photo is now; an index may have been moved."""
+        moved = self._root / _PHOTOS / Path(path).name
+        return str(moved.absolute()) if not Path(path).exists() and moved.is_file() else path
 
 
 def _append(path: Path, content: bytes) -> None:
