@@ -153,6 +153,7 @@ def examples(command: Any) -> list[list[str]]:
 
 def test_every_command_has_examples_that_parse(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()  # an index that does not exist is refused
     for words, command in COMMANDS.items():
         found = examples(command)
         assert any(tuple(each[: len(words)]) == words for each in found), words

@@ -66,6 +66,14 @@ def test_conflicts_are_shown(shop, photos, monkeypatch):
     assert "left out 2 photos in conflict" in shop("index", "marks", "shop", "--export", "l.csv")[1]
 
 
+def test_marks_of_a_search_that_fails_are_not_stored(shop):
+    marked = ("search", "shop", "--entry", "0.jpg", "--same", "1.jpg", "--save")
+    for wrong in ("--where", "price <"), ("--box", "0,0,9,9"), ("--min-probability", "0.5"):
+        code, _, err = shop(*marked, *wrong)
+        assert code == 2, err
+    assert "0 marks" in shop("index", "marks", "shop")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,6 +89,7 @@ def test_conflicts_are_shown(shop, photos, monkeypatch):
         ),
         (("index", "marks", "shop", "--undo", "123"), "has no mark 123: give the id of a mark"),
         (("index", "marks", "shop", "--export", "no/folder.csv"), "cannot write no/folder.csv"),
+        (("index", "marks", "shop", "--export", "."), "cannot write .: it is a folder"),
     ],
 )
 def test_a_mistake_is_one_line(shop, arguments, message):

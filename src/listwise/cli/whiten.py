@@ -116,7 +116,7 @@ def _shorten(model: Path, dim: int | None, console: Console, json: bool) -> None
     facts: dict[str, Any] = {"model": model, "method": None}
     done = f"{model} no longer whitens its descriptors"
     if dim is None:
-        remove_whitening(model)
+        remove_whitening(model, partial(note, console))
     else:
         facts |= {"method": truncate_model(model, dim).info.method, "dim": dim}
         done = f"{model} now keeps the first {dim} dimensions of its descriptors"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog import labelled_of, photos_of
@@ -22,13 +23,15 @@ from listwise.descriptors.loading import find_model_folder, load_network
 from listwise.descriptors.model import Model
 from listwise.descriptors.storage import DescriptorFile, is_descriptor_file
 from listwise.descriptors.tuned import TunedSettings
-from listwise.descriptors.whitening import WHITENING_FILE, Shrinkage, Whitening
+from listwise.descriptors.whitening import WHITENING_FILE, Shrinkage, Whitening, WhiteningInfo
 from listwise.errors import InputError
 
 NOT_VALIDATED = (
     "the whitening is not validated, because {reason}: it uses the power 0.25 of the paper and the "
     "shrinkage of Ledoit and Wolf unless you give others"
 )
+
+_TRAINED_LAYER = "a linear layer that was trained from an index"
 
 
 def whitening_source(source: str | Path, supervised: bool = False) -> Images | DescriptorFile:
@@ -81,8 +84,8 @@ def learn_whitening(
             settings, or the original size.
         device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         on_progress: called with the number of photos just described.
-        on_note: called with a sentence when earlier parts are used or discarded, and if the
-            whitening is not validated.
+        on_note: called with a sentence when earlier parts are used or discarded, if the
+            whitening is not validated, and if it replaces a layer that was trained from an index.
         on_choice: called with the result of the validation.
         on_unreadable: called with the errors of the photos that were left out.
 
@@ -96,6 +99,8 @@ def learn_whitening(
         source = whitening_source(source, supervised)
     folder = find_model_folder(folder)
     net = load_network(folder, device)
+    if _has_trained_layer(folder):
+        on_note(f"{folder} has {_TRAINED_LAYER}; a new whitening replaces it")
     how = _Settings(dim, power, shrinkage, supervised, on_choice, on_note)
     if isinstance(source, DescriptorFile):
         _check_descriptors(source, net.fingerprint(), supervised, max_side)
@@ -211,11 +216,25 @@ def has_whitening(folder: str | Path) -> bool:
     return (find_model_folder(folder) / WHITENING_FILE).exists()
 
 
-def remove_whitening(folder: str | Path) -> None:
-    """Remove the whitening from a model folder."""
+def _has_trained_layer(folder: str | Path) -> bool:
+    """Whether the whitening in a model folder contains a layer that was trained from an index."""
+    try:
+        with safe_open(find_model_folder(folder) / WHITENING_FILE, framework="numpy") as file:
+            text = (file.metadata() or {})["whitening"]
+        return WhiteningInfo.model_validate_json(text).method == "adapter"
+    except (OSError, SafetensorError, KeyError, ValueError):  # a new whitening replaces it
+        return False
+
+
+def remove_whitening(
+    folder: str | Path, on_note: Callable[[str], object] = lambda note: None
+) -> None:
+    """Remove the whitening from a model folder; `on_note` is as in `learn_whitening`."""
     path = find_model_folder(folder) / WHITENING_FILE
     if not path.exists():
         raise InputError(f"{folder} has no whitening to remove")
+    if _has_trained_layer(folder):
+        on_note(f"{folder} had {_TRAINED_LAYER}, which is removed too")
     path.unlink()
 
 

@@ -19,10 +19,10 @@ def find(
     from listwise.search import open_index
 
     with open_index(**place, create=False) as opened:
-        if save:
-            _save(opened, query)
         with console.status("searching"):
             hits = opened.search(**query)
+        if save:  # only after a search that did not fail
+            _save(opened, query)
         if sheet is not None:
             from listwise.search.sheet import draw_sheet
 
