@@ -9,6 +9,7 @@ from PIL import Image
 from listwise.errors import InputError
 from listwise.feedback import MarkedPhotos, read_index_photos
 from listwise.feedback.photos import hold_out_photos
+from listwise.feedback.ranking import Ranking
 from listwise.feedback.trainers import keep_together, marked_together
 
 classes = st.dictionaries(st.integers(0, 25), st.integers(0, 6), min_size=12).filter(
@@ -50,8 +51,17 @@ def test_classes_that_marks_connect_stay_on_one_side_if_possible():
 
 
 def test_a_query_brings_its_marked_photos_into_the_batch():
-    batch = keep_together(np.array([5, 2, 9, 1, 0]), {2: [7, 5, 8], 1: [3]}, 6)
-    assert batch.tolist() == [5, 2, 7, 8, 9, 1]
+    labels = np.array([1, 2, 0, 3, 4, 0, 5, 6, 7, 1])
+    batch = keep_together(np.array([5, 2, 9, 1, 0]), labels, {2: [7, 5, 8], 1: [3]}, 6)
+    assert batch.tolist() == [5, 2, 7, 8, 9, 0]
+
+
+def test_a_query_with_many_marks_leaves_a_positive_in_the_batch():
+    labels = np.array([0, 1, 2, 2, *range(3, 12)])
+    many = {0: list(range(4, 12)), 2: list(range(4, 13))}
+    batch = keep_together(np.array([0, 2, 1, 3]), labels, many, 4)
+    assert batch.tolist()[:2] == [2, 3]
+    assert len(batch) == 4
 
 
 def test_labels_marks_and_query_photos_become_classes(index, tmp_path):
@@ -105,3 +115,9 @@ def test_photos_that_do_not_exist_are_counted(index, tmp_path):
     (tmp_path / "a.png").unlink()
     with pytest.raises(InputError, match=r"1 of 10 labelled or marked photos .* first is .*a\.png"):
         read_index_photos(index, 0.25, 0)
+
+
+def test_a_network_that_describes_all_photos_alike_has_the_lowest_precision():
+    alike = Ranking(np.ones((6, 2), np.float32), np.array([0, 0, 1, 1]))
+    assert alike.ap(0) == pytest.approx(1 / 5)
+    assert np.isnan(Ranking(np.ones((2, 2), np.float32), np.array([0, 1])).ap(0))

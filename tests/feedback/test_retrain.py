@@ -1,6 +1,7 @@
 """Training from an index: better models, models that are not, and their comparison."""
 
 import fnmatch
+import itertools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from feedback_examples import QUICK, mark_truly
 import listwise as lw
 from listwise import training
 from listwise.descriptors import Whitening, load_model
+from listwise.descriptors.learning import remove_whitening
 from listwise.errors import InputError
 from listwise.feedback import comparison, resume_from_index
 from listwise.feedback.comparison import read_comparison
@@ -21,6 +23,7 @@ from listwise.feedback.run import LAYER_FILE, read_index_run, read_tensor
 from listwise.feedback.trainers import with_layer
 from listwise.feedback.whiten import whiten_again
 from listwise.models import RetrievalNet
+from listwise.training.run.folder import is_index_run
 
 
 def test_a_layer_follows_the_descriptors_of_the_index(marked, tmp_path):
@@ -90,6 +93,7 @@ def test_a_trained_network_gets_a_new_whitening(marked, tmp_path):
     marked.upgrade(whitened, workers=0)
     small = {"updates": 1, "batch_size": 16, "crops": {"size": 32}}
     done = lw.train(run_folder=run, from_index=marked, **QUICK, **small)
+    assert len(read_index_run(run)[0].whitening) == 48  # a resumed run does not need the index
     settings = (run / "config.yaml").read_text()
     assert "backbone: test_resnet.r160_in1k" in settings
     assert "adapter: false" in settings
@@ -102,6 +106,47 @@ def test_a_trained_network_gets_a_new_whitening(marked, tmp_path):
     info = load_model(trained).whitening.info
     assert (info.method, info.power, info.learned_from) == ("pca", 0.5, 48)
     assert info.shrinkage == pytest.approx(0.1)
+    # Too few photos for the dimensions of the old whitening without shrinkage.
+    record = read_index_run(run)[0]
+    few = record.model_copy(update={"whitening": record.whitening[:9]})
+    whiten_again(trained, marked.model, few)
+    assert load_model(trained).dim == 20
+
+
+def test_a_whitening_that_replaces_a_trained_layer_has_a_note(model, tmp_path):
+    layered = with_layer(model, np.eye(model.dim, dtype=np.float32), 3)
+    layered.save(tmp_path / "model")
+    rows = np.random.default_rng(0).normal(size=(40, model.net.dim)).astype(np.float32)
+    notes: list[str] = []
+    remove_whitening(tmp_path / "model", notes.append)
+    assert "a linear layer that was trained from an index, which is removed too" in notes[0]
+    Whitening.learn([rows], 4).save(tmp_path / "model", model.net.fingerprint())
+    remove_whitening(tmp_path / "model", notes.append)
+    assert len(notes) == 1
+
+
+def test_files_of_an_attempt_that_did_not_start_do_not_matter(tmp_path):
+    about = {"data": str(tmp_path / "photos")}
+    (tmp_path / "index.json").write_text("{}")
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    assert not is_index_run(tmp_path, about)
+    assert is_index_run(tmp_path, {"data": str(tmp_path / "labels.csv")})
+
+
+def test_marks_between_training_and_validation_are_counted(marked, tmp_path):
+    ids = [f"class{kind}/0.jpg" for kind in range(8)]
+    for one, other in itertools.pairwise(ids):  # all classes are connected
+        marked.mark(one, different=[other])
+    notes: list[str] = []
+    settings = QUICK | {"updates": 1}
+    lw.train(
+        run_folder=tmp_path / "run",
+        from_index=marked,
+        adapter=True,
+        on_plan=lambda plan: notes.extend(plan.notes),
+        **settings,
+    )
+    assert any("are between a training photo and a validation photo" in note for note in notes)
 
 
 @pytest.mark.parametrize(

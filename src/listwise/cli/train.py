@@ -92,7 +92,7 @@ def _train(
     """Train on photos or from an index; without sources resume the run in the folder."""
     from listwise import api, training
     from listwise.cli.output import show_plan
-    from listwise.feedback.run import is_index_run
+    from listwise.training.run.folder import is_index_run, read_run
     from listwise.training.run.view import LiveTrainView
 
     view = LiveTrainView(console)
@@ -106,7 +106,7 @@ def _train(
         if sources:
             done = api.train(run_folder=folder, view=view, on_plan=on_plan, **sources, **given)
             return done.result, done.comparison
-        if is_index_run(folder):
+        if is_index_run(folder, read_run(folder)):
             from listwise.feedback import resume_from_index
 
             status.stop()

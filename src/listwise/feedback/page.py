@@ -1,5 +1,6 @@
 """Show the comparison of two models: as text, and as a page of the marked queries."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def _percent(name: str, old: float, new: float, error: str = "") -> tuple[str, s
 def conclusion(found: Comparison, model: Path) -> str:
     """Return the sentence that names the better model and the next command."""
     if found.better:
-        return f"the new model is better: listwise index upgrade {found.index} --model {model}"
+        command = ["listwise", "index", "upgrade", found.index, "--model", str(model)]
+        return f"the new model is better: {shlex.join(command)}"
     return (
         f"the new model is not better, so {model} is the model that {found.index} has already: "
         "mark or label more photos, or train with other settings"

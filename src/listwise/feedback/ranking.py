@@ -48,6 +48,13 @@ class Ranking:
         return found
 
     def ap(self, photo: int) -> float:
-        """The average precision of a photo; NaN if no other photo shows the same thing."""
+        """The average precision of a photo; NaN if no other photo shows the same thing.
+
+        Of photos with equal scores, those that show the same thing come last. Otherwise a network
+        that describes all photos alike could seem better than another one.
+        """
         relevant = self.relevance(photo)
-        return average_precision(self.scores(photo), relevant) if relevant.any() else np.nan
+        if not relevant.any():
+            return np.nan
+        order = np.argsort(relevant, kind="stable")
+        return average_precision(self.scores(photo)[order], relevant[order])

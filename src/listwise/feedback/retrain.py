@@ -128,6 +128,14 @@ def _notes(plan: TrainPlan, photos: IndexPhotos, index: str) -> list[str]:
             f"left out {_count(photos.conflicting)} whose marks or labels contradict each other: "
             f"see listwise index marks {index} --conflicts"
         )
+    side = dict(zip(photos.images.ids, photos.images.splits or (), strict=True))
+    pairs = [(each.query, other) for each in photos.queries for other in each.different]
+    apart = sum(side[query] != side[other] for query, other in pairs)
+    if apart:
+        notes.append(
+            f'{apart} of the "different" marks are between a training photo and a validation '
+            "photo: the training does not use them"
+        )
     return notes
 
 

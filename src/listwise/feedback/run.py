@@ -11,21 +11,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from listwise.data import read_labelled
-from listwise.data.images import load_image
+from listwise.data.images import Box, load_image
 from listwise.data.labelled import LabelledImages
 from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
 from listwise.feedback.photos import IndexPhotos, MarkedPhotos
 from listwise.files import write_tensors, write_text
-from listwise.search.entries import Entry, Float32, entry_key
+from listwise.search.entries import Entry, Float32, Keys, entry_key
 from listwise.search.generation import Generation
 from listwise.search.store import Store
-from listwise.training.run.folder import INDEX_FILE, read_run
+from listwise.training.run.folder import INDEX_FILE, TABLE_FILE
 
-TABLE_FILE = "labels.csv"
 DESCRIPTOR_FILE, LAYER_FILE = "descriptors.safetensors", "layer.safetensors"
 OTHERS = 10_000
 """Maximum number of entries without label or mark that photos are ranked among."""
+WHITENING_PHOTOS = 5000
+"""Maximum number of photos of the index that a whitening is learned from."""
 
 
 class IndexRun(BaseModel):
@@ -39,6 +40,7 @@ class IndexRun(BaseModel):
         ids: the ids of the photos in the table of the run, row by row.
         queries: the queries of marks.
         others: ids and paths of entries without a label or mark, among which photos are ranked.
+        whitening: paths and boxes of photos to learn the whitening of a new network from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +52,7 @@ class IndexRun(BaseModel):
     ids: tuple[str, ...]
     queries: tuple[MarkedPhotos, ...]
     others: tuple[tuple[str, str], ...] = ()
+    whitening: tuple[tuple[str, Box | None], ...] = ()
 
 
 def write_index_run(
@@ -62,10 +65,12 @@ def write_index_run(
         index: the folder or address of the index.
         current: its generation.
         photos: its labelled and marked photos.
-        others: also write the descriptors of all these photos, and of other entries.
+        others: also write the descriptors of all these photos, and of other entries. Otherwise
+            a new network is trained, which needs photos for its whitening if the model has one.
     """
     header, images = current.header, photos.images
     unlabelled = _others(current.store, images.ids) if others else []
+    spread = [] if others or not header.whitened else _sample(current.store)
     record = IndexRun(
         index=index,
         model=header.model_folder or header.model_name,
@@ -74,6 +79,7 @@ def write_index_run(
         ids=images.ids,
         queries=photos.queries,
         others=tuple((entry.id, entry.path) for entry in unlabelled),
+        whitening=tuple((entry.path, entry.box) for entry in spread),
     )
     assert images.splits is not None
     text = io.StringIO()
@@ -97,12 +103,6 @@ def write_index_run(
             f"cannot write the run folder {run} ({error.strerror}): choose another `run_folder`"
         ) from error
     return record
-
-
-def is_index_run(run: str | Path) -> bool:
-    """Return whether a run was trained from an index."""
-    table = (Path(run) / TABLE_FILE).resolve()
-    return (Path(run) / INDEX_FILE).is_file() and read_run(run)["data"] == str(table)
 
 
 def read_index_run(run: Path) -> tuple[IndexRun, LabelledImages]:
@@ -136,9 +136,19 @@ def _known_descriptors(current: Generation, images: LabelledImages) -> Float32:
 def _others(store: Store, known: Sequence[str]) -> list[Entry]:
     """Entries that are not among the known ones."""
     left = np.setdiff1d(store.versions()[0], [entry_key(photo) for photo in known])
+    return _spread(store, left, OTHERS)
+
+
+def _sample(store: Store) -> list[Entry]:
+    """Entries whose photos exist, for a whitening."""
+    found = _spread(store, np.sort(store.versions()[0]), WHITENING_PHOTOS)
+    return [entry for entry in found if entry.path and Path(entry.path).is_file()]
+
+
+def _spread(store: Store, keys: Keys, most: int) -> list[Entry]:
     # Keys are hashes, so those at even distances are a random sample.
-    places = np.linspace(0, len(left) - 1, min(OTHERS, len(left))).astype(np.int64)
-    return list(store.get(left[places].tolist()).values())
+    places = np.linspace(0, len(keys) - 1, min(most, len(keys))).astype(np.int64)
+    return list(store.get(keys[places].tolist()).values())
 
 
 def write_layer(run: Path, layer: Float32) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,19 +47,28 @@ def make_index_trainer(
     return kind(plan, run, view, resume=resume)
 
 
-def keep_together(batch: Indices, together: Mapping[int, Sequence[int]], size: int) -> Indices:
+def keep_together(
+    batch: Indices, labels: Indices, together: Mapping[int, Sequence[int]], size: int
+) -> Indices:
     """Add the photos that were marked for the queries of a batch, in place of its last photos.
 
     Args:
         batch: [B] positions of photos.
+        labels: [N] labels of all photos.
         together: for the position of a query, the positions of the photos marked for it.
         size: the maximum number of photos.
 
     Returns:
-        [B'] positions without repetition: each photo of the batch is followed by those that belong
-        to it. B' is at most `size`.
+        [B'] positions without repetition: the photos of each class of the batch, followed by those
+        that were marked for them. Classes of one photo come last, so that a query with many marks
+        leaves no batch without positives. B' is at most `size`.
     """
-    order = (photo for drawn in batch.tolist() for photo in (drawn, *together.get(drawn, ())))
+    members: dict[int, list[int]] = {}
+    for photo in batch.tolist():
+        members.setdefault(int(labels[photo]), []).append(photo)
+    order: list[int] = []
+    for drawn in sorted(members.values(), key=lambda photos: len(photos) == 1):
+        order += [*drawn, *(other for photo in drawn for other in together.get(photo, ()))]
     return np.array(list(dict.fromkeys(order))[:size], np.int64)
 
 
@@ -93,8 +103,11 @@ class _OfIndex(Trainer):
         batch = super()._draw_batch(labels, update)
         if len(batch) == len(labels):  # it has all photos
             return batch
-        together = marked_together(self.plan.train, self.record.queries)
-        return keep_together(batch, together, self.plan.config.batch_size)
+        return keep_together(batch, labels, self._together, self.plan.config.batch_size)
+
+    @cached_property
+    def _together(self) -> dict[int, list[int]]:
+        return marked_together(self.plan.train, self.record.queries)
 
 
 class NetworkTrainer(_OfIndex):

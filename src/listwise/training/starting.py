@@ -11,7 +11,7 @@ from listwise.training.adapter import AdapterTrainer
 from listwise.training.distillation import DistillationTrainer
 from listwise.training.objective import Loss
 from listwise.training.plan import TrainPlan, prepare
-from listwise.training.run.folder import CONFIG_FILE, INDEX_FILE, check_settings, read_run
+from listwise.training.run.folder import CONFIG_FILE, check_settings, is_index_run, read_run
 from listwise.training.run.view import TrainView
 from listwise.training.trainer import Trainer
 
@@ -49,7 +49,7 @@ def resume(
         >>> resume("runs/first").fit().best_map  # doctest: +SKIP
     """
     about = read_run(run)
-    if (Path(run) / INDEX_FILE).exists():
+    if is_index_run(run, about):
         raise InputError(
             f"{run} trains from an index: resume it with listwise.feedback.resume_from_index, or "
             "with listwise train"

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 CHECKPOINT_FILE, MODEL_FOLDER = "checkpoint.safetensors", "model"
-INDEX_FILE = "index.json"  # of a run that trains from an index, see listwise.feedback
+# Files of a run that trains from an index, see listwise.feedback.
+INDEX_FILE, TABLE_FILE = "index.json", "labels.csv"
 # Settings that may be edited before a run is resumed: they depend on the machine.
 _FREE = ("device", "workers", "checkpoint_every")
 
@@ -79,6 +80,16 @@ def read_run(run: str | Path) -> dict[str, str]:
             f"{path} was not written by listwise train: it does not contain the data path"
         )
     return about
+
+
+def is_index_run(run: str | Path, about: dict[str, str]) -> bool:
+    """Return whether a run trains from an index; `about` is what `read_run` returned.
+
+    Its photos are in a table in its folder. The folder may also have these files from an earlier
+    attempt that did not start, and then hold a run that trains on other photos.
+    """
+    table = (Path(run) / TABLE_FILE).resolve()
+    return (Path(run) / INDEX_FILE).is_file() and about["data"] == str(table)
 
 
 def check_settings(run: str | Path, about: dict[str, str], settings: dict[str, Any]) -> None:
