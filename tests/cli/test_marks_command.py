@@ -58,6 +58,7 @@ def test_conflicts_are_shown(shop, photos, monkeypatch):
         code, out, err = shop("search", "shop", photo, way, "1.jpg", "--save")
         assert (code, err) == (0, "")
         assert "stored the marks; list them with listwise index marks shop" in out
+    assert shop("search", "shop", photo, "--marks")[0] == 0  # a disputed mark does not count
     out = shop("index", "marks", "shop", "--conflicts")[1]
     assert "people disagree" in out
     assert all(text in out for text in ("ann", "bob", "query:", "1 conflicts"))
@@ -79,6 +80,14 @@ def test_marks_of_a_search_that_fails_are_not_stored(shop):
     [
         (("search", "shop", "--entry", "0.jpg", "--save"), "give --same or --different"),
         (("search", "shop", "--entry", "0.jpg", "--same", "x"), "has no photo x"),
+        (
+            ("search", "shop", "--entry", "0.jpg", "--same", "0.jpg", "--save"),
+            "nothing to save: the marked entry is the query itself",
+        ),
+        (
+            ("search", "shop", "--entry", "0.jpg", "--entry", "1.jpg", "--marks"),
+            "--marks needs one",
+        ),
         (
             ("search", "shop", "--entry", "0.jpg", "--same", "1.jpg", "--different", "1.jpg"),
             "1.jpg is in --same and in --different: give it in one of them",

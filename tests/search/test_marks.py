@@ -131,7 +131,7 @@ def test_what_cannot_be_marked(index, ids, arguments, message):
     assert not index.marks().history
     with pytest.raises(InputError, match="no-such-file"):
         index.mark("no-such-file.jpg", same=ids[0])
-    with pytest.raises(InputError, match="test_marks.py"):
+    with pytest.raises(InputError, match=r"test_marks\.py"):
         index.mark(Path(__file__), same=ids[0])
     with pytest.raises(NoEntryError):
         index.mark(12345, same=ids[0])

@@ -64,7 +64,7 @@ def train(
     if resume and (data or from_index or run or config or given or preset != "auto"):
         raise InputError("--resume uses the settings of the run: leave out all other options")
     if resume is None and (data is None) == (from_index is None):
-        raise InputError("give the photos to train on: listwise train PHOTOS, or --from-index")
+        raise InputError("give the photos to train on: either PHOTOS or --from-index")
     given = merge(read_settings(config) if config else {}, given)
 
     from listwise import api

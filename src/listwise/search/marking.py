@@ -213,8 +213,8 @@ def find_marked(
         several = isinstance(query, Sequence) and not isinstance(query, str)
         given = list(query) if several else [] if query is None else [query]
         if len(given) + len(known) != 1:
-            raise InputError("`marks` needs one photo or one entry: give one `query` or one `like`")
-        part = next(iter(box), None) if several and box else box
+            raise InputError("`marks` needs one photo or one entry: marks belong to one photo")
+        part = next(iter(box or ()), None) if several else box
         one = (
             as_query(_entries(store, known)[0])
             if known

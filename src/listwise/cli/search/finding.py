@@ -44,4 +44,5 @@ def _save(index: "Index", query: dict[str, Any]) -> None:
     except (OSError, KeyError):  # the user has no name
         person = ""
     marked = {name: query[name] for name in ("same", "different")}
-    index.mark(given[0], **marked, box=box, by=person)
+    if not index.mark(given[0], **marked, box=box, by=person):
+        raise InputError("nothing to save: the marked entry is the query itself")
