@@ -12,7 +12,7 @@ from listwise.errors import InputError
 from listwise.feedback.comparison import Comparison, compare_models, read_comparison
 from listwise.feedback.page import write_comparison_page
 from listwise.feedback.photos import IndexPhotos, read_index_photos
-from listwise.feedback.run import TABLE_FILE, IndexRun, read_index_run, write_index_run
+from listwise.feedback.run import IndexRun, read_index_run, write_index_run
 from listwise.feedback.trainers import make_index_trainer, trainable
 from listwise.feedback.whiten import whiten_again
 from listwise.plugins import CUSTOM
@@ -21,7 +21,13 @@ from listwise.search.opening import open_index
 from listwise.settings import make_config
 from listwise.training.distributed import world
 from listwise.training.plan import TrainPlan, prepare
-from listwise.training.run.folder import CONFIG_FILE, MODEL_FOLDER, check_settings, read_run
+from listwise.training.run.folder import (
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    TABLE_FILE,
+    check_settings,
+    read_run,
+)
 from listwise.training.run.view import TrainView
 from listwise.training.trainer import Trainer, TrainResult
 
