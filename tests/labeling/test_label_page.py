@@ -97,36 +97,41 @@ def test_names_are_shortened():
     assert short_names(["x/photo1.jpg", "x/photo2.jpg"]) == ["photo1.jpg", "photo2.jpg"]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_in_a_browser(labels, width, scheme):
+@pytest.fixture(scope="module")
+def browser():
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)}")
     sync = pytest.importorskip("playwright.sync_api")
     with sync.sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
-        size = {"width": width, "height": 800}
-        page = browser.new_page(viewport=size, color_scheme=scheme)
-        page.set_default_timeout(30_000)
-        complaints, requests = [], []
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(labels.page.absolute().as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        card = page.locator('.query[data-name="square"]')
-        card.scroll_into_view_if_needed()
-        card.locator("img").first.wait_for()
-        card.locator("button.points").first.click()
-        assert "kept" in page.locator("dialog p").inner_text()
-        assert page.locator("dialog svg circle").count() >= 16
-        page.keyboard.press("Escape")
-        page.locator("#filter").fill("TOW")
-        assert page.locator("#classes .query:visible").count() == 1
-        assert page.locator("#classes .query:visible h3").inner_text() == "tower"
-        page.locator("#filter").fill("nothing like this")
-        assert page.locator("#nothing").is_visible()
-        browser.close()
+        started = playwright.chromium.launch(executable_path=program, args=flags)
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_in_a_browser(browser, labels, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.set_default_timeout(30_000)
+    complaints, requests = [], []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(labels.page.absolute().as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    card = page.locator('.query[data-name="square"]')
+    card.scroll_into_view_if_needed()
+    card.locator("img").first.wait_for()
+    card.locator("button.points").first.click()
+    assert "kept" in page.locator("dialog p").inner_text()
+    assert page.locator("dialog svg circle").count() >= 16
+    page.keyboard.press("Escape")
+    page.locator("#filter").fill("TOW")
+    assert page.locator("#classes .query:visible").count() == 1
+    assert page.locator("#classes .query:visible h3").inner_text() == "tower"
+    page.locator("#filter").fill("nothing like this")
+    assert page.locator("#nothing").is_visible()
+    page.close()
     assert complaints == []
     assert {url.split(":")[0] for url in requests} <= {"file", "data"}

@@ -49,6 +49,11 @@ class Browser:
         os.close(commands)
         os.close(answers)
         self.buffer, self.number, self.events = b"", 0, []
+        target = self.send("Target.createTarget", url="about:blank")["result"]["targetId"]
+        attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["result"]["sessionId"]
+        for part in ("Page", "Runtime", "Network", "Log"):
+            self.send(f"{part}.enable", self.session)
 
     def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         self.number += 1
@@ -86,26 +91,21 @@ class Browser:
 
 
 class Page:
-    """One tab with one file in it."""
+    """A file in the tab of the browser."""
 
     def __init__(self, browser: Browser, path: Path, width: int = 1280, dark: bool = False) -> None:
         self.browser = browser
-        browser.events.clear()
-        target = browser.send("Target.createTarget", url="about:blank")["result"]["targetId"]
-        attached = browser.send("Target.attachToTarget", targetId=target, flatten=True)
-        self.session = attached["result"]["sessionId"]
-        for part in ("Page", "Runtime", "Network", "Log"):
-            self.send(f"{part}.enable")
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
+        browser.events.clear()
         self.send("Page.navigate", url=path.as_uri())
         browser.wait(lambda event: event.get("method") == "Page.loadEventFired")
         self.settle()
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        return self.browser.send(method, self.session, **parameters)
+        return self.browser.send(method, self.browser.session, **parameters)
 
     def run(self, script: str) -> Any:
         result = self.send(

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,13 @@ class Person:
     """Someone with the page open in a window of their own."""
 
     def __init__(
-        self, browser: Browser, url: str, address: str = "", clock: bool = False, **settings: Any
+        self,
+        browser: Browser,
+        url: str,
+        address: str = "",
+        clock: bool = False,
+        prepare: Callable[[Page], None] = lambda page: None,
+        **settings: Any,
     ) -> None:
         self.url = url
         own = clock or settings
@@ -71,15 +77,43 @@ class Person:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         if clock:
             self.page.clock.install()
+        prepare(self.page)
         self.page.goto(url + "/" + address)
 
     def leave(self, expected: str = "") -> None:
         """Close the window; only `expected` was complained of, and nobody else was asked."""
         (self.page if self._shared else self.context).close()
+        self.check(expected)
+
+    def check(self, expected: str = "") -> None:
+        """Nothing was complained of but `expected`, and nobody but the server was asked."""
         assert [line for line in self.complaints if not expected or expected not in line] == []
-        assert {urlsplit(url)[:2] for url in self.requests if not url.startswith("blob:")} == {
-            urlsplit(self.url)[:2]
-        }
+        asked = {urlsplit(url)[:2] for url in self.requests if not url.startswith("blob:")}
+        assert asked <= {urlsplit(self.url)[:2]}
+
+    def begin(self, address: str = "") -> None:
+        """Begin again in the same window, which costs much less than to load the page again.
+
+        What the page has stored is deleted; it goes to its start, and then to `address`.
+        """
+        self.page.unroute_all(behavior="ignoreErrors")
+        self.page.evaluate(
+            """() => {
+              for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+              localStorage.clear();
+              sessionStorage.clear();
+            }"""
+        )
+        self.page.mouse.move(0, 0)
+        self.page.evaluate("location.hash = '#/?'")  # the page makes it #/
+        expect(self.page).to_have_url(f"{self.url}/#/")
+        expect(self.page.locator("#start")).to_be_visible()
+        self.requests.clear()
+        self.complaints.clear()
+        # As before the first search: `wait` waits for one.
+        self.page.evaluate("document.getElementById('results').removeAttribute('aria-busy')")
+        if address:
+            self.page.evaluate("address => { location.hash = address; }", address)
 
     def see(self, selector: str) -> Locator:
         """Something that is to be there."""

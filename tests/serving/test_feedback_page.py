@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from browser import Person, chromium
+from browser import WINDOW, Person, chromium
 from index_examples import texture
 from playwright.sync_api import expect
 from serving_examples import TOKEN, InThread, Process
@@ -46,26 +46,55 @@ def without_marks(server):
         assert server.client.delete(f"/api/marks/{mark['id']}").status_code == 200
 
 
+def go_to(visitor, address, name):
+    """Open an address as someone with a name and the token, or without both."""
+    if name is not None:
+        visitor.page.evaluate(f"sessionStorage['listwise-token'] = {TOKEN!r}")
+        visitor.page.evaluate(f"localStorage['listwise-name'] = {name!r}")
+    if address:
+        visitor.page.goto(f"{visitor.url}/{address}")
+    if "entry" in address:
+        visitor.see("#results .tile >> nth=0")
+        visitor.wait()
+    return visitor
+
+
 @pytest.fixture
-def person(browser, server):
-    """Opens the page; at the end nothing was complained of but what `expected` names."""
+def newcomer(browser, server):
+    """Opens the page in a new window; in the end nothing was complained of."""
     opened = []
 
-    def open_page(address="", expected="", name="Ann", url=server.url, **settings):
-        visitor = Person(browser, url, **settings)
-        if name is not None:
-            visitor.page.evaluate(f"sessionStorage['listwise-token'] = {TOKEN!r}")
-            visitor.page.evaluate(f"localStorage['listwise-name'] = {name!r}")
-        visitor.page.goto(f"{url}/{address}")
-        opened.append((visitor, expected))
-        if "entry" in address:
-            visitor.see("#results .tile >> nth=0")
-            visitor.wait()
-        return visitor
+    def open_page(address="", name="Ann", url=server.url, **settings):
+        opened.append(Person(browser, url, **settings))
+        return go_to(opened[-1], address, name)
 
     yield open_page
-    for each, expected in opened:
-        each.leave(expected)
+    for each in opened:
+        each.leave()
+
+
+@pytest.fixture(scope="module")
+def window(browser, server):
+    """The window of most tests: loading the page for each of them would take most of the time."""
+    opened = Person(browser, server.url, **WINDOW)
+    opened.see("#samples .tile >> nth=0")
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture
+def person(window):
+    """Opens an address in the window that tests share; only `expected` may be complained of."""
+    allowed = []
+
+    def begin(address, expected="", name="Ann"):
+        allowed.append(expected)
+        window.begin()
+        return go_to(window, address, name)
+
+    yield begin
+    for expected in allowed:
+        window.check(expected)
 
 
 def similar(server, key, **options):
@@ -121,7 +150,7 @@ def test_marks_by_keys_order_the_results_again(person, server, entries):
     assert visitor.found() == plain
 
 
-def test_saving_asks_for_name_and_token_and_survives_a_reload(person, server, entries):
+def test_saving_asks_for_name_and_token_and_survives_a_reload(person, newcomer, server, entries):
     key = entries[0]["key"]
     visitor = person(f"#/entry/{key}", expected="401", name=None)
     press(visitor, ["s", "d"])
@@ -140,7 +169,7 @@ def test_saving_asks_for_name_and_token_and_survives_a_reload(person, server, en
     expect(visitor.page.locator("#results .tile")).to_have_count(len(order))
     assert visitor.found() == order
     # Others see the marks, and an undone mark is undone on the server.
-    other = person(f"#/entry/{key}", name="Ben")
+    other = newcomer(f"#/entry/{key}", name="Ben")
     counts(other, 1, 1)
     other.wait()
     assert other.found() == order
@@ -184,10 +213,10 @@ def test_a_conflict_names_both_people_and_can_be_resolved(person, server, entrie
     assert (mark["by"], mark["same"]) == ("Ann", False)
 
 
-def test_a_phone_marks_a_photo_of_the_user(person, server, tmp_path):
+def test_a_phone_marks_a_photo_of_the_user(newcomer, server, tmp_path):
     photo = tmp_path / "mine.jpg"
     texture(3).save(photo)
-    visitor = person(**PHONE)
+    visitor = newcomer(**PHONE)
     visitor.put_in(photo)
     page = visitor.page
     tile = page.locator("#results .tile")
@@ -352,10 +381,10 @@ def test_marks_are_saved_for_the_query_they_were_made_for(person, server, entrie
     assert (mark["same"], mark["query"]["key"]) == (False, entries[0]["key"])
 
 
-def test_without_a_token_marks_only_order_the_results(person, filled, model, entries):
+def test_without_a_token_marks_only_order_the_results(newcomer, filled, model, entries):
     with open_store(filled) as store:
         started = InThread(Index(store, model), ServeSettings())
-        visitor = person(f"#/entry/{entries[0]['key']}", url=started.url)
+        visitor = newcomer(f"#/entry/{entries[0]['key']}", url=started.url)
         press(visitor, ["d"])
         counts(visitor, 0, 1)
         expect(visitor.page.locator("#mark-note")).to_contain_text("no token")

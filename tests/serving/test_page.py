@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
 import pytest
-from browser import Person, chromium
+from browser import WINDOW, Person, chromium
 from PIL import Image
 from playwright.sync_api import expect
 from serving_examples import TOKEN, Process
@@ -88,9 +89,18 @@ def server(servers):
     return servers[0]
 
 
+@pytest.fixture(scope="module")
+def window(browser, server):
+    """The window of most tests: loading the page for each of them would take most of the time."""
+    opened = Person(browser, server.url, **WINDOW)
+    opened.see("#samples .tile >> nth=0")
+    yield opened
+    opened.context.close()
+
+
 @pytest.fixture
-def person(browser, server):
-    """Opens the page; at the end nothing was complained of but what `expected` names."""
+def newcomer(browser, server):
+    """Opens the page in a new window; in the end only `expected` was complained of."""
     opened = []
 
     def open_page(address="", expected="", **settings):
@@ -100,6 +110,21 @@ def person(browser, server):
     yield open_page
     for each, expected in opened:
         each.leave(expected)
+
+
+@pytest.fixture
+def person(window):
+    """Begins at the start of the page, or at an address, in the window that tests share."""
+    allowed = []
+
+    def begin(address="", expected=""):
+        allowed.append(expected)
+        window.begin(address)
+        return window
+
+    yield begin
+    for expected in allowed:
+        window.check(expected)
 
 
 @pytest.fixture
@@ -187,23 +212,33 @@ def test_a_line_divides_likely_results_from_similar_ones(person, asked, landmark
     expect(visitor.page.locator("#results .divider")).to_have_count(1)
 
 
-def test_duplicates_are_shown_and_lead_to_a_search(person, server):
-    groups = server.client.get("/api/duplicates").json()
-    visitor = person()
-    visitor.page.get_by_role("link", name="Find duplicates").click()
-    visitor.see("#duplicates")
-    shown = visitor.page.locator("#duplicate-groups > li")
-    expect(shown).to_have_count(min(30, groups["total"]))
-    expect(visitor.page.locator("#duplicates-count")).not_to_contain_text("Comparing")
-    assert visitor.fits()
-    visitor.page.locator("#duplicates .choose").first.click()
-    visitor.wait()
-    key = groups["groups"][0]["entries"][0]["key"]
-    assert visitor.page.url.endswith(f"#/entry/{key}")
-    visitor.page.go_back()
-    visitor.see("#duplicates")
-    visitor.page.reload()
-    visitor.see("#duplicates")
+def test_duplicates_are_shown_and_lead_to_a_search(browser, landmarks, model, serve, tmp_path):
+    # A few photos: all pairs that a random network finds similar are verified by geometry.
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for path in landmarks[:8]:
+        shutil.copy(path, folder)
+    Image.open(landmarks[0]).save(folder / "copy.jpg", quality=80)
+    with create_store(tmp_path / "few", header_of(model)) as store:
+        add_photos(store, model, read_images(folder), workers=0)
+        client = serve(Index(store, model))
+        groups = client.get("/api/duplicates").json()
+        visitor = Person(browser, str(client.base_url).rstrip("/"))
+        visitor.page.get_by_role("link", name="Find duplicates").click()
+        visitor.see("#duplicates")
+        shown = visitor.page.locator("#duplicate-groups > li")
+        expect(shown).to_have_count(min(30, groups["total"]))
+        expect(visitor.page.locator("#duplicates-count")).not_to_contain_text("Comparing")
+        assert visitor.fits()
+        visitor.page.locator("#duplicates .choose").first.click()
+        visitor.wait()
+        key = groups["groups"][0]["entries"][0]["key"]
+        assert visitor.page.url.endswith(f"#/entry/{key}")
+        visitor.page.go_back()
+        visitor.see("#duplicates")
+        visitor.page.reload()
+        visitor.see("#duplicates")
+        visitor.leave()
 
 
 @pytest.fixture
@@ -347,10 +382,10 @@ def test_duplicates_are_requested_until_they_are_known(comparing):
     assert len(answers) == 3
 
 
-def test_the_page_works_without_the_filters(person):
-    visitor = person(expected="500")
-    visitor.page.route("**/api/facets", lambda route: None)
-    visitor.page.reload()
+def test_the_page_works_without_the_filters(newcomer):
+    visitor = newcomer(
+        expected="500", prepare=lambda page: page.route("**/api/facets", lambda route: None)
+    )
     visitor.see("#samples .tile >> nth=0")
     visitor.page.unroute("**/api/facets")
     visitor.page.route("**/api/facets", lambda route: route.fulfill(status=500, json={}))
@@ -426,8 +461,8 @@ def test_a_box_is_drawn_moved_and_resized(person, asked, landmarks):
     assert visitor.found() == whole
 
 
-def test_a_box_by_keys(person, asked, landmarks):
-    visitor = person(clock=True)
+def test_a_box_by_keys(newcomer, asked, landmarks):
+    visitor = newcomer(clock=True)
     photo = landmarks[33]
     width, height = Image.open(photo).size
     step = round(0.02 * max(width, height))
@@ -472,8 +507,8 @@ def test_boxes_are_in_pixels_of_the_upright_photo(person, asked, landmarks, tmp_
     assert visitor.found() == keys(asked(path, boxes=[visitor.box()]))
 
 
-def test_from_result_to_result_and_back(person, server, asked, landmarks):
-    visitor = person()
+def test_from_result_to_result_and_back(newcomer, server, asked, landmarks):
+    visitor = newcomer()
     page = visitor.page
     visitor.put_in(landmarks[3])
     first = visitor.found()
@@ -522,9 +557,7 @@ def test_more_results_are_loaded_after_going_back(person, server):
     page.go_back()
     expect(page).to_have_url(re.compile(first))
     expect(page.locator("#results .tile")).to_have_count(60)
-    for _ in range(40):
-        page.mouse.wheel(0, 400)
-        page.wait_for_timeout(10)
+    page.locator("#results .tile").last.scroll_into_view_if_needed()
     expect(page.locator("#results .tile")).to_have_count(PHOTOS - 1)
 
 
@@ -548,9 +581,7 @@ def test_the_page_after_a_removed_result_starts_earlier(person, server):
     expect(page.locator("#notice-text")).to_contain_text("no longer in the index")
     page.keyboard.press("Escape")
     with page.expect_request("**/api/search") as sent:
-        for _ in range(40):
-            page.mouse.wheel(0, 400)
-            page.wait_for_timeout(10)
+        page.locator("#results .tile").last.scroll_into_view_if_needed()
     assert re.search(r'name="start"\s+59\s', sent.value.post_data)
 
 
@@ -676,8 +707,24 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     assert "re-ranked by neighbors" in page.locator("#summary").inner_text()
     page.get_by_label("Re-rank by neighbors").uncheck()
     visitor.wait()
+    # The results of the descriptors are there before they are re-ranked.
+    held = []
+
+    def hold(route):
+        if b"true" in route.request.post_data_buffer:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/api/search", hold)
     page.get_by_label("Re-rank by geometry").check()
+    expect(page.locator("#summary")).to_contain_text("re-ranking")
+    expect(page.locator("#found")).to_have_class("found reranking")
+    assert visitor.found() == plain
+    held[0].continue_()
     visitor.wait()
+    expect(page.locator("#found")).to_have_class("found")
+    page.unroute("**/api/search")
     found = asked(photo, rerank=True)
     assert visitor.found() == keys(found)
     points = page.locator("#results .points").all_inner_texts()
@@ -722,8 +769,8 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     assert page.evaluate("document.activeElement.closest('.tile').dataset.key") == found[0]["key"]
 
 
-def test_the_grid_fills_as_one_scrolls_and_does_not_jump(person, asked, landmarks):
-    visitor = person(viewport={"width": 400, "height": 500})
+def test_the_grid_fills_as_one_scrolls_and_does_not_jump(newcomer, asked, landmarks):
+    visitor = newcomer(viewport={"width": 400, "height": 500})
     page = visitor.page
     page.evaluate(
         """() => {
@@ -864,29 +911,6 @@ def test_a_failed_search_keeps_the_results(person, landmarks):
     assert visitor.found() == before
 
 
-def test_results_are_there_before_they_are_reranked(person, asked, landmarks):
-    visitor = person()
-    page = visitor.page
-    visitor.put_in(landmarks[11])
-    plain, held = visitor.found(), []
-
-    def hold(route):
-        if b"true" in route.request.post_data_buffer:
-            held.append(route)
-        else:
-            route.continue_()
-
-    page.route("**/api/search", hold)
-    page.get_by_label("Re-rank by geometry").check()
-    expect(page.locator("#summary")).to_contain_text("re-ranking")
-    expect(page.locator("#found")).to_have_class("found reranking")
-    assert visitor.found() == plain
-    held[0].continue_()
-    visitor.wait()
-    expect(page.locator("#found")).to_have_class("found")
-    assert visitor.found() == keys(asked(landmarks[11], rerank=True))
-
-
 def test_addresses_that_lead_nowhere(person):
     visitor = person("#/entry/123", expected="404")
     assert visitor.notice() == "That photo is not in the index."
@@ -940,6 +964,7 @@ def test_a_slow_search_tells_and_a_newer_one_ends_it(person, asked, landmarks):
         """() => {
           window.signals = [];
           const fetch = window.fetch;
+          window.unwatched = fetch;
           window.fetch = (path, options) => {
             if (path === "api/search") window.signals.push(options.signal);
             return fetch(path, options);
@@ -957,6 +982,7 @@ def test_a_slow_search_tells_and_a_newer_one_ends_it(person, asked, landmarks):
     assert visitor.found() == keys(asked(landmarks[99]))
     assert len(held) == 1
     assert page.evaluate("signals.map(signal => signal.aborted)") == [True, False]
+    page.evaluate("() => { window.fetch = window.unwatched; }")
 
 
 def test_adding_and_removing_asks_for_the_token(person, server, landmarks, tmp_path):
@@ -997,8 +1023,8 @@ def test_adding_and_removing_asks_for_the_token(person, server, landmarks, tmp_p
     expect(page.locator("#about")).to_have_text(f"toy · {PHOTOS} photos")
 
 
-def test_a_phone(person, asked, landmarks):
-    visitor = person(**PHONE)
+def test_a_phone(newcomer, asked, landmarks):
+    visitor = newcomer(**PHONE)
     page = visitor.page
     visitor.see("#samples .tile >> nth=0")
     assert visitor.fits()
@@ -1044,9 +1070,8 @@ def test_a_phone(person, asked, landmarks):
     assert page.evaluate("scrollY") == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colors_follow_the_system_and_then_the_person(person, landmarks, scheme):
-    visitor = person(color_scheme=scheme)
+def test_colors_follow_the_system_and_then_the_person(person, landmarks):
+    visitor = person()
     page = visitor.page
     visitor.put_in(landmarks[0])
 
@@ -1072,17 +1097,25 @@ def test_colors_follow_the_system_and_then_the_person(person, landmarks, scheme)
             low, high = sorted([luminance(text), luminance(back)])
             assert (high + 0.05) / (low + 0.05) >= 4.5, (text, back)
 
-    assert darkness() is (scheme == "dark")
-    readable()
-    page.get_by_label("Dark colors").click()
-    assert darkness() is (scheme == "light")
-    readable()
-    page.keyboard.press("?")
-    visitor.see("#help")
-    readable()
-    page.reload()
-    visitor.see("#stage")
-    assert darkness() is (scheme == "light")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        if scheme == "dark":  # forget the choice
+            page.evaluate("localStorage.clear()")
+            page.reload()
+            visitor.see("#stage")
+            visitor.wait()
+        assert darkness() is (scheme == "dark")
+        readable()
+        page.get_by_label("Dark colors").click()
+        assert darkness() is (scheme == "light")
+        readable()
+        page.keyboard.press("?")
+        visitor.see("#help")
+        readable()
+        page.reload()
+        visitor.see("#stage")
+        assert darkness() is (scheme == "light")
+    page.emulate_media(color_scheme="light")
 
 
 def luminance(color):
@@ -1107,9 +1140,9 @@ def test_everything_has_a_name(person, landmarks):
           ...[...document.images].filter(image => !image.hasAttribute("alt")),
           ...[...document.querySelectorAll("button, a, dialog, [role=application], svg[role=img]")]
             .filter(each => !(each.getAttribute("aria-label") || each.innerText
-              || each.hasAttribute("aria-labelledby") || each.textContent).trim()),
+              || each.hasAttribute("aria-labelledby") || each.textContent).trim() && !each.hidden),
           ...[...document.querySelectorAll("input:not([type=file])")]
-            .filter(input => !input.labels.length),
+            .filter(input => !input.labels.length && !input.getAttribute("aria-label")),
         ].map(each => each.outerHTML)"""
     )
     assert nameless == []

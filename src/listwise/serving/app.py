@@ -191,14 +191,13 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     @app.get("/api/entries/{key}/thumbnail", response_class=Response, responses=JPEG)
     async def thumbnail(request: Request, key: str) -> Response:
         """Return a small JPEG file of an entry's photo."""
-        found = await to_thread.run_sync(service.entry, key_of(key))
-        return jpeg(request, found, await service.thumbnail(found, client_of(request)))
+        return jpeg(request, await service.thumbnail(key_of(key), client_of(request)))
 
     @app.get("/api/entries/{key}/photo", response_class=Response, responses=JPEG)
     async def photo(request: Request, key: str) -> Response:
         """Return a JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
         found = await to_thread.run_sync(service.entry, key_of(key))
-        return jpeg(request, found, await service.photo(found, client_of(request)))
+        return jpeg(request, await service.photo(found, client_of(request)))
 
     photos = form_fields(limits)["photos"] | {"minItems": 1}
     form = form_body({"photos": photos}, required=["photos"])

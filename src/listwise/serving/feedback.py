@@ -157,12 +157,12 @@ class Feedback:
                 return mark
         raise HTTPException(404, f"{name[:40]!r} is not the id of a mark")
 
-    async def photo(self, name: str, client: Client) -> tuple[Entry, bytes]:
-        """The query photo of a mark, and a small JPEG file of it; empty if it cannot be read."""
+    async def photo(self, name: str, client: Client) -> bytes:
+        """A small JPEG file of the query photo of a mark."""
         mark: Mark = await self._service.read(partial(self._find, name), client)
         query = Entry(f"of the query of mark {name}", mark.query.path, 0, 0, mark.query.box)
         show = partial(thumbnail_from_photo, query)
-        return query, await self._service.picture(show, query, client)
+        return await self._service.picture(show, query, client)
 
     async def table(self, client: Client) -> str:
         """The labels that follow from marks, as a CSV table."""

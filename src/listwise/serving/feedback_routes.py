@@ -131,7 +131,7 @@ def _add_mark(app: FastAPI, service: Service, feedback: Feedback) -> None:
     @app.get("/api/marks/{id}/photo", response_class=Response, responses=JPEG)
     async def query_photo(request: Request, id: str) -> Response:
         """Return a small JPEG file of the query photo of a mark."""
-        return jpeg(request, *await feedback.photo(id, client_of(request)))
+        return jpeg(request, await feedback.photo(id, client_of(request)))
 
 
 def _add_classes(app: FastAPI, service: Service, feedback: Feedback) -> None:

@@ -284,10 +284,17 @@ class Service:
             raise NoEntryError(f"the index has no entry {key}")
         return found[key]
 
-    async def thumbnail(self, entry: Entry, client: Client) -> bytes:
-        """A small JPEG file of an entry's photo; empty if the photo cannot be read."""
-        stored = await to_thread.run_sync(self.store.thumbnail, entry.key)
-        return stored or await self.picture(partial(thumbnail_from_photo, entry), entry, client)
+    async def thumbnail(self, key: int, client: Client) -> bytes:
+        """A small JPEG file of an entry's photo.
+
+        Raises:
+            NoEntryError: the index has no such entry.
+        """
+        stored = await to_thread.run_sync(self.store.thumbnail, key)
+        if stored:  # as for almost all entries, so that the entry itself is not read
+            return stored
+        entry = await to_thread.run_sync(self.entry, key)
+        return await self.picture(partial(thumbnail_from_photo, entry), entry, client)
 
     async def photo(self, entry: Entry, client: Client) -> bytes:
         """A JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
@@ -302,7 +309,10 @@ class Service:
             except ImageError as error:
                 raise _not_shown(entry, error) from None
             with self._engine.decoding.reserve(pixels):
-                return make()
+                content = make()
+            if not content:
+                raise HTTPException(404, f"no picture of {entry.id}: its photo cannot be read")
+            return content
 
         until = time.monotonic() + self.limits.seconds
         job = self._pictures.submit(decode, owner=client.address)
