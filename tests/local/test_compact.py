@@ -64,11 +64,12 @@ def test_decoded_features_verify_as_the_original_ones_do():
     query = hessian_affine(scene, COUNT)
     view = scene.crop((60, 30, 230, 180))
     fresh = verify(query, hessian_affine(view, COUNT))
-    stored = verify_decoded(query, decode_features(compact_features(view)))
+    coded = decode_features(encode_features(query))
+    stored = verify_decoded(coded, decode_features(compact_features(view)))
     assert stored.inliers > 0.8 * fresh.inliers > 20
     np.testing.assert_allclose(stored.transform[:2, 2], (-60, -30), atol=2)
     other = decode_features(compact_features(textured(170, 150, seed=3)))
-    assert verify_decoded(query, other).inliers < 7
+    assert verify_decoded(coded, other).inliers < 7
 
 
 def test_points_are_in_pixels_of_the_whole_photo():

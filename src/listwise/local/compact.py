@@ -104,9 +104,8 @@ def decode_features(content: bytes) -> Features:
 
 
 def verify_decoded(query: Features, decoded: Features) -> Verification:
-    """Verify features of `decode_features` against the strongest exact features of a query."""
-    strongest = query.descriptors[:COUNT]
-    return verify(query, decoded, nearest_pairs(strongest, decoded.descriptors, _MAX_RATIO))
+    """Verify two photos with features of `decode_features`."""
+    return verify(query, decoded, nearest_decoded(query, decoded))
 
 
 def nearest_decoded(one: Features, two: Features) -> Pairs:

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError
 from listwise.local.compact import COUNT as STORED_COUNT
-from listwise.local.compact import decode_features, verify_decoded
+from listwise.local.compact import decode_features, encode_features, verify_decoded
 from listwise.local.features import COUNT, Features, hessian_affine, photo_features
 from listwise.local.verification import verify
 from listwise.machine import Machine
@@ -144,10 +144,14 @@ class Reranker:
             for photo, box in zip(queries, parts, strict=True)
         ]
         features = [found for found in _results_until(sought, stop) if found is not None]
+        # Stored features are compared with those of the query after the same encoding.
+        coded = [decode_features(encode_features(found)) for found in features if any(stored)]
         compared: list[RerankedEntry | None] = [None] * len(entries)
         if len(features) == len(queries):
             tasks = [
-                self._pool.submit(self._compare, features, position, entry, code, stop)
+                self._pool.submit(
+                    self._compare, coded if code else features, position, entry, code, stop
+                )
                 for position, (entry, code) in enumerate(zip_longest(entries[:TOP], stored[:TOP]))
             ]
             compared[: len(tasks)] = _results_until(tasks, stop)
