@@ -4,6 +4,7 @@ They are forked from a process that has imported both (see `set_forkserver_prelo
 Otherwise they are as any other: with arguments, environment, output and signals of their own.
 """
 
+import fnmatch
 import multiprocessing
 import os
 import runpy
@@ -105,6 +106,21 @@ def run_listwise(*arguments):
 
     sys.argv = ["listwise", *arguments]
     main()
+
+
+def run_and_die(pattern, number, *arguments):
+    """Be a command that dies just before it puts in place the `number`-th file that matches."""
+    left = number
+
+    def look(event, details):
+        nonlocal left
+        if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+    run_listwise(*arguments)
 
 
 def _script(path, *arguments):

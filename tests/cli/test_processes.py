@@ -1,6 +1,5 @@
 """The command line as its users have it: processes that are started, killed and go together."""
 
-import fnmatch
 import json
 import os
 import random
@@ -55,21 +54,6 @@ def wait_for(process, condition):
     return False
 
 
-def train_and_die(pattern, number, *arguments):
-    """A run that kills itself just before it puts in place the `number`-th file that matches."""
-    left = number
-
-    def look(event, details):
-        nonlocal left
-        if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(look)
-    programs.run_listwise(*arguments)
-
-
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -86,7 +70,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
         """Such files are there for too short a while to be sure to see one from here."""
         options = {"env": ENVIRONMENT}
         return lambda arguments: (
-            programs.Program(train_and_die, pattern, number, *arguments, **options),
+            programs.Program(programs.run_and_die, pattern, number, *arguments, **options),
             lambda: False,
         )
 

@@ -1,10 +1,6 @@
 """Training from an index: better models, models that are not, and their comparison."""
 
-import fnmatch
 import itertools
-import os
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -205,7 +201,9 @@ def test_a_killed_training_is_resumed_without_the_index(marked, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = programs.listwise(*arguments, whole)
     assert process.wait(120) == 0, process.errors()
-    dying = programs.Program(train_and_die, "*checkpoint*", 7, *map(str, arguments), str(killed))
+    dying = programs.Program(
+        programs.run_and_die, "*checkpoint*", 7, *map(str, arguments), str(killed)
+    )
     assert dying.wait(120) == -9, dying.errors()
     assert not (killed / "comparison.json").exists()
     name.rename(tmp_path / "away")
@@ -215,18 +213,3 @@ def test_a_killed_training_is_resumed_without_the_index(marked, tmp_path):
     assert found == expected
     one, other = (load_model(run / "model").fingerprint for run in (killed, whole))
     assert one == other
-
-
-def train_and_die(pattern, number, *arguments):
-    """A run that kills itself just before it puts in place the `number`-th file that matches."""
-    left = number
-
-    def look(event, details):
-        nonlocal left
-        if event == "os.rename" and fnmatch.fnmatch(str(details[0]), pattern):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(look)
-    programs.run_listwise(*arguments)

@@ -14,6 +14,8 @@ from listwise.errors import InputError
 
 Float32 = NDArray[np.float32]
 Keys = NDArray[np.int64]
+Names = str | int | Iterable[str | int]
+"""One or several ids or keys of entries."""
 LABEL = "label"
 """The attribute of an entry that names its class."""
 
@@ -88,6 +90,16 @@ def entry_key(name: str) -> int:
     # Names from a terminal or a file system are not always UTF-8.
     content = name.encode(errors="surrogateescape")
     return int.from_bytes(blake2b(content, digest_size=8).digest()) >> 1
+
+
+def key_of(name: str | int) -> int:
+    """The key of an entry that is given by its id or its key."""
+    return name if isinstance(name, int) else entry_key(name)
+
+
+def list_names(names: Names) -> list[str | int]:
+    """One or several ids or keys as a list."""
+    return [names] if isinstance(names, str | int) else list(names)
 
 
 def possible_keys(keys: Iterable[int]) -> list[int]:

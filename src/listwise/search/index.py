@@ -24,7 +24,7 @@ from listwise.search.changes import UpgradeChanges, find_changes
 from listwise.search.checking import CheckResult, check_store
 from listwise.search.classes import ClassProgress, Suggestion, find_classes, find_suggestions
 from listwise.search.duplicates import THRESHOLD, DuplicateGroup, find_duplicates
-from listwise.search.entries import Entry, Float32, NoEntryError, entry_key
+from listwise.search.entries import Entry, Float32, Names, NoEntryError, key_of, list_names
 from listwise.search.filling import (
     Added,
     Sources,
@@ -38,7 +38,7 @@ from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation
 from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit, Query, find_hits, lowest_score, marked_order
-from listwise.search.marking import MarkingMethods, Names, find_marked
+from listwise.search.marking import MarkingMethods, find_marked
 from listwise.search.refinement import RefineMethod, find_refinement
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
 from listwise.search.upgrading import (
@@ -295,7 +295,7 @@ class Index(MarkingMethods):
             refine, rerank = refine or "diffusion", True
         chosen = as_filter(where)
         method = None if refine is None else find_refinement(refine)
-        examples = [self.entry(name) for name in _listed(like)]
+        examples = [self.entry(name) for name in list_names(like)]
         current = self.generation  # another thread may switch to another one meanwhile
         marked = find_marked(current.store, query, like, box, same, different, stored=marks)
         photos, vectors = _described(current, query, box)
@@ -305,7 +305,7 @@ class Index(MarkingMethods):
         if examples:
             known = current.store.vectors(np.array([entry.key for entry in examples], np.int64))
             vectors = np.concatenate([vectors, known])
-        left_out = {entry.key for entry in examples} | set(map(_key, _listed(exclude)))
+        left_out = {entry.key for entry in examples} | set(map(key_of, list_names(exclude)))
         one = Query(vectors, k, expand, left_out, chosen, lowest, method, *marked)
         if not rerank:
             return find_hits(current.store, [one], current.calibration)[0]
@@ -443,10 +443,10 @@ class Index(MarkingMethods):
 
     def entry(self, name: str | int) -> Entry:
         """Return the entry with an id or a key; `NoEntryError` if the index has none."""
-        found = self.store.get([_key(name)])
+        found = self.store.get([key_of(name)])
         if not found:
             raise NoEntryError(f"{self.uri} has no photo {name}: give an id or a key of the index")
-        return found[_key(name)]
+        return found[key_of(name)]
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose a search method that meets the intent, measure it, and save the choice."""
@@ -609,7 +609,7 @@ class Index(MarkingMethods):
         """The keys of the entries that a user gave by id, key, file or folder."""
         if isinstance(named, Entry):
             return [named.key]
-        key = _key(named if isinstance(named, int) else str(named))
+        key = key_of(named if isinstance(named, int) else str(named))
         if self.store.get([key]):
             return [key]
         if isinstance(named, int) or not Path(named).exists():
@@ -621,14 +621,6 @@ class Index(MarkingMethods):
         if not keys:
             raise InputError(f"{self.uri} has no entry for {named}: nothing was removed")
         return keys
-
-
-def _listed(given: Names) -> list[str | int]:
-    return [given] if isinstance(given, str | int) else list(given)
-
-
-def _key(name: str | int) -> int:
-    return name if isinstance(name, int) else entry_key(name)
 
 
 def _described(

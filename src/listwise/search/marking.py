@@ -18,15 +18,21 @@ from listwise.data.images import Box, clip_box
 from listwise.errors import InputError
 from listwise.search.checksums import damage
 from listwise.search.classes import labelled_entries
-from listwise.search.entries import LABEL, Entry, NoEntryError, entry_key
+from listwise.search.entries import (
+    LABEL,
+    Entry,
+    Names,
+    NoEntryError,
+    entry_key,
+    key_of,
+    list_names,
+)
 from listwise.search.generation import Generation
 from listwise.search.mark_groups import QUERY
 from listwise.search.mark_log import mark_line, parse_line, undo_line
 from listwise.search.marks import Mark, MarkedQuery, Marks
 from listwise.search.store import Store
 
-Names = str | int | Iterable[str | int]
-"""One or several ids or keys of entries."""
 Result = TypeVar("Result")
 _LONGEST = 200  # characters of the name of a person or a class
 
@@ -132,7 +138,7 @@ def write_marks(
         chosen[entry.key] = entry, False
     if not chosen:
         raise InputError("nothing to mark: give `same` or `different`")
-    places = {_key(name): rank for name, rank in (ranks or {}).items()}
+    places = {key_of(name): rank for name, rank in (ranks or {}).items()}
     if any(rank < 1 for rank in places.values()):
         raise InputError("`ranks` must be 1 or more")
     asked = find_query(store, query, box, keep=True)
@@ -164,9 +170,9 @@ def find_query(
         keep: keep a copy of a photo that is not an entry.
     """
     if isinstance(query, str | int):
-        found = store.get([_key(query)])
+        found = store.get([key_of(query)])
         if found and box is None:
-            return as_query(found[_key(query)])
+            return as_query(found[key_of(query)])
         if isinstance(query, int) and found:
             raise InputError("`box` is for a photo: leave it out for an entry")
         if isinstance(query, int):
@@ -203,13 +209,13 @@ def find_marked(
     try:
         store.vectors(np.array([*found, *others], np.int64))  # faster than reading the entries
     except NoEntryError:
-        _entries(store, [*_listed(same), *_listed(different)])
+        _entries(store, [*list_names(same), *list_names(different)])
         raise
     for key in set(found) & set(others):
         name = store.get([key])[key].id
         raise InputError(f"{name} is in `same` and in `different`: give it in one of them")
     if stored:
-        known = _listed(like)
+        known = list_names(like)
         several = isinstance(query, Sequence) and not isinstance(query, str)
         given = list(query) if several else [] if query is None else [query]
         if len(given) + len(known) != 1:
@@ -335,25 +341,17 @@ def _photo_file(query: Any, box: Box | None) -> PhotoFile:
 
 def _entries(store: Store, names: Names) -> list[Entry]:
     """The entries with these ids or keys; `NoEntryError` if one does not exist."""
-    given = _listed(names)
-    found = store.get(sorted({_key(name) for name in given}))
+    given = list_names(names)
+    found = store.get(sorted({key_of(name) for name in given}))
     for name in given:
-        if _key(name) not in found:
+        if key_of(name) not in found:
             raise NoEntryError(f"{store.uri} has no photo {name}: give an id or a key of the index")
-    return [found[key] for key in dict.fromkeys(map(_key, given))]
-
-
-def _listed(names: Names) -> list[str | int]:
-    return [names] if isinstance(names, str | int) else list(names)
+    return [found[key] for key in dict.fromkeys(map(key_of, given))]
 
 
 def _keys(names: Names) -> list[int]:
     """The keys of entries, each once."""
-    return list(dict.fromkeys(map(_key, _listed(names))))
-
-
-def _key(name: str | int) -> int:
-    return name if isinstance(name, int) else entry_key(name)
+    return list(dict.fromkeys(map(key_of, list_names(names))))
 
 
 def _checked_text(argument: str, text: str) -> str:
