@@ -117,6 +117,15 @@ def test_the_reference_lists_every_command_and_option():
     assert count > 200
 
 
+def test_each_example_of_a_command_is_a_line_of_its_own():
+    shown = re.findall(r"^```sh\n(.*?)^```$", reference().commands_page(), re.DOTALL | re.MULTILINE)
+    assert len(shown) > 30
+    for line in "".join(shown).splitlines():
+        command = line.partition("#")[0]
+        assert command.count("listwise ") == 1 or command.startswith("  "), line
+        assert len(line) < 100
+
+
 def test_the_reference_lists_every_setting():
     made = reference()
     commands, settings = made.commands_page(), made.settings_page()

@@ -5,6 +5,7 @@ that it defines.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,11 +117,11 @@ def _examples(text: str) -> Iterator[str]:
     """The epilog of a command: its examples as code, everything else as paragraphs."""
     commands, paragraphs = [], []
     for part in re.sub(r"^Examples?:", "", text).split("\n\n"):
-        line = part.strip()
-        if re.match(r"(listwise|torchrun) ", line):
-            commands.append(re.sub(r"(\S)\s{2,}(\S)", r"\1  # \2", line))
-        elif line:
-            paragraphs.append(_escape(" ".join(line.split())))
+        block = textwrap.dedent(part.strip("\n")).rstrip()
+        if re.match(r"(listwise|torchrun) ", block):
+            commands.append(block)
+        elif block:
+            paragraphs.append(_escape(" ".join(block.split())))
     yield "```sh\n" + "\n".join(commands) + "\n```"
     yield from paragraphs
 
