@@ -19,7 +19,7 @@ def blocks(name, kind):
     return [text for language, text in found if language == kind]
 
 
-@pytest.mark.parametrize("name", ["training.md", "data.md"])
+@pytest.mark.parametrize("name", ["training.md", "training-losses.md", "data.md"])
 def test_flags_and_settings_exist(name):
     text = (DOCS / name).read_text()
     flags = {name.replace("_", "-") for name in TrainConfig.model_fields if name not in NESTED}
