@@ -118,3 +118,35 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         main_module.main()
     assert (left.value.code, capsys.readouterr().err) == (130, "listwise: stopped\n")
+
+
+ENDING = """
+import atexit, sys, threading
+from listwise import __main__ as program
+from listwise.cli import main
+sys.modules["torch"] = object()
+
+def app(**_):
+    atexit.register(print, "then libraries")
+    threading.Timer(0.2, print, ["first threads"]).start()
+    print("before")
+    if sys.argv[1] == "raise":
+        raise ValueError("unexpected")
+    sys.exit(int(sys.argv[1]))
+
+atexit.register(print, "at the very end")
+main.app = app
+program.run()
+"""
+
+
+@pytest.mark.parametrize(("argument", "code"), [("0", 0), ("3", 3), ("raise", 1)])
+def test_a_command_ends_quickly_but_after_threads_and_libraries(argument, code):
+    command = [sys.executable, "-c", ENDING, argument]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    expected = ["before", "first threads", "then libraries"]
+    if argument == "raise":
+        expected.append("at the very end")
+    assert done.stdout.splitlines() == expected
+    assert ("ValueError" in done.stderr) == (argument == "raise")

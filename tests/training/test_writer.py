@@ -49,6 +49,47 @@ def test_an_error_is_raised_and_ends_the_writing():
     assert "files" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
 
 
+def test_newer_saves_replace_those_that_wait():
+    writer, done, go = FileWriter(), [], threading.Event()
+    started = threading.Event()
+
+    def model(update):
+        writer.submit_model(lambda: done.append(("model", update)))
+
+    def checkpoint(update):
+        writer.submit_checkpoint(lambda: done.append(("checkpoint", update)))
+
+    model(0)
+    writer.submit(lambda: started.set() or go.wait())
+    started.wait()
+    checkpoint(1)  # its network is on the disk
+    for update in (2, 4, 6):
+        model(update)
+        checkpoint(update)
+    checkpoint(7)  # must not be on the disk without the network of update 6
+    go.set()
+    writer.close()
+    assert done == [
+        ("model", 0),
+        ("checkpoint", 1),
+        ("model", 6),
+        ("checkpoint", 7),
+    ]
+
+
+def test_a_save_that_has_started_is_completed():
+    writer, done = FileWriter(), []
+    started, go = threading.Event(), threading.Event()
+    writer.submit_model(lambda: started.set() or (go.wait() and done.append("model 0")))
+    started.wait()
+    writer.submit_checkpoint(lambda: done.append("checkpoint 0"))
+    writer.submit_model(lambda: done.append("model 2"))
+    writer.submit_checkpoint(lambda: done.append("checkpoint 2"))
+    go.set()
+    writer.close()
+    assert done == ["model 0", "checkpoint 0", "model 2", "checkpoint 2"]
+
+
 def test_a_closed_writer_can_be_used_again():
     writer, done = FileWriter(), []
     for number in range(2):

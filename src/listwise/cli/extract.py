@@ -1,5 +1,6 @@
 """`listwise extract`: write the descriptors of photos to a file."""
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -33,11 +34,11 @@ def extract(
     json: options.AsJson = False,
 ) -> None:
     """Compute the descriptors of photos and write them to a file."""
-    import time
-
     from listwise.data.catalog import photos_of
+    from listwise.data.gpu_photos import start_gpu
 
     factors = options.parse_numbers(scales, "scales") if scales else None
+    start_gpu(device)
     images = photos_of(source)
 
     from listwise.descriptors import Shard, load_model

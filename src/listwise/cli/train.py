@@ -9,6 +9,8 @@ from rich.console import Console
 
 from listwise.cli import options
 from listwise.cli.settings import given_settings, with_setting_flags
+from listwise.errors import InputError
+from listwise.settings import merge, read_settings
 
 if TYPE_CHECKING:
     from listwise.feedback import Comparison
@@ -57,9 +59,6 @@ def train(
     **flags: Any,
 ) -> None:
     """Train a network on labelled photos by maximizing average precision."""
-    from listwise.errors import InputError
-    from listwise.settings import merge, read_settings
-
     given = given_settings(flags)
     if resume and (data or from_index or run or config or given or preset != "auto"):
         raise InputError("--resume uses the settings of the run: leave out all other options")
@@ -67,6 +66,9 @@ def train(
         raise InputError("give the photos to train on: either PHOTOS or --from-index")
     given = merge(read_settings(config) if config else {}, given)
 
+    from listwise.data.gpu_photos import start_gpu
+
+    start_gpu(given.get("device", "auto"))
     from listwise import api
     from listwise.training.distributed import process_group
     from listwise.training.run.folder import RUN_FILE

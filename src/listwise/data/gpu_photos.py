@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import threading
 import warnings
 from collections import deque
@@ -81,6 +82,25 @@ def gpu_decodes(device: torch.device) -> bool:
         return _jpeg_decoder(device) is not None
 
 
+def start_gpu(device: str = "auto") -> None:
+    """Start a GPU in a thread, while other libraries are imported; `prepare_gpu` loads the rest.
+
+    `device` need not exist: what uses it reports the error. The processes of `torchrun` choose
+    their GPUs themselves.
+    """
+    with suppress(RuntimeError):
+        name = torch.device("cuda" if device == "auto" else device)
+        if "RANK" not in os.environ and name.type == "cuda" and torch.cuda.is_available():
+            threading.Thread(target=_start, args=(name,), name="start").start()
+
+
+def _start(device: torch.device) -> None:
+    with suppress(Exception):
+        images = torch.zeros(1, 8, 8, 8, dtype=torch.bfloat16, device=device)
+        torch.conv2d(images, images)
+        torch.mm(images[0, 0], images[0, 0])
+
+
 def prepare_gpu(device: str) -> None:
     """Start to load what a GPU needs in a thread; nothing happens for another device.
 
@@ -99,9 +119,7 @@ def _load_libraries(name: str) -> None:
     with suppress(Exception):  # the program itself reports the error when it uses the GPU
         index = torch.device(name).index
         device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        images = torch.zeros(1, 8, 8, 8, dtype=torch.bfloat16, device=device)
-        torch.conv2d(images, images)
-        torch.mm(images[0, 0], images[0, 0])
+        _start(device)
         gpu_decodes(device)
 
 

@@ -178,7 +178,7 @@ class LayerTrainer(_OfIndex, AdapterTrainer):
                 model = replace(model, calibration=fitted)
             self._write_model(model, training)
 
-        self._writer.submit(write)
+        self._writer.submit_model(write)
 
     def _write_model(self, model: Model, training: dict[str, Any]) -> None:
         folder, net = self.run / MODEL_FOLDER, trainable(model)

@@ -256,7 +256,7 @@ class MultistageStep:
             batch.gathered = (descriptors.detach(), labels, photos)
         with failing_together(device):
             if self.memory is None or batch.gathered is None:
-                value = self._loss_of(descriptors, labels, queries)
+                value = self.compute_loss(descriptors, labels, queries)
             else:
                 value = self._loss_with_memory(self.memory, descriptors, labels, photos, queries)
             torch.autograd.backward(value)
@@ -296,22 +296,22 @@ class MultistageStep:
         """
         references, reference_labels = memory.references(photos)
         if references is None or len(references) == 0:
-            return self._loss_of(descriptors, labels, queries)
+            return self.compute_loss(descriptors, labels, queries)
         weights = torch.ones_like(descriptors[:, 0]).float()
         if self.weighting is not None:
             weights = self.weighting(labels)
-        return self._loss_of(
+        return self.compute_loss(
             torch.cat([descriptors, references.to(descriptors.dtype)]),
             torch.cat([labels, reference_labels]),
             queries or (0, len(labels)),
             torch.cat([weights, weights.new_zeros(len(references))]),
         )
 
-    def _loss_of(
+    def compute_loss(
         self,
         descriptors: Tensor,
         labels: Tensor,
-        queries: tuple[int, int] | None,
+        queries: tuple[int, int] | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of a batch [B, C] and [B], or the share of some rows, with its graph."""

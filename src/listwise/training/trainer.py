@@ -38,6 +38,7 @@ from listwise.models.storage import fingerprint, write_network
 from listwise.settings import TrainConfig
 from listwise.training.adam import Adam
 from listwise.training.averaging import WeightAverage
+from listwise.training.compiling import compile_loss
 from listwise.training.cross_batch import CrossBatchMemory
 from listwise.training.distributed import failing_together, world
 from listwise.training.duration import (
@@ -240,6 +241,7 @@ class Trainer:
         config, progress = self.plan.config, self.progress
         started = time.perf_counter() - progress.seconds
         with closing(self._start_loading()) as first, closing(self._batches(first)) as batches:
+            self._compile_loss()
             if progress.update == 0:  # while the first batch is loaded
                 value = self._validate(record)
                 if record:
@@ -280,6 +282,12 @@ class Trainer:
             if progress.out_of_time:
                 reason = f"the {config.minutes:g} minutes are nearly over"
             self.view.message(f"stopped after update {progress.update}: {reason}")
+
+    def _compile_loss(self) -> None:
+        """Compile the kernels of the loss in a thread, for the first of the batches."""
+        if self.device.type == "cuda" and self.memory is None and not self._finished():
+            labels = self.plan.train.labels[self._draw(self.progress.update)]
+            compile_loss(self.step, torch.from_numpy(labels), self.net.dim, self.device)
 
     def _estimate_from(self, speed: Speed | None) -> TimeLeft:
         """Return the estimate of the remaining time."""
@@ -631,20 +639,24 @@ class Trainer:
                 model = fingerprint(config, weights)
                 fit_calibration(descriptors, labels, model, source).save(folder)
 
-        self._writer.submit(write)
+        self._writer.submit_model(write)
 
     def _save(self, record: Record | None) -> None:
         if record:
             self.progress.counts = asdict(self.step.counts)
             self.progress.tuples = self._tuples.tolist()
             self.progress.metrics_sum = record.sum
-            self._writer.submit(record.flush)
             module = loss_module(self.loss)
             tensors = checkpoint_tensors(self.net, self.optimizer, module, self.memory)
             copies = self._writer.copy(tensors)
             progress = replace(self.progress)
             path = self.run / CHECKPOINT_FILE
-            self._writer.submit(lambda: write_checkpoint(path, copies.result(), progress))
+
+            def write() -> None:
+                record.flush()
+                write_checkpoint(path, copies.result(), progress)
+
+            self._writer.submit_checkpoint(write)
 
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress
