@@ -1,6 +1,7 @@
 """Shorter descriptors, descriptors in fewer bits, and labels with levels."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -143,6 +144,18 @@ def test_labels_with_levels_have_metrics_of_all_levels(folder, photos, tmp_path)
     assert "all levels of the labels: H-AP" in result.table()
     shown = json.loads(run("evaluate", folder, tmp_path / "table.csv", "--levels", "--json"))
     assert shown["levels"] == pytest.approx(expected.figures, abs=1e-6)
+    for kind in range(4):  # the same classes as nested folders
+        nested = tmp_path / "nested" / "ab"[kind // 2] / f"class{kind}"
+        nested.mkdir(parents=True)
+        for number in range(3):
+            shutil.copy(photos / f"class{kind}/{number}.jpg", nested)
+    shown = json.loads(run("evaluate", folder, tmp_path / "nested", "--levels", "--json"))
+    assert shown["levels"] == pytest.approx(expected.figures, abs=1e-6)
+    plain = evaluate(model, tmp_path / "nested")
+    assert plain.benchmark.database.class_names == ("a", "b")
+    (tmp_path / "nested/b/c.jpg").symlink_to(photos / "class0/0.jpg")
+    with pytest.raises(InputError, match="the label 'b' has 1 levels but 'a/class0' has 2"):
+        evaluate(model, tmp_path / "nested", levels=True)
     with pytest.raises(InputError, match=r"have no levels: .* or leave out `levels`"):
         evaluate(model, photos, levels=True)
     (tmp_path / "both.csv").write_text("path,label,label1\na.jpg,x,y\n")

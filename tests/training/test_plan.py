@@ -1,11 +1,13 @@
 import csv
 import shutil
 
+import numpy as np
 import pytest
 
 from listwise.data import ImageError, read_labelled
 from listwise.errors import InputError
 from listwise.settings import TrainConfig
+from listwise.training import Trainer
 from listwise.training.plan import prepare
 
 
@@ -150,3 +152,20 @@ def test_no_more_images_and_classes_are_asked_for_than_there_are(photos):
     config, notes = bounded(loss="triplet", batch_size=64)
     assert config.images_per_update == 192
     assert notes == []
+
+
+def test_nested_folders_are_levels_of_the_hierarchical_loss(photos, tmp_path):
+    nested = tmp_path / "nested"
+    for kind in range(8):
+        shutil.copytree(photos / f"class{kind}", nested / f"{'abcd'[kind // 2]}/{kind}")
+    assert prepare(nested, {"updates": 1, "val_fraction": 0.5}).train.class_names[0] in "abcd"
+    given = {"loss": "hierarchical-ap", "updates": 1, "backbone": "test_resnet"}
+    plan = prepare(nested, given | {"weights": "random", "batch_size": 4, "val_fraction": 0.25})
+    names = plan.train.class_names + plan.validation.class_names
+    assert sorted(names) == [f"{'abcd'[kind // 2]}/{kind}" for kind in range(8)]
+    trainer = Trainer(plan, tmp_path / "run")
+    labels = plan.train.labels
+    groups = [name[0] for name in plan.train.class_names]
+    for update in range(8):  # two classes: both of one group, unless the other one is held out
+        first, second = (groups[k] for k in np.unique(labels[trainer._draw_batch(labels, update)]))
+        assert first == second or 1 in (groups.count(first), groups.count(second))

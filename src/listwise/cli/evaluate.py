@@ -91,7 +91,7 @@ def evaluate(
 
     from listwise import results
 
-    opened = results.open_benchmark(benchmark, data, split)
+    opened = results.open_benchmark(benchmark, data, split, levels)
     photos = opened.photo_count * (2 if against or database_model else 1)
     with progress_bar(console, "computing descriptors", photos) as advance:
         result = results.evaluate(

@@ -3,7 +3,8 @@
 `read_labelled` (with labels) and `read_images` (without) read three layouts:
 
 * **A folder of class folders.** The class of an image is the first folder below the root;
-  deeper folders do not matter: `photos/eiffel_tower/2019/a.jpg` is of class `eiffel_tower`.
+  deeper folders do not matter: `photos/eiffel_tower/2019/a.jpg` is of class `eiffel_tower`. With
+  `levels`, all folders are the levels of the class: `photos/bird/sparrow/a.jpg` is `bird/sparrow`.
 * **A table**, `.csv` (UTF-8, comma-separated, a header line) or `.parquet`, one image per row:
 
   ======================  ==================================================================
@@ -51,7 +52,10 @@ _LABELLED_PHOTOS = (
 
 
 def read_labelled(
-    source: str | Path, split: str | None = None, split_column: str = "split"
+    source: str | Path,
+    split: str | None = None,
+    split_column: str = "split",
+    levels: bool = False,
 ) -> LabelledImages:
     """Read images and their labels from a folder, a table or a list (see this module's layouts).
 
@@ -61,13 +65,15 @@ def read_labelled(
         source: path of the folder, table or list.
         split: return only the images of this split; all by default.
         split_column: the column of a table that names the split.
+        levels: in a folder, the label of an image has all folders of its path as levels, from
+            coarse to fine, instead of the first folder alone. Tables and lists write the levels.
 
     Returns:
         N images with labels int64 [N], and with `.splits` if the table has them.
     """
     source = Path(source).expanduser()
     if source.is_dir():
-        images = _labelled(_class_folders(source))
+        images = _labelled(_class_folders(source, levels))
     elif _is_table(source, _LABELLED_PHOTOS):
         images = _labelled(_table_rows(source, split_column=split_column, need_label=True))
     else:
@@ -128,7 +134,7 @@ def _folder_rows(folder: Path) -> list[_ListedImage]:
     return rows
 
 
-def _class_folders(folder: Path) -> list[_ListedImage]:
+def _class_folders(folder: Path, levels: bool) -> list[_ListedImage]:
     rows = _folder_rows(folder)
     bare = [row.id for row in rows if "/" not in row.id]
     if bare:
@@ -138,15 +144,15 @@ def _class_folders(folder: Path) -> list[_ListedImage]:
             f"each class into a folder of their own, {folder}/CLASS/IMAGE, or give a CSV file "
             "with the columns path,label"
         )
-    rows = [replace(row, label=row.id.split("/", 1)[0]) for row in rows]
-    classes = sorted({str(row.label) for row in rows})
+    classes = sorted({row.id.split("/", 1)[0] for row in rows})
     if _SPLIT_NAMES.issuperset(name.lower() for name in classes):
         raise InputError(
             f"{folder}: its folders ({', '.join(classes)}) are named like splits, not classes; "
             f"give one of them, such as {folder / classes[0]}, or a CSV file with the columns "
             "path,label,split"
         )
-    return rows
+    cut = str.rsplit if levels else str.split
+    return [replace(row, label=cut(row.id, "/", 1)[0]) for row in rows]
 
 
 def _is_table(source: Path, layouts: str) -> bool:

@@ -190,7 +190,7 @@ def evaluate(
     """
     methods = [refine] if isinstance(refine, str) else list(refine)
     options = {f" + {find_refinement(each).label}": {"refine": each} for each in methods}
-    opened = open_benchmark(benchmark, data, split)
+    opened = open_benchmark(benchmark, data, split, levels)
     refuse_labels(opened, bool(expand), refine, distractors)
     _check_quality(quality, opened, distractors)
     _check_levels(levels, opened, database_model)
@@ -324,6 +324,7 @@ def open_benchmark(
     source: Benchmark | LabelledImages | str | Path,
     data: str | Path | None = None,
     split: str | None = None,
+    levels: bool = False,
 ) -> Benchmark:
     """Open a benchmark: a data set by name or folder, or labelled photos.
 
@@ -334,6 +335,7 @@ def open_benchmark(
             table), or the result of `read_labelled`.
         data: folder that holds the data sets; `data` by default.
         split: use only this split of labelled photos.
+        levels: in a folder, all folders of the path of a photo are the levels of its label.
 
     Examples:
         >>> open_benchmark("roxford5k", data="data").photo_count   # doctest: +SKIP
@@ -346,7 +348,7 @@ def open_benchmark(
         return Benchmark.of_labels("labelled photos", images)
     path = Path(source).expanduser()
     if find_entry(str(source)) is None and path.exists() and recognize(path) is None:
-        return Benchmark.of_labels(path.name, read_labelled(path, split))
+        return Benchmark.of_labels(path.name, read_labelled(path, split, levels=levels))
     if split is not None:
         raise InputError(
             f"`split` is for your own labelled photos: leave it out, {source} has its own test set"

@@ -101,7 +101,9 @@ def prepare(
     _check_combination(config)
     machine = Machine.detect(config.device)
     if images is None:
-        images = labelled_of(data, split_column=config.split_column)
+        images = labelled_of(
+            data, split_column=config.split_column, levels=config.loss == "hierarchical-ap"
+        )
     images = _training_part(images)
     prepare_gpu(machine.device)
     images, report = check_images(images, config.strict)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from listwise import __version__
 from listwise.data import CropBatch, CropDataset, LabelledImages
+from listwise.data.labelled import label_levels
 from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
@@ -440,7 +441,15 @@ class Trainer:
     def _draw_batch(self, labels: Indices, update: int) -> Indices:
         """Return the positions of the photos of a whole batch, from the labels of all photos."""
         config = self.plan.config
-        return draw_batch(labels, config.batch_size, config.seed, update, config.classes_per_batch)
+        few = config.classes_per_batch
+        return draw_batch(labels, config.batch_size, config.seed, update, few, self._levels)
+
+    @cached_property
+    def _levels(self) -> Indices | None:
+        """The levels of the classes, if the loss has levels."""
+        if self.plan.config.loss != "hierarchical-ap":
+            return None
+        return label_levels(self.plan.train.class_names)
 
     def _mine(self) -> None:
         """Mine the tuples of the updates until the next mining."""

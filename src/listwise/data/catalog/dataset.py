@@ -167,12 +167,15 @@ def find_dataset(name_or_path: str | Path, root: str | Path | None = None) -> Da
 
 
 def labelled_of(
-    source: str | Path, root: str | Path | None = None, split_column: str = "split"
+    source: str | Path,
+    root: str | Path | None = None,
+    split_column: str = "split",
+    levels: bool = False,
 ) -> LabelledImages:
     """Read labelled photos of a data set by name or folder, or of any `read_labelled` source."""
     if _is_known(source):
         return find_dataset(source, root).labelled()
-    return read_labelled(source, split_column=split_column)
+    return read_labelled(source, split_column=split_column, levels=levels)
 
 
 def photos_of(source: str | Path, root: str | Path | None = None) -> Images:
