@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from listwise.data import read_images, read_labelled
-from listwise.descriptors import Whitening, extract, learn_whitening, load_model, remove_whitening
+from listwise.descriptors import (
+    DescriptorFile,
+    Whitening,
+    extract,
+    learn_whitening,
+    load_model,
+    remove_whitening,
+)
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
@@ -108,3 +115,18 @@ def test_a_table_with_a_split_is_learned_without_it(folder, photos, tmp_path):
     assert (choices[0].queries, choices[0].classes) == (18, 3)
     assert learned.info.learned_from == 24
     assert sum(done) == 42
+
+
+def test_labelled_descriptors_are_read_in_batches(folder, photos, monkeypatch):
+    choices = []
+    learned = learn_whitening(folder, photos, dim=8, device="cpu", on_choice=choices.append)
+
+    def fail(file):
+        raise AssertionError("all descriptors are in memory")
+
+    batches = DescriptorFile.batches
+    monkeypatch.setattr(DescriptorFile, "read", fail)
+    monkeypatch.setattr(DescriptorFile, "batches", lambda file: batches(file, rows=5))
+    again = learn_whitening(folder, photos, dim=8, device="cpu", on_choice=choices.append)
+    assert choices[0].candidates == choices[1].candidates
+    np.testing.assert_allclose(again.projection, learned.projection, rtol=0, atol=1e-4)

@@ -1,7 +1,8 @@
 """Learn the whitening of a model from photos or from a descriptor file."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -176,11 +177,7 @@ class _Settings:
             if self.supervised:
                 return self._learn_from(file.batches(), images)
             return self.learn_unvalidated(file.batches(), str(error))
-        rows = file.read()
-
-        def batches(positions: Positions) -> Iterable[Float32]:
-            return (rows[positions[i : i + 4096]] for i in range(0, len(positions), 4096))
-
+        batches = partial(_batches_at, file)
         choice = choose_whitening(
             folds,
             batches,
@@ -209,6 +206,19 @@ class _Settings:
         if not self.supervised:
             return Whitening.learn(batches, self.dim, self.power or 0.0, self.shrinkage or 0.0)
         return learn_directions(batches, images.labels).whitening(self.dim)
+
+
+def _batches_at(file: DescriptorFile, positions: Positions) -> Iterator[Float32]:
+    """Read the descriptors at some positions, in ascending order, in batches [n, C].
+
+    The file is read from the start each time: it may be larger than memory.
+    """
+    start = 0
+    for batch in file.batches():
+        first, stop = np.searchsorted(positions, [start, start + len(batch)])
+        if first < stop:
+            yield batch[positions[first:stop] - start]
+        start += len(batch)
 
 
 def has_whitening(folder: str | Path) -> bool:

@@ -1,6 +1,6 @@
 """Short lists from global descriptors: the photos that look most similar to each photo."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from listwise.search.exact import exact_search
 
 MAX_SIDE = 512  # photos are reduced to this for the short list: verification decides, not the list
 _QUERIES = 2048  # photos that are searched together
+_ROWS = 4096  # descriptors of a class that are read at a time
 Vectors = NDArray[np.float32]
 
 
@@ -62,17 +63,37 @@ def nearest(vectors: Vectors, queries: Numbers, k: int, allowed: NDArray[np.bool
 
 
 def nearest_of_class(vectors: Vectors, labels: Numbers, usable: Numbers, k: int) -> Numbers:
-    """Return the k nearest photos of the same class for each usable photo: [n] -> [n, k]."""
+    """Return the k nearest photos of the same class for each usable photo: [n] -> [n, k].
+
+    Neighbors that do not exist are -1. Memory does not depend on the size of a class.
+    """
     found = np.full((len(usable), k), -1, np.int64)
     order = np.argsort(labels[usable], kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(labels[usable][order])) + 1):
         members = usable[rows]
-        own = np.asarray(vectors[members])
+        width = min(k, len(members) - 1)
+        if width < 1:
+            continue
         for start in range(0, len(rows), _QUERIES):
-            part = slice(start, start + _QUERIES)
-            scores = own[part] @ own.T
-            scores[np.arange(len(scores)), np.arange(start, start + len(scores))] = -np.inf
-            width = min(k, len(members) - 1)
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-            found[rows[part], :width] = members[best]
+            some = np.arange(start, min(start + _QUERIES, len(rows)))
+            own = np.asarray(vectors[members[some]])
+            _, places = exact_search(own, _ClassRows(vectors, members), width + 1)
+            # A photo with many equal descriptors may not be among its own nearest.
+            others = np.argsort(places == some[:, None], axis=1, kind="stable")[:, :width]
+            found[rows[some]] = np.pad(
+                members[np.take_along_axis(places, others, 1)],
+                ((0, 0), (0, k - width)),
+                constant_values=-1,
+            )
     return found
+
+
+class _ClassRows:
+    """The descriptors of the photos of a class, read in blocks [n, C]."""
+
+    def __init__(self, vectors: Vectors, members: Numbers) -> None:
+        self._vectors, self._members = vectors, members
+
+    def __iter__(self) -> Iterator[Vectors]:
+        for start in range(0, len(self._members), _ROWS):
+            yield np.asarray(self._vectors[self._members[start : start + _ROWS]])
