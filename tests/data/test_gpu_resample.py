@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from interpreter import skip_if_interpreter_is_broken
 
 pytest.importorskip("triton", minversion="3.3")
 
@@ -180,6 +181,7 @@ def check(device):
 
 @pytest.mark.slow
 def test_resampling_in_the_interpreter():
+    skip_if_interpreter_is_broken()
     check("cpu")
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from interpreter import skip_if_interpreter_is_broken
 
 pytest.importorskip("triton", minversion="3.3")
 
@@ -195,6 +196,8 @@ def need_a_gpu():
 def device(request):
     if request.param == "cuda":
         need_a_gpu()
+    else:
+        skip_if_interpreter_is_broken()
     return request.param
 
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from interpreter import skip_if_interpreter_is_broken
 from PIL import Image
 
 from listwise.data import DecodedPhoto, Decoding, Images, load_image, pipeline, whole_image
@@ -231,6 +232,7 @@ def test_large_photos_are_reduced_on_a_gpu(tmp_path):
     # By Triton's interpreter, which must be chosen before Triton is imported.
     pytest.importorskip("triton")
     pytest.importorskip("torchvision")
+    skip_if_interpreter_is_broken()
     script = """
 import sys
 import numpy as np

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from interpreter import skip_if_interpreter_is_broken
 from PIL import Image
 
 pytest.importorskip("triton")
@@ -164,6 +165,8 @@ def save_photos(folder):
 def device(request):
     if request.param == "cuda" and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("needs a CUDA GPU")
+    if request.param == "cpu":
+        skip_if_interpreter_is_broken()
     return request.param
 
 

@@ -28,7 +28,8 @@ CHUNK_BYTES = 2**20
 START_BYTES = 2**20
 # Photos whose file sizes are read to decide how many workers to start.
 SAMPLE = 64
-# Chunks that a GPU decodes ahead of those in use.
+# Chunks that a GPU decodes ahead of those in use, and chunks whose photos may still be in use.
+DECODED_AHEAD = 3
 CHUNKS_AHEAD = 2
 # Maximum number of pixels of photos that wait for others of their shape.
 WAITING_PIXELS = {"cpu": 2**25, "cuda": 2**27}
@@ -185,23 +186,24 @@ def _on_own_stream(
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     in_use: deque[torch.cuda.Event] = deque()
 
-    def decode() -> list[DecodedPhoto | ImageError] | None:
+    def decode() -> tuple[list[DecodedPhoto | ImageError], torch.cuda.Event] | None:
         with torch.cuda.device(device), torch.cuda.stream(stream):
-            return next(chunks, None)
+            chunk = next(chunks, None)
+            return None if chunk is None else (chunk, stream.record_event())
 
     thread = ThreadPoolExecutor(1, "decoding")
     try:
-        upcoming = thread.submit(decode)
-        while (chunk := upcoming.result()) is not None:
+        ahead = deque(thread.submit(decode) for _ in range(DECODED_AHEAD))
+        while (upcoming := ahead.popleft().result()) is not None:
+            ahead.append(thread.submit(decode))
+            chunk, decoded = upcoming
             user = torch.cuda.current_stream(device)
-            # Before the thread queues more work on the stream.
-            user.wait_stream(stream)
-            upcoming = thread.submit(decode)
+            user.wait_event(decoded)
             for photo in chunk:
                 if isinstance(photo, DecodedPhoto):
                     photo.pixels.record_stream(user)
             photos = deque(chunk)
-            del chunk
+            del chunk, upcoming
             while photos:
                 yield photos.popleft()
             # The caller may have queued far more work than the GPU has done.
@@ -209,7 +211,7 @@ def _on_own_stream(
             if len(in_use) > CHUNKS_AHEAD:
                 in_use.popleft().synchronize()
     finally:
-        thread.shutdown()
+        thread.shutdown(cancel_futures=True)
         chunks.close()
 
 
