@@ -13,7 +13,7 @@ from listwise.local.compact import (
     compact_features,
     decode_features,
     encode_features,
-    verify_decoded,
+    nearest_decoded,
 )
 from listwise.local.features import Features, hessian_affine
 from listwise.local.verification import verify
@@ -65,11 +65,12 @@ def test_decoded_features_verify_as_the_original_ones_do():
     view = scene.crop((60, 30, 230, 180))
     fresh = verify(query, hessian_affine(view, COUNT))
     coded = decode_features(encode_features(query))
-    stored = verify_decoded(coded, decode_features(compact_features(view)))
+    seen = decode_features(compact_features(view))
+    stored = verify(coded, seen, nearest_decoded(coded, seen))
     assert stored.inliers > 0.8 * fresh.inliers > 20
     np.testing.assert_allclose(stored.transform[:2, 2], (-60, -30), atol=2)
     other = decode_features(compact_features(textured(170, 150, seed=3)))
-    assert verify_decoded(coded, other).inliers < 7
+    assert verify(coded, other, nearest_decoded(coded, other)).inliers < 7
 
 
 def test_points_are_in_pixels_of_the_whole_photo():

@@ -307,6 +307,23 @@ def test_without_time_the_order_stays(scenes):
     assert in_time[0].entry.id == "4.png"
 
 
+def test_hits_are_reranked_in_the_generation_that_was_searched(scenes, monkeypatch):
+    index, folder = scenes
+    searched = index.generation
+
+    def switching(*arguments):
+        index.generation = None  # another thread has switched to another generation
+        return find_hits(*arguments)
+
+    expected = index.search(folder / "3.png", k=9, quality="best")
+    monkeypatch.setattr("listwise.search.index.find_hits", switching)
+    try:
+        found = index.search(folder / "3.png", k=9, quality="best")
+    finally:
+        index.generation = searched
+    assert [(hit.id, hit.inliers) for hit in found] == [(hit.id, hit.inliers) for hit in expected]
+
+
 def test_an_entry_without_its_photo_keeps_its_place(scenes, tmp_path):
     index, folder = scenes
     hits = worst_first(index, folder, "3.png")

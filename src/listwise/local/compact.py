@@ -13,7 +13,7 @@ from PIL import Image
 from listwise.errors import InputError
 from listwise.local.features import Features, hessian_affine
 from listwise.local.hessian import Float32
-from listwise.local.verification import Pairs, Verification, nearest_pairs, verify
+from listwise.local.verification import Pairs, nearest_pairs
 
 MAX_BYTES: Final = 40_000
 DIM: Final = 128
@@ -91,7 +91,7 @@ def decode_features(content: bytes) -> Features:
     scales, across, shear = frames.astype(np.float32).T
     shapes = np.zeros((count, 2, 2), np.float32)
     shapes[:, 0, 0], shapes[:, 1, 0], shapes[:, 1, 1] = across, shear, 1 / across
-    descriptors: Float32 = _DECODED[codes].reshape(count, DIM)
+    descriptors: Float32 = _DECODED.take(codes, axis=0).reshape(count, DIM)
     # Products with exact descriptors are then correct on average.
     descriptors /= np.linalg.norm(descriptors, axis=1, keepdims=True) * np.float32(_COSINE)
     corner = np.array([left, top], np.float32) if count else np.zeros(2, np.float32)
@@ -101,11 +101,6 @@ def decode_features(content: bytes) -> Features:
         shapes,
         descriptors,
     )
-
-
-def verify_decoded(query: Features, decoded: Features) -> Verification:
-    """Verify two photos with features of `decode_features`."""
-    return verify(query, decoded, nearest_decoded(query, decoded))
 
 
 def nearest_decoded(one: Features, two: Features) -> Pairs:

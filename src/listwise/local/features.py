@@ -1,6 +1,7 @@
 """Local features of a photo: Hessian-affine regions with RootSIFT descriptors."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,11 @@ class Features:
         """Size of all arrays in bytes."""
         arrays = (self.points, self.scales, self.shapes, self.descriptors)
         return sum(array.nbytes for array in arrays)
+
+    @cached_property
+    def extent(self) -> float:
+        """Diagonal of the bounding box of the points in pixels, at least 1."""
+        return float(max(np.hypot(*np.ptp(self.points, axis=0)), 1.0))
 
     def scaled(self, factor: float) -> "Features":
         """Return the same features for the photo resized by `factor`."""

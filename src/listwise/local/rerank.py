@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import Box, ImageError
 from listwise.local.compact import COUNT as STORED_COUNT
-from listwise.local.compact import decode_features, encode_features, verify_decoded
+from listwise.local.compact import decode_features, encode_features, nearest_decoded
 from listwise.local.features import COUNT, Features, hessian_affine, photo_features
-from listwise.local.verification import verify
+from listwise.local.verification import nearest_pairs, verify
 from listwise.machine import Machine
 
 TOP = 100
@@ -143,16 +143,24 @@ class Reranker:
             self._pool.submit(_query_features, photo, box, count)
             for photo, box in zip(queries, parts, strict=True)
         ]
+        # Stored features are decoded while those of the query are extracted on another core.
+        decoding = [self._pool.submit(_decode, code, stop) for code in stored[:TOP]]
         features = [found for found in _results_until(sought, stop) if found is not None]
+        decoded = _results_until(decoding, stop)
         # Stored features are compared with those of the query after the same encoding.
         coded = [decode_features(encode_features(found)) for found in features if any(stored)]
         compared: list[RerankedEntry | None] = [None] * len(entries)
         if len(features) == len(queries):
             tasks = [
                 self._pool.submit(
-                    self._compare, coded if code else features, position, entry, code, stop
+                    self._compare,
+                    features if known is None else coded,
+                    position,
+                    entry,
+                    known,
+                    stop,
                 )
-                for position, (entry, code) in enumerate(zip_longest(entries[:TOP], stored[:TOP]))
+                for position, (entry, known) in enumerate(zip_longest(entries[:TOP], decoded))
             ]
             compared[: len(tasks)] = _results_until(tasks, stop)
         verified = [found for found in compared if found is not None]
@@ -188,21 +196,29 @@ class Reranker:
         queries: Sequence[Features],
         position: int,
         entry: PhotoPart,
-        code: bytes | None,
+        known: Features | None,
         stop: "_Stop",
     ) -> RerankedEntry | None:
-        """Verify an entry against all queries, keep the best; None if that is not possible."""
+        """Verify an entry against all queries, keep the best; None if that is not possible.
+
+        `known` are its stored features; without them, they are computed from its photo.
+        """
         if stop.reached():
             return None
         try:
-            features = decode_features(code) if code else self.features(entry)
+            features = self.features(entry) if known is None else known
         except ImageError:
             return None
         best = RerankedEntry(position, 0, None, _NO_MATCHES)
         for number, query in enumerate(queries):
             if stop.reached():
                 return None
-            found = verify_decoded(query, features) if code else verify(query, features)
+            if known is None:
+                pairs = nearest_pairs(query.descriptors, features.descriptors)
+            else:
+                pairs = nearest_decoded(query, features)
+            with _fitting:
+                found = verify(query, features, pairs)
             if found.inliers > (best.inliers or 0):
                 matches = np.concatenate([found.query_points, found.points], axis=1)
                 best = RerankedEntry(position, found.inliers, number, matches)
@@ -236,6 +252,11 @@ class _OneBlasThread:
 
 _one_blas_thread = _OneBlasThread()
 
+# Transforms are fitted to few points, in many short calls of NumPy. Two threads that do this
+# together take turns at the interpreter, and both need twice the time. The other threads compute
+# products of descriptors meanwhile.
+_fitting = threading.Lock()
+
 
 @dataclass(frozen=True)
 class _Stop:
@@ -255,6 +276,11 @@ def _results_until(tasks: Sequence["Future[Result]"], stop: _Stop) -> list["Resu
     for task in tasks:
         task.cancel()
     return [task.result() if task in done else None for task in tasks]
+
+
+def _decode(code: bytes | None, stop: _Stop) -> Features | None:
+    """Decode stored features; None if there are none, or if the time is over."""
+    return decode_features(code) if code and not stop.reached() else None
 
 
 def _query_features(photo: Image.Image, box: Box | None, count: int) -> Features:

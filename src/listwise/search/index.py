@@ -320,7 +320,8 @@ class Index(MarkingMethods):
         many = replace(one, k=max(k, size), refine=method)
         hits = find_hits(current.store, [many], current.calibration)[0]
         photos += [(load_image(entry.path), entry.box) for entry in examples]
-        hits = self.rerank([photo for photo, _ in photos], hits, [box for _, box in photos])
+        images, boxes = [photo for photo, _ in photos], [box for _, box in photos]
+        hits = self._rerank(current.store, images, hits, boxes)
         hits = diffuse_hits(current.store, hits) if last else hits
         return marked_order(hits, *marked)[:k]
 
@@ -590,12 +591,23 @@ class Index(MarkingMethods):
         until: float | None = None,
     ) -> list[Hit]:
         """Re-rank hits by spatial verification with photos; see `reranking.rerank_hits`."""
+        return self._rerank(self.store, photos, hits, boxes, until)
+
+    def _rerank(
+        self,
+        store: Store,
+        photos: Sequence[Image.Image],
+        hits: Sequence[Hit],
+        boxes: Sequence[Box | None] | None = None,
+        until: float | None = None,
+    ) -> list[Hit]:
+        """Re-rank the hits of a search in this store."""
         from listwise.local.rerank import Reranker
         from listwise.search.reranking import rerank_hits
 
         if self._reranker is None:
             self._reranker = Reranker()
-        return rerank_hits(self._reranker, photos, hits, boxes, until, store=self.store)
+        return rerank_hits(store, self._reranker, photos, hits, boxes, until)
 
     def _change(self, change: Callable[[], Result]) -> Result:
         """Change the index; repeat it if another process has switched to another generation."""

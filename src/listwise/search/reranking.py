@@ -19,17 +19,18 @@ DIFFUSED = 5000
 
 
 def rerank_hits(
+    store: Store,
     reranker: Reranker,
     photos: Sequence[Image.Image],
     hits: Sequence[Hit],
     boxes: Sequence[Box | None] | None = None,
     until: float | None = None,
     finished: threading.Event | None = None,
-    store: Store | None = None,
 ) -> list[Hit]:
     """Re-rank the first 100 hits by spatial verification with the query photos.
 
     Args:
+        store: the store that was searched, which may hold local features of the entries.
         reranker: extracts and compares local features; it caches the features of entries.
         photos: upright query photos.
         hits: hits, best first.
@@ -37,14 +38,13 @@ def rerank_hits(
         until: return before this time of `time.monotonic`, with what was verified until then;
             since features are cached, the next call verifies more.
         finished: stop verifying when this event is set.
-        store: the store of the index, which may hold local features of the entries.
 
     Returns:
         All hits. Those that were verified have `inliers` and are sorted by them; the others keep
         their place.
     """
     entries = [hit.entry for hit in hits[:TOP]]
-    known = {} if store is None else store.local([entry.key for entry in entries])
+    known = store.local([entry.key for entry in entries])
     reranked = reranker.rerank(
         photos,
         entries,

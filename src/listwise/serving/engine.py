@@ -409,12 +409,7 @@ class Engine:
         images = [photo.image for _, photo in loaded]
         until = job.until - self.limits.seconds / ANSWER_SHARE
         hits = rerank_hits(
-            self.reranker,
-            images,
-            found,
-            until=until,
-            finished=request.finished,
-            store=store,
+            store, self.reranker, images, found, until=until, finished=request.finished
         )
         return [_placed(hit, loaded) for hit in hits]
 

@@ -91,9 +91,11 @@ def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | 
             choices.append((recall, spent + count * row, search.probes, count))
             if recall >= target:
                 break
-        if probes >= search.lists or (recall >= target and count == _CANDIDATES[0]):
+        enough = [choice for choice in choices if choice[0] >= target]
+        # More lists take longer, whatever the number of candidates is.
+        slower = bool(enough) and spent >= min(cost for _, cost, _, _ in enough)
+        if probes >= search.lists or slower or (recall >= target and count == _CANDIDATES[0]):
             break
-    enough = [choice for choice in choices if choice[0] >= target]
     if enough:
         _, _, search.probes, search.candidates = min(enough, key=lambda choice: choice[1])
     else:
