@@ -212,7 +212,7 @@ class TrainConfig(BaseModel):
     adapter: bool = Field(
         False,
         description="Train only a linear layer on the descriptors of the frozen network, which are "
-        "computed once; takes seconds",
+        "computed once",
     )
     # loss
     teacher: str | None = Field(

@@ -31,7 +31,7 @@ def demo(
     ] = Path("listwise-demo"),
     seed: options.Seed = 0,
 ) -> None:
-    """Train on drawn toy landmarks and compare search before and after training."""
+    """Draw toy landmarks, train on them, and compare search before and after training."""
     from listwise.cli.output import show_plan
     from listwise.descriptors import Model, load_model
     from listwise.results.table import figures_of

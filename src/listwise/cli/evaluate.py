@@ -32,10 +32,10 @@ DIMS = (
 )
 LEVELS = "Also print H-AP, NDCG and the mAP of each level, for labels such as bird/sparrow."
 BEST = (
-    "Quality: best also evaluates with the first 100 results verified by local features, and "
-    "diffusion from those that match."
+    "Quality of the results: best also evaluates local features and diffusion together, as "
+    "listwise search --quality best uses them."
 )
-EXPAND = "Also evaluate with α query expansion (αQE); by default if the model is tuned to it."
+EXPAND = "Also evaluate with α query expansion (αQE); the default if the model was tuned with it."
 
 Features = Annotated[
     Path | None,
@@ -56,7 +56,7 @@ BenchmarkName = Annotated[
 Against = Annotated[Path | None, options.path("Second model to compare with.")]
 DatabaseModel = Annotated[
     Path | None,
-    options.path("Model that describes the database; MODEL was trained with it as --teacher."),
+    options.path("Model that describes the database, if MODEL was trained with it as --teacher."),
 ]
 Refine = Annotated[
     list[str] | None,

@@ -26,7 +26,7 @@ def export(
             "Longer side to which users of the file reduce larger photos; 0 keeps the original "
             "size.",
             min=0,
-            show_default="of a tuned model, or original size",
+            show_default="the tuned size, or the original size",
         ),
     ] = None,
     int8: Annotated[

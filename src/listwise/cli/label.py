@@ -112,7 +112,7 @@ def label(
     workers: Processes = None,
     json: options.AsJson = False,
 ) -> None:
-    """Find the photos that show the same thing by local features, and write their labels."""
+    """Compare photos by local features, and write labels for those that show the same thing."""
     from listwise.labeling import label as label_photos
 
     console = open_console(json)

@@ -87,11 +87,11 @@ MaxSide = Annotated[
     integer(
         "Reduce photos whose longer side has more pixels than this; 0 keeps the original size.",
         min=0,
-        show_default="of a tuned model, or original size",
+        show_default="the tuned size, or the original size",
     ),
 ]
 SCALES = "Scales at which each photo is described, separated by commas: 1,0.7071,0.5."
-Scales = Annotated[str | None, numbers(SCALES, show_default="of a tuned model, or 1")]
+Scales = Annotated[str | None, numbers(SCALES, show_default="the tuned scales, or 1")]
 POWER = "Power of the generalized mean over the descriptors of several scales."
 Power = Annotated[float | None, decimal(POWER, show_default="3")]
 PRECISION = "Precision in which the network computes."

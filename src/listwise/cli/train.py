@@ -21,7 +21,7 @@ EXAMPLES = """Examples:
   listwise train photos --minutes 10   # settings that take at most ten minutes
   listwise train labels.csv --preset paper --batch-size 1024
   listwise train photos --backbone resnet50 --run-folder runs/b
-  listwise train photos --adapter      # train only a linear layer, in seconds
+  listwise train photos --adapter      # train only a linear layer
   listwise train photos --teacher runs/large   # a small network for its index
   listwise train --from-index shop --adapter   # learn from marks in an index
   listwise train --resume runs/b       # resume an interrupted run

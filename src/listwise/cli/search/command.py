@@ -47,10 +47,10 @@ Save = Annotated[
     bool, options.flag("--save", "Store --same and --different as marks in the index.")
 ]
 EXPAND = (
-    "Expand the query with its nearest photos (αQE); by default if the model is tuned to it, and "
-    "neither --refine nor --min-probability is given."
+    "Expand the query with its nearest photos (αQE). This is the default if the model was tuned "
+    "with αQE and neither --refine nor --min-probability is given."
 )
-BEST = "Quality: best verifies as --rerank, and diffuses from the photos that match."
+BEST = "Quality of the results: best is the same as --rerank --refine diffusion."
 
 
 def _picture(sheet: Path | None) -> Path | None:

@@ -63,7 +63,7 @@ def peers(
     workers: options.Workers = None,
     json: options.AsJson = False,
 ) -> None:
-    """Compare Listwise's default recipe with losses of pytorch-metric-learning in their usual one.
+    """Compare Listwise with losses of pytorch-metric-learning, each in its usual recipe.
 
     Every recipe trains on the training classes from the same weights and is tested on other
     classes: the split test (or val) of a table, or the second half of the classes.
