@@ -156,7 +156,7 @@ def test_two_processes_train_like_one(photos, tmp_path):
     rows = [f"{path},{path.parent.name}" for path in images]
     broken.write_text("\n".join(["path,label", *rows, "missing.jpg,class0"]))
     out = together(*train_arguments(broken, tmp_path / "two", 4))
-    assert out.count("note: skipped 1 image that cannot be used") == 1
+    assert out.count("note: skipped 1 photo that cannot be used") == 1
     assert out.count("the model is in") == 1
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert len(one) == len(two) == 5

@@ -148,9 +148,9 @@ def test_data_that_is_not_there_or_not_labelled(fails, photos, tmp_path):
     assert "give the photos to train on" in fails("train")
     assert "no such file or folder" in fails("train", "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "no image in this folder" in fails("train", "empty")
+    assert "no photo in this folder" in fails("train", "empty")
     shutil.copytree(photos / "class0", tmp_path / "bare")
-    assert "put the images of each class into a folder" in fails("train", "bare")
+    assert "put the photos of each class into a folder" in fails("train", "bare")
     shutil.copytree(photos / "class0", tmp_path / "one" / "class0")
     assert "classes" in fails("train", "one", *small())
     assert not (tmp_path / "runs").exists()
@@ -208,7 +208,7 @@ def test_broken_photos_are_named_and_strict_stops_at_one(listwise, fails, photos
     code, out, err = listwise("train", data, *small(batch_size="30"))
     assert code == 0
     assert err == ""
-    assert f"note: skipped 1 image that cannot be used: {data / 'class1' / 'header.jpg'}" in out
+    assert f"note: skipped 1 photo that cannot be used: {data / 'class1' / 'header.jpg'}" in out
     named = [line for line in out.splitlines() if "0.jpg" in line]
     assert 3 < len(named) <= 8
     assert len(set(named)) == len(named)

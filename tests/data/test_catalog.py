@@ -243,7 +243,7 @@ def test_labelled_sets_have_their_splits(name: str, place: Path) -> None:
         part = found.labelled(split)
         assert (len(part), len(part.class_names)) == (images, classes)
         assert all(Path(path).is_file() for path in part.paths)
-    with pytest.raises(InputError, match="no image has the split 'other'"):
+    with pytest.raises(InputError, match="no photo has the split 'other'"):
         found.labelled("other")
 
 

@@ -425,6 +425,6 @@ def test_a_class_without_readable_photo_is_one_line(photos, workers):
         list(loader)
     assert isinstance(caught.value, InputError)
     message = str(caught.value)
-    assert message.startswith("no image of the class 'class2'")
+    assert message.startswith("no photo of the class 'class2'")
     assert photos.paths[9] in message
     assert "\n" not in message

@@ -80,14 +80,14 @@ def test_folder_of_class_folders(tmp_path, monkeypatch):
 
 
 def test_folder_mistakes_are_explained(tmp_path):
-    assert "no image" in error_of(tmp_path)
+    assert "no photo" in error_of(tmp_path)
     make_image(tmp_path / "loose.jpg")
     make_image(tmp_path / "tower" / "a.jpg")
     message = error_of(tmp_path)
     assert "loose.jpg" in message
-    assert f"{tmp_path}/CLASS/IMAGE" in message
+    assert f"{tmp_path}/CLASS/PHOTO" in message
     (tmp_path / "loose.jpg").unlink()
-    with pytest.raises(InputError, match="the images have no splits"):
+    with pytest.raises(InputError, match="the photos have no splits"):
         read_labelled(tmp_path, split="train")
 
 
@@ -301,7 +301,7 @@ def test_read_images_without_labels(tmp_path):
     (image,) = read_images(tmp_path / "f" / "a.jpg").paths
     assert image == images.paths[0]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no image"):
+    with pytest.raises(InputError, match="no photo"):
         read_images(tmp_path / "empty")
 
 
@@ -394,11 +394,11 @@ def test_check_counts_and_names_unusable_files(tmp_path):
     assert len(report.broken) == 7
     assert report.single == ("bridge",)
     broken, single = report.lines()
-    assert broken.startswith("skipped 7 images that cannot be used: ")
+    assert broken.startswith("skipped 7 photos that cannot be used: ")
     assert all(f"broken{index}.jpg (not a JPEG" in broken for index in range(5))
     assert "broken5" not in broken
     assert broken.endswith("and 2 more")
-    assert single.startswith("1 class has only one image")
+    assert single.startswith("1 class has only one photo")
     assert single.endswith("bridge")
 
     with pytest.raises(ImageError, match=r"broken0\.jpg"):
@@ -418,7 +418,7 @@ def test_names_that_are_not_utf8_are_left_out(tmp_path):
     assert sorted(named(images)) == [("x/1.png", "x"), ("x/2.png", "x"), ("y/1.png", "y")]
     assert images.class_names == ("x", "y")
     text = report.lines()[0]
-    assert text.startswith("skipped 2 images that cannot be used: ")
+    assert text.startswith("skipped 2 photos that cannot be used: ")
     assert "y/\\udce9.png (the path is not UTF-8: rename the file or its folder)" in text
     text.encode()
 
@@ -436,7 +436,7 @@ def test_single_image_classes_are_said_once(tmp_path):
         make_image(tmp_path / f"c{index}" / "a.png")
     _, report = check_images(read_labelled(tmp_path))
     assert len(report.lines()) == 1
-    assert "8 classes have only one image" in report.lines()[0]
+    assert "8 classes have only one photo" in report.lines()[0]
     assert report.lines()[0].endswith("c0, c1, c2, c3, c4 and 3 more")
 
 
@@ -458,7 +458,7 @@ def test_check_of_boxes_and_missing_files(tmp_path):
 def test_no_usable_image_is_an_error(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "a.jpg").touch()
-    with pytest.raises(InputError, match=r"none of the 1 images can be used.*a\.jpg.*empty"):
+    with pytest.raises(InputError, match=r"none of the 1 photos can be used.*a\.jpg.*empty"):
         check_images(read_labelled(tmp_path))
 
 
@@ -469,7 +469,7 @@ def test_check_of_unlabelled_images(tmp_path):
     assert images.ids == ("a.png",)
     assert report.single == ()
     assert len(report.lines()) == 1
-    assert report.lines()[0].startswith("skipped 1 image that cannot be used: ")
+    assert report.lines()[0].startswith("skipped 1 photo that cannot be used: ")
 
 
 @pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="needs LISTWISE_REAL_DATA")

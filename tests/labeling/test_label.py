@@ -260,7 +260,7 @@ def test_boxes_are_used_and_kept(things, tmp_path):
         ({"inliers": 3}, "`inliers` must be 4 or more, not 3"),
         ({"features": 5000}, "`features` must be 951 or less"),
         ({"inlierz": 9}, "unknown setting 'inlierz'"),
-        ({"split": "nowhere"}, "no image has the split 'nowhere'"),
+        ({"split": "nowhere"}, "no photo has the split 'nowhere'"),
     ],
 )
 def test_bad_settings_are_errors(mixed, tmp_path, arguments, message):

@@ -221,5 +221,5 @@ def test_kept_photos_give_the_same_batches_and_are_decoded_once(found):
 
 def test_a_class_without_a_readable_photo_is_one_line(found):
     message = found["broken"]
-    assert "no image of the class 'a' can be decoded" in message
+    assert "no photo of the class 'a' can be decoded" in message
     assert "\n" not in message

@@ -108,7 +108,7 @@ def test_a_class_without_a_readable_photo_is_one_line(tmp_path):
             (tmp_path / name / f"{i}.jpg").write_bytes(b"no photo")
     dataset = CropDataset(read_labelled(tmp_path), CropSettings(size=16), seed=0)
     for workers in (0, 2):
-        with pytest.raises(InputError, match="no image of the class 'a' can be decoded") as caught:
+        with pytest.raises(InputError, match="no photo of the class 'a' can be decoded") as caught:
             list(load_batches(dataset, lambda update: np.arange(6), range(3), workers))
         assert "\n" not in str(caught.value)
         assert str(tmp_path / "a" / "0.jpg") in str(caught.value)

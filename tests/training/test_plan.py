@@ -114,7 +114,7 @@ def test_broken_photos_are_left_out_and_named(photos, tmp_path):
     plan = prepare(root, {})
     assert len(plan.train) + len(plan.validation) == 48
     (note,) = plan.notes
-    assert note.startswith("skipped 1 image that cannot be used: ")
+    assert note.startswith("skipped 1 photo that cannot be used: ")
     assert str(root / "class1" / "9.jpg") in note
     with pytest.raises(ImageError, match=r"9\.jpg"):
         prepare(root, {"strict": True})

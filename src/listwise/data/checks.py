@@ -37,13 +37,13 @@ class ImageReport:
         """Return the problems, one sentence each; empty if there are none."""
         lines = []
         if count := len(self.broken):
-            what = "1 image" if count == 1 else f"{count} images"
+            what = "1 photo" if count == 1 else f"{count} photos"
             named = first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
             lines.append(f"skipped {what} that cannot be used: {named}")
         if count := len(self.single):
             what = "1 class has" if count == 1 else f"{count} classes have"
             named = first_names(self.single, ", ")
-            lines.append(f"{what} only one image, so a search cannot find another: {named}")
+            lines.append(f"{what} only one photo, so a search cannot find another: {named}")
         return lines
 
 
@@ -84,7 +84,7 @@ def check_images(
                 sizes.append(found)
     if not usable:
         first = f"; the first: {broken[0]}" if broken else ""
-        raise InputError(f"none of the {len(images)} images can be used{first}")
+        raise InputError(f"none of the {len(images)} photos can be used{first}")
     kept = images.subset(usable)
     single: tuple[str, ...] = ()
     if isinstance(kept, LabelledImages):

@@ -165,7 +165,7 @@ class CropDataset(Dataset[Crop]):
                 continue
             return Crop(random_crop(photo, self.settings, generator), label, tuple(errors))
         raise UnreadableClassError(
-            f"no image of the class {self.images.class_names[label]!r} can be decoded; "
+            f"no photo of the class {self.images.class_names[label]!r} can be decoded; "
             f"the first: {errors[0]}"
         )
 

@@ -103,13 +103,13 @@ class LabelledImages(Images):
         """Return the images of one split."""
         if self.splits is None:
             raise InputError(
-                f"the images have no splits, but the split {name!r} was given: add a split column "
+                f"the photos have no splits, but the split {name!r} was given: add a split column "
                 "to the table, or leave `split` out"
             )
         chosen = [i for i, split in enumerate(self.splits) if split == name]
         if not chosen:
             seen = ", ".join(sorted(set(self.splits)))
-            raise InputError(f"no image has the split {name!r}; the splits are: {seen}")
+            raise InputError(f"no photo has the split {name!r}; the splits are: {seen}")
         return self.subset(chosen)
 
 
@@ -163,7 +163,7 @@ def hold_out_classes(
     several = np.flatnonzero(images.class_sizes() >= 2)
     if len(several) < 4:
         raise InputError(
-            "holding out classes for validation needs at least 4 classes of two or more images, "
+            "holding out classes for validation needs at least 4 classes of two or more photos, "
             f"but only {len(several)} have that many"
         )
     count = min(max(round(fraction * len(images.class_names)), 2), len(several) - 2)

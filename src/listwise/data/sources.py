@@ -130,7 +130,7 @@ def _folder_rows(folder: Path) -> list[_ListedImage]:
     rows = [_ListedImage(os.path.join(root, name), name) for name in image_names(root)]
     if not rows:
         suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise InputError(f"{folder}: no image in this folder or below it (names in {suffixes})")
+        raise InputError(f"{folder}: no photo in this folder or below it (names in {suffixes})")
     return rows
 
 
@@ -138,10 +138,10 @@ def _class_folders(folder: Path, levels: bool) -> list[_ListedImage]:
     rows = _folder_rows(folder)
     bare = [row.id for row in rows if "/" not in row.id]
     if bare:
-        what = "1 image lies" if len(bare) == 1 else f"{len(bare)} images lie"
+        what = "1 photo is" if len(bare) == 1 else f"{len(bare)} photos are"
         raise InputError(
-            f"{folder}: {what} directly in it ({first_names(bare, ', ')}); put the images of "
-            f"each class into a folder of their own, {folder}/CLASS/IMAGE, or give a CSV file "
+            f"{folder}: {what} directly in it ({first_names(bare, ', ')}); put the photos of "
+            f"each class into a folder of their own, {folder}/CLASS/PHOTO, or give a CSV file "
             "with the columns path,label"
         )
     classes = sorted({row.id.split("/", 1)[0] for row in rows})
@@ -175,7 +175,7 @@ def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
             raise InputError(f"{source}, line {number}: contains a NUL character: remove it")
         if not written or (need_label and not label):
             raise InputError(
-                f"{source}, line {number}: {line.strip()!r} is not an image and its label; "
+                f"{source}, line {number}: {line.strip()!r} is not a photo and its label; "
                 "write path<TAB>label"
             )
         attributes = {"label": label} if label and not need_label else {}

@@ -125,7 +125,7 @@ def _start(index: Index, run: Path, settings: dict[str, Any], preset: Any) -> Tr
 
 def _notes(plan: TrainPlan, photos: IndexPhotos, index: str) -> list[str]:
     """The notes of a plan; classes of one photo are no mistake here."""
-    notes = [note for note in plan.notes if "only one image" not in note]
+    notes = [note for note in plan.notes if "only one photo" not in note]
     alone = int((photos.images.class_sizes() == 1).sum())
     if alone:
         notes.append(f"{_count(alone)} in no class of two or more: they are only negatives")
