@@ -1,6 +1,8 @@
 """For all tests: how they run side by side, and a few photos that a network can tell apart."""
 
+import atexit
 import colorsys
+import gc
 import multiprocessing
 import os
 import re
@@ -16,20 +18,29 @@ import pytest
 from hypothesis import settings
 from PIL import Image, ImageDraw
 
+gc.disable()  # until all is imported: that leaves little garbage
+
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 # On a busy machine an example may take any time.
 examples = 500 if SOAK else 10
 settings.register_profile("listwise", deadline=None, max_examples=examples)
 settings.load_profile("listwise")
 
+HERE = Path(__file__).parent
 CLASSES = 8
 PHOTOS = 6
-# Files that use a Milvus server. No two servers can run at the same time: their ports are fixed.
-MILVUS = re.compile(r"_places\b|\b(milvus_server|killable_server)\b")
-OF_ONE_SERVER = {
-    f"tests/search/{path.name}"
-    for path in (Path(__file__).parent / "search").glob("test_*.py")
-    if MILVUS.search(path.read_text(encoding="utf-8"))
+# Files that one worker runs one after the other, because they share something: a Milvus server, of
+# which no two can run at the same time (their ports are fixed), or what takes seconds to import.
+SHARED = {
+    "Milvus": r"_places\b|\b(milvus_server|killable_server)\b",
+    "Triton": r"^from interpreter import",
+    "ONNX": r"^import onnx\b|benchmarks import export\b|listwise\(\"export\"",
+}
+GROUPS = {
+    f"tests/{path.relative_to(HERE).as_posix()}": group
+    for path in HERE.glob("*/test_*.py")
+    for group, pattern in SHARED.items()
+    if re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
 }
 
 LONG = {
@@ -62,13 +73,13 @@ multiprocessing.set_forkserver_preload(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Files side by side, but those that need a Milvus server one after the other."""
+    """Files side by side, but those of a group one after the other."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return "Milvus" if file in OF_ONE_SERVER else file
+            return GROUPS.get(file, file)
 
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
@@ -84,8 +95,15 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     items.sort(
-        key=lambda item: (item.location[0] not in OF_ONE_SERVER, item.location[0] not in LONG)
+        key=lambda item: (GROUPS.get(item.location[0]) != "Milvus", item.location[0] not in LONG)
     )
+
+
+def pytest_collection_finish():
+    """From now on, garbage is not looked for among a million imported objects."""
+    gc.enable()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries that look for leaks find none
 
 
 def pytest_addoption(parser):

@@ -1,6 +1,7 @@
 """The import graph: packages import those above them, without cycles, and load little."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ COMMON = [
 ]
 
 
+@functools.cache
 def imports() -> list[tuple[str, str]]:
     """Every import of one module of the package by another, wherever in a file it stands."""
     found = []
@@ -121,70 +123,8 @@ for module in {modules}:
     importlib.import_module(module)
     print(*[name for name in sys.modules if name.startswith("listwise") or "." not in name])
 """
-
-
-@pytest.mark.parametrize(
-    "packages",
-    [
-        {
-            "listwise": {"torch", "numpy", "PIL", "timm"},
-            "listwise.evaluation": {"torch", "timm", "PIL", "pydantic"},
-        },
-        {"listwise.losses": {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"}},
-        # timm itself loads yaml, through huggingface_hub.
-        pytest.param(
-            {
-                "listwise.descriptors": {"cv2", "faiss", "lancedb", "pyarrow"},
-                "listwise.search": {
-                    *("fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb")
-                },
-            },
-            marks=pytest.mark.slow,
-        ),
-        {"listwise.cli.main": {"torch", "numpy", "fastapi", "faiss", "lancedb"}},
-    ],
-    ids=lambda packages: "+".join(packages),
-)
-def test_importing_a_package_loads_only_what_it_needs(packages: dict[str, set[str]]) -> None:
-    source = LOADED.format(modules=list(packages))
-    printed = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    below = {"listwise." + name for name in ("training", "studies", "serving", "cli", "benchmarks")}
-    for (module, forbidden), line in zip(packages.items(), printed, strict=True):
-        loaded = line.split()
-        assert module in loaded
-        assert not forbidden & set(loaded)
-        if module != "listwise.cli.main":
-            assert not [name for name in loaded if ".".join(name.split(".")[:2]) in below]
-        if module == "listwise.losses":
-            assert {name for name in loaded if name.count(".") == 1} <= {
-                "listwise.errors",
-                "listwise.losses",
-                "listwise.optional",
-            }
-
-
-def test_an_index_that_does_not_exist_is_refused_before_slow_imports() -> None:
-    source = """
-import sys
-from listwise.cli.main import main
-sys.argv = ["listwise", "index", "info", "nowhere"]
-try:
-    main()
-except SystemExit as end:
-    print(end.code, {"torch", "numpy", "lancedb"} & set(sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert done.stderr.startswith("listwise: no index at nowhere: create one with"), done
-    assert done.stdout.strip() == "2 set()"
-
-
-@pytest.mark.slow
-def test_the_compiler_of_pytorch_is_loaded_when_it_is_used() -> None:
-    # Its import takes seconds. torchvision and timm need it only in compiled code.
-    script = """
-import sys
+# The compiler takes seconds to import. torchvision and timm need it only in compiled code.
+COMPILER = """
 import listwise.models
 assert "timm" in sys.modules
 assert "torch._dynamo" not in sys.modules
@@ -220,5 +160,63 @@ assert torch.compiler.disable(lambda: 3)() == 3
 optimizer.step()
 optimizer.zero_grad()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("packages", "further"),
+    [
+        (
+            {
+                "listwise": {"torch", "numpy", "PIL", "timm"},
+                "listwise.evaluation": {"torch", "timm", "PIL", "pydantic"},
+            },
+            "",
+        ),
+        # timm itself loads yaml, through huggingface_hub.
+        pytest.param(
+            {
+                "listwise.losses": {"timm", "torchvision", "yaml", "pydantic", "PIL", "cv2"},
+                "listwise.descriptors": {"cv2", "faiss", "lancedb", "pyarrow"},
+                "listwise.search": {
+                    *("fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb")
+                },
+            },
+            COMPILER,  # in the same process, because torch takes seconds to import
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["without torch", "with torch"],
+)
+def test_importing_a_package_loads_only_what_it_needs(
+    packages: dict[str, set[str]], further: str
+) -> None:
+    source = LOADED.format(modules=list(packages)) + further
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    below = {"listwise." + name for name in ("training", "studies", "serving", "cli", "benchmarks")}
+    for (module, forbidden), line in zip(packages.items(), done.stdout.splitlines(), strict=True):
+        loaded = line.split()
+        assert module in loaded
+        assert not forbidden & set(loaded)
+        assert not [name for name in loaded if ".".join(name.split(".")[:2]) in below]
+        if module == "listwise.losses":
+            assert {name for name in loaded if name.count(".") == 1} <= {
+                "listwise.errors",
+                "listwise.losses",
+                "listwise.optional",
+            }
+
+
+def test_an_index_that_does_not_exist_is_refused_before_slow_imports() -> None:
+    source = """
+import sys
+from listwise.cli.main import main
+sys.argv = ["listwise", "index", "info", "nowhere"]
+try:
+    main()
+except SystemExit as end:
+    print(end.code, {"torch", "numpy", "fastapi", "faiss", "lancedb"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stderr.startswith("listwise: no index at nowhere: create one with"), done
+    assert done.stdout.strip() == "2 set()"

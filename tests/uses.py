@@ -266,11 +266,18 @@ def run_command(folder: Path, arguments: list[str]) -> tuple[object, str]:
     return 0, said.getvalue()
 
 
-def main() -> None:
+# What takes long to import.
+PRELOADED = ["cv2", "faiss", "fastapi", "lancedb", "onnxruntime", "pyarrow.parquet", "tensorboard"]
 
+
+def main() -> None:
     import listwise.api
     import listwise.training  # noqa: F401
 
+    # Other packages are hidden all the same, as long as no module of listwise has imported them.
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            __import__(name)
     folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
     step(folder)
     results = []

@@ -1,6 +1,7 @@
 """The benchmark of search, on a database of seconds."""
 
 import importlib.util
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from listwise.benchmarks import search as benchmark
 from listwise.benchmarks import server
 from listwise.errors import InputError
+from listwise.models import RetrievalNet
 
 
 @pytest.mark.slow
@@ -46,7 +48,9 @@ def test_sizes_are_checked():
 
 
 @pytest.mark.slow
-def test_the_server_answers_clients():
+def test_the_server_answers_clients(monkeypatch):
+    small = partial(RetrievalNet, "test_resnet")
+    monkeypatch.setattr(server, "RetrievalNet", lambda name, weights: small(weights=weights))
     rows = list(server.run((1, 3), photos=4, side=64, seconds=0.2))
     assert [row.clients for row in rows] == [1, 3]
     assert all(row.per_second > 0 and row.refused == row.late == 0 for row in rows)

@@ -62,7 +62,9 @@ def test_there_are_commands_to_look_at():
     assert {("train",), ("index", "build"), ("study", "losses")} <= set(LEAVES)
 
 
-@pytest.mark.parametrize("width", [60, 80, pytest.param(120, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "width", [80, *(pytest.param(width, marks=pytest.mark.thorough) for width in (60, 120))]
+)
 def test_lines_fit_and_no_word_is_broken(help_of, width):
     for words, command in COMMANDS.items():
         out = help_of(words, width)

@@ -71,12 +71,12 @@ def test_other_errors_keep_their_traceback(monkeypatch):
 
 
 # What is short is written only at the end.
-SHORT = "from listwise.cli import main; main.app = lambda **_: print(1); main.main()"
+PRINTS = "from listwise.cli import main; main.app = lambda **_: print({}); main.main()"
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["-m", "listwise", "--help"], ["-m", "listwise", "download", "--list"], ["-c", SHORT]],
+    [["-m", "listwise", "--help"], ["-c", PRINTS.format("'x' * 10**6")], ["-c", PRINTS.format(1)]],
 )
 def test_a_reader_that_left_is_no_error(arguments):
     reading, writing = os.pipe()

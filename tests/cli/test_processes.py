@@ -57,7 +57,7 @@ def wait_for(process, condition):
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"
-    unbroken = programs.listwise(*train_arguments(photos, whole, 14), env=ENVIRONMENT)
+    unbroken = programs.listwise(*train_arguments(photos, whole, 8), env=ENVIRONMENT)
     chance = random.Random(0)
 
     def start(arguments):
@@ -94,7 +94,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
         later,
     ]
     kills = 0
-    arguments = train_arguments(photos, run, 14)
+    arguments = train_arguments(photos, run, 8)
     for moment in moments:
         process, condition = moment(arguments)
         if wait_for(process, condition):
@@ -111,7 +111,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path)
     assert kills >= 2  # the last one may come too late
     assert not list(run.rglob("*.tmp"))
     assert metrics(run) == metrics(whole)
-    assert [line["update"] for line in metrics(run)] == list(range(15))
+    assert [line["update"] for line in metrics(run)] == list(range(9))
     for name in ("checkpoint.safetensors", "model/model.safetensors"):
         expected, found = load_file(whole / name), load_file(run / name)
         assert expected.keys() == found.keys()

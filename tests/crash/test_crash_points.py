@@ -9,6 +9,7 @@ points and 1,000 kills with LISTWISE_SOAK=1 (`make soak`).
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ COMMANDS = ["build", "add", "remove", "extract", "train"]
 POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 1)
 FAULTS = ["kill", "full", "readonly", "denied", "clock"]
 DEFAULT = [
-    *(f"kill:{operation}" for operation in OPERATIONS if operation != "tidy"),
+    *(f"kill:{operation}" for operation in OPERATIONS if operation not in ("add", "tidy")),
     *("full:train", "full:mark", "readonly:build", "denied:extract", "clock:tidy", "random:add"),
 ]
 ALL = [
@@ -51,6 +52,9 @@ CASES = ALL if SOAK else DEFAULT
 
 @pytest.mark.parametrize("cases", [[case] for case in CASES] if SOAK else [CASES])
 def test_an_interrupted_operation_can_be_repeated(cases, crash_point, photos, tmp_path):
+    if not SOAK:  # half of the photos of each class
+        few = shutil.ignore_patterns("[345].jpg")
+        photos = shutil.copytree(photos, tmp_path / "photos", ignore=few)
     program = [sys.executable, "-W", "ignore::RuntimeWarning", HERE / "run_cases.py"]
     command = [*program, tmp_path, photos, str(POINTS), str(KILLS), *cases]
     environment = {**os.environ, "LD_PRELOAD": str(crash_point), "OMP_NUM_THREADS": "1"}

@@ -24,7 +24,7 @@ REASONS = {
 # Of the server, or of LanceDB.
 LOG_LINE = re.compile(r"\[?\d{4}-\d\d-\d\d[ T][\d:,]+Z? (ERROR|WARN)")
 # The number of calls that succeed before the fault.
-FULL = range(120) if SOAK else (0, 4, 24)
+FULL = range(120) if SOAK else (0, 24)
 MOMENTS = {errno.ENOSPC: FULL, errno.EROFS: (0,), errno.EACCES: (0,)}
 
 

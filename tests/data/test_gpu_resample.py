@@ -1,16 +1,12 @@
 """The GPU's crops against the CPU's and against plain sums, also by Triton's interpreter."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from interpreter import skip_if_interpreter_is_broken
+from interpreter import run_script, skip_if_interpreter_is_broken
 
 pytest.importorskip("triton", minversion="3.3")
 
-# The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """
 import json, sys
 import numpy as np
@@ -138,18 +134,6 @@ print(json.dumps([functions[name](*case) for name, *case in cases]))
 """
 
 
-def run(device, *cases):
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", SCRIPT, device, json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def check(device):
     # Enlarged and reduced, turned and not, mirrored, stretched; in one and in several tiles.
     sums = [
@@ -164,7 +148,8 @@ def check(device):
         ("cpu", "noise", sizes, 32, {"rotation": 45.0}),
     ]
     whole = [("whole", ((64, 48), (128, 96)), 32, 24), ("whole", ((61, 37),), 40, 24)]
-    found = run(device, *sums, *cpu, *whole, ("boxed",), ("lines",))
+    cases = [*sums, *cpu, *whole, ("boxed",), ("lines",)]
+    found = json.loads(run_script(SCRIPT, device, json.dumps(cases)))
     for mean, most in found[:3]:  # sums differ in where they round
         assert mean < 0.01
         assert most <= 1

@@ -30,24 +30,18 @@ from listwise.evaluation import JudgedQueries
 
 pytestmark = pytest.mark.slow  # draws many photos
 
-BUILDINGS, VIEWS = 12, 8
+BUILDINGS, VIEWS = 9, 6  # the fewest that there may be
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "toy"
-    return make_toy_landmarks(folder, buildings=BUILDINGS, views=VIEWS, workers=2)
+    return make_toy_landmarks(folder, buildings=BUILDINGS, views=VIEWS, workers=1)
 
 
 @pytest.fixture(scope="module")
 def truth(toy: Path) -> JudgedQueries:
     return read_ground_truth(toy / TOY_GROUND_TRUTH)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "small"
-    return make_toy_landmarks(folder, buildings=9, views=6, workers=1)
 
 
 def labels(folder: Path) -> list[dict[str, str]]:
@@ -134,14 +128,14 @@ def test_ground_truth_is_plain_data(toy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_same_photos_from_any_number_of_workers(small: Path, tmp_path: Path) -> None:
+def test_same_photos_from_any_number_of_workers(toy: Path, tmp_path: Path) -> None:
     many = make_toy_landmarks(tmp_path / "many", buildings=9, views=6, workers=3)
-    assert digest(many) == digest(small)
+    assert digest(many) == digest(toy)
 
 
-def test_another_seed_gives_other_photos(small: Path, tmp_path: Path) -> None:
+def test_another_seed_gives_other_photos(toy: Path, tmp_path: Path) -> None:
     other = make_toy_landmarks(tmp_path / "other", buildings=9, views=6, seed=1)
-    found, expected = digest(other), digest(small)
+    found, expected = digest(other), digest(toy)
     assert found.keys() == expected.keys()
     photos = [name for name in found if name.endswith(".jpg")]
     assert all(found[name] != expected[name] for name in photos)
@@ -162,27 +156,28 @@ def test_complete_folder_is_kept(toy: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        *("photo", "parameters"),
-        *(pytest.param(file, marks=pytest.mark.thorough) for file in ("labels", "truth")),
+        "parameters",
+        *(pytest.param(file, marks=pytest.mark.thorough) for file in ("photo", "labels", "truth")),
     ],
 )
-def test_incomplete_or_different_folder_is_remade(small: Path, tmp_path: Path, damage: str) -> None:
+def test_incomplete_or_different_folder_is_remade(toy: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "toy"
-    shutil.copytree(small, folder)
+    shutil.copytree(toy, folder)
     if damage == "photo":
         next((folder / TOY_PHOTOS).iterdir()).unlink()
     elif damage == "labels":
         (folder / TOY_LABELS).unlink()
     elif damage == "truth":
         (folder / TOY_GROUND_TRUTH).unlink()
-    else:
+    else:  # of another version, and a photo is gone
+        next((folder / TOY_PHOTOS).iterdir()).unlink()
         parameters = json.loads((folder / TOY_PARAMETERS).read_text())
         (folder / TOY_PARAMETERS).write_text(json.dumps({**parameters, "version": 0}))
     calls: list[tuple[int, int]] = []
     make_toy_landmarks(
         folder, buildings=9, views=6, progress=lambda *numbers: calls.append(numbers)
     )
-    assert digest(folder) == digest(small)
+    assert digest(folder) == digest(toy)
     photos = len(list((folder / TOY_PHOTOS).iterdir()))
     assert calls[-1] == (photos, photos)
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
@@ -243,7 +238,7 @@ def test_look_alikes_share_the_plan_and_differ_in_details(seed: int) -> None:
         assert 1 <= len(changed) < len(CHOICES) / 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_changed_detail_can_be_seen(seed: int) -> None:
     first, *others = (
         build(building, np.random.default_rng(0))

@@ -26,6 +26,8 @@ SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 REQUESTS = 100_000 if SOAK else 300
 PHOTOS = 3_000 if SOAK else 30
 EXAMPLES = 1_000 if SOAK else 2  # of each operation, in the phases of schemathesis that are random
+# Random requests are long to generate; damaged ones are sent by another test, too.
+PHASES = ["Examples", "Coverage", *(["Fuzzing", "Stateful"] if SOAK else [])]
 BATCH = 100
 WIRES = 20  # connections at one time; an address has 48 requests at one time at most
 # Every part of an answer before its body.
@@ -67,7 +69,7 @@ def test_every_answer_is_as_documented(server, tmp_path):
     program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
     checks = ["not_a_server_error", "status_code_conformance"]
     checks += ["content_type_conformance", "response_schema_conformance"]
-    options = ["--checks", ",".join(checks), "--phases", "examples,coverage,fuzzing,stateful"]
+    options = ["--checks", ",".join(checks), "--phases", ",".join(PHASES).lower()]
     options += ["--header", f"Authorization: Bearer {TOKEN}", "--max-examples", EXAMPLES]
     options += ["--seed", 1, "--generation-database", "none", "--no-color"]
     options += ["--suppress-health-check", "all", "--request-timeout", 120]
@@ -79,7 +81,7 @@ def test_every_answer_is_as_documented(server, tmp_path):
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"(?m)^  ✅ (Examples|Coverage|Fuzzing|Stateful)$", done.stdout)) == 4
+    assert re.findall(r"(?m)^  ✅ (\w+)$", done.stdout) == PHASES
 
 
 def exchange(server, content, patience=60):

@@ -1,12 +1,10 @@
 import multiprocessing
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from interpreter import skip_if_interpreter_is_broken
+from interpreter import run_script, skip_if_interpreter_is_broken
 from PIL import Image
 
 from listwise.data import DecodedPhoto, Decoding, Images, load_image, pipeline, whole_image
@@ -229,7 +227,6 @@ def test_broken_photos_decoded_on_a_gpu_are_left_out_and_reported(net, images, o
 
 @pytest.mark.slow
 def test_large_photos_are_reduced_on_a_gpu(tmp_path):
-    # By Triton's interpreter, which must be chosen before Triton is imported.
     pytest.importorskip("triton")
     pytest.importorskip("torchvision")
     skip_if_interpreter_is_broken()
@@ -248,7 +245,7 @@ generator = np.random.default_rng(0)
 paths = []
 for i, size in enumerate([(90, 60), (48, 40), (90, 60), (60, 90), (91, 60)]):
     cells = generator.integers(0, 255, (5, 5, 3)).astype(np.uint8)
-    paths.append(f"{sys.argv[1]}/{i}.png")
+    paths.append(f"{sys.argv[2]}/{i}.png")
     Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC).save(paths[-1])
 images = Images(tuple(paths), tuple(paths), None)
 torch.manual_seed(0)
@@ -260,14 +257,7 @@ assert found.kept == expected.kept == list(range(5))
 assert found.sizes == expected.sizes
 print((found.descriptors * expected.descriptors).sum(1).min().item())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) > 0.999
+    assert float(run_script(script, "cpu", str(tmp_path))) > 0.999
 
 
 def test_what_is_described_may_have_more_dimensions():

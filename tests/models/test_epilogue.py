@@ -1,15 +1,13 @@
 """Bias, sum, ReLU and zeros in one pass, by Triton's interpreter and on a GPU."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from interpreter import run_script
 
 pytest.importorskip("triton", minversion="3.3")
 
-# The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """
 import itertools, sys
 import torch
@@ -55,13 +53,4 @@ for (dtype, channels), add, relu, mask in options:
     ],
 )
 def test_one_pass_is_the_sum_of_its_parts(device):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    if device == "cpu":
-        environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, device, os.environ.get("LISTWISE_SOAK", "")],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(SCRIPT, device, os.environ.get("LISTWISE_SOAK", ""))

@@ -1,14 +1,11 @@
 """Fused convolutions: the patterns in compiled graphs, and the kernels."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreter import skip_if_interpreter_is_broken
+from interpreter import run_script, skip_if_interpreter_is_broken
 from torch import nn
 
 pytest.importorskip("triton", minversion="3.3")
@@ -158,7 +155,6 @@ def test_other_versions_have_other_entries_in_the_cache():
     assert on_cpu().uuid() == on_cpu().uuid() != ConvolutionFusion().uuid()
 
 
-# The interpreter must be chosen before Triton is imported, so the comparison runs in a process.
 SCRIPT = """
 import json, sys
 import torch
@@ -219,15 +215,7 @@ GPU_CASES = [(100_003, 256, "bfloat16", True), (5000, 2048, "bfloat16", False)]
 
 
 def run(device, cases):
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", SCRIPT, device, json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run_script(SCRIPT, device, json.dumps(cases)))
 
 
 def test_kernels_in_the_interpreter():

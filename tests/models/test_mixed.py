@@ -66,7 +66,7 @@ FEW = settings.default.max_examples // 5
 @pytest.mark.parametrize(
     "backbone",
     [
-        "resnet18",
+        pytest.param("resnet18", marks=pytest.mark.thorough),
         # means over windows that cross the border of odd photos
         "resnet26d",
         pytest.param("efficientnet_lite0", marks=pytest.mark.thorough),

@@ -17,7 +17,7 @@ from listwise.search.folder import guards
 from listwise.search.folder import table as entry_table
 from listwise.search.opening import create_store, header_of
 
-FLIPS = 8 if os.environ.get("LISTWISE_SOAK") else 2  # in each data file
+FLIPS = 8 if os.environ.get("LISTWISE_SOAK") else 1  # in each data file
 
 
 @pytest.fixture(scope="module")

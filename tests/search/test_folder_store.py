@@ -74,7 +74,7 @@ steps = st.lists(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(seed=st.integers(0, 2**32 - 1), changes=steps)
 def test_it_equals_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory, seed: int, changes: list[tuple[str, set[str]]]
@@ -466,7 +466,7 @@ def test_threads_search_while_one_writes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_entries_are_searched_as_by_exact_search(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    count = 50_000 if os.environ.get("LISTWISE_SOAK") else 12_000
+    count = 50_000 if os.environ.get("LISTWISE_SOAK") else 6_000
     rows, queries = unit(rng, count, 2048), unit(rng, 20, 2048)
     names = [str(number) for number in range(len(rows))]
     with create_store(tmp_path / "index", header(2048)) as index:

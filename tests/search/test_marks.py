@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import programs
 import pytest
 from mark_writers import line
 from PIL import Image
@@ -260,14 +259,14 @@ def test_threads_write_without_losing_marks(index, ids):
 
 
 def test_processes_that_write_are_killed_and_lose_nothing(tmp_path):
-    program = [sys.executable, "-m", "mark_writers", str(tmp_path)]
-    done = subprocess.run(program, cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = programs.script(Path(__file__).with_name("mark_writers.py"), tmp_path)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
     found = [parse_line(each.text) for each in MarkFile(tmp_path).read()]
     assert None not in found
     names = {mark.id for mark in found}
     assert len(names) == len(found)
-    stored = done.stdout.split()
+    stored = out.split()
     assert len(stored) >= 60
     assert {f"{each}-{part}" for each in stored for part in range(3)} <= names
     assert {f"after-{number}" for number in range(6)} <= names

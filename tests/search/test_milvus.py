@@ -426,7 +426,7 @@ def test_many_descriptors_are_searched_as_by_exact_search(new_place):
     # A file takes minutes for as many as a server takes in seconds.
     count = 50_000 if place.startswith("milvus://") else 10_000
     if not os.environ.get("LISTWISE_SOAK"):
-        count //= 5
+        count //= 10
     rows, queries = clustered(count, 2048)
     with create_store(place, HEADER.model_copy(update={"dim": 2048})) as index:
         entries = [Entry(f"photo {number}", f"/{number}", 1, 1) for number in range(len(rows))]

@@ -1,4 +1,4 @@
-"""Servers of indexes."""
+"""Servers of indexes, and a browser to open their pages with."""
 
 import httpx
 import pytest
@@ -6,6 +6,26 @@ from index_examples import *  # noqa: F403
 from serving_examples import InThread
 
 from listwise.serving.settings import ServeSettings
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser for the tests of a file."""
+    from browser import chromium  # playwright is imported only for such tests
+
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def window(browser, server):
+    """The window of most tests: loading the page for each of them would take most of the time."""
+    from browser import WINDOW, Person
+
+    opened = Person(browser, server.url, **WINDOW)
+    opened.see("#samples .tile >> nth=0")
+    yield opened
+    opened.context.close()
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ def saved(photo, kind, orientation=1):
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = orientation
-    photo.save(file, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+    options = {"JPEG": {"quality": 95}, "PNG": {"compress_level": 1}}
+    photo.save(file, kind, exif=exif, **options[kind])
     return file
 
 

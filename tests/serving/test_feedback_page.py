@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from browser import WINDOW, Person, chromium
+from browser import Person
 from index_examples import texture
 from playwright.sync_api import expect
 from serving_examples import TOKEN, InThread, Process
@@ -15,12 +15,6 @@ from listwise.search.opening import open_store
 from listwise.serving.settings import ServeSettings
 
 PHONE = {"viewport": {"width": 390, "height": 740}, "has_touch": True, "is_mobile": True}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +65,6 @@ def newcomer(browser, server):
     yield open_page
     for each in opened:
         each.leave()
-
-
-@pytest.fixture(scope="module")
-def window(browser, server):
-    """The window of most tests: loading the page for each of them would take most of the time."""
-    opened = Person(browser, server.url, **WINDOW)
-    opened.see("#samples .tile >> nth=0")
-    yield opened
-    opened.context.close()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def server(folder, start):
-    return start(folder, "--timeout", 8)
+    return start(folder, "--timeout", 4)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from listwise.training.run.view import TrainView
 
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 FLIPS = 40 if SOAK else 2  # bytes of each file, the first and the last among them
-TEXT_FLIPS = 400 if SOAK else 5  # of the small files that people can edit
+TEXT_FLIPS = 400 if SOAK else 3  # of the small files that people can edit
 SETTINGS = {
     "backbone": "test_resnet.r160_in1k",
     "weights": "random",

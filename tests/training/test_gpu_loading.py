@@ -1,19 +1,15 @@
 """Batches that a GPU makes, here by Triton's interpreter and with the CPU as the device."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from interpreter import skip_if_interpreter_is_broken
+from interpreter import run_script, skip_if_interpreter_is_broken
 from PIL import Image
 
 pytest.importorskip("triton")
 pytest.importorskip("torchvision")
 
-# The interpreter must be chosen before Triton is imported, so batches are made in a process.
 SCRIPT = """
 import ctypes, json, sys, threading
 import numpy as np
@@ -24,9 +20,10 @@ from listwise.data.kept_photos import KeptPhotos
 from listwise.errors import InputError
 from listwise.training import loading
 
-where, workers, cases = torch.device(sys.argv[2]), *map(json.loads, sys.argv[3:])
+where, folder = torch.device(sys.argv[1]), sys.argv[2]
+workers, cases = map(json.loads, sys.argv[3:])
 torch.set_num_threads(1)
-images = read_labelled(sys.argv[1] + "/photos")
+images = read_labelled(folder + "/photos")
 if where.type == "cpu":
     loading.gpu_decodes = lambda device: True
     gpu_resample.ROWS = gpu_resample.COLUMNS = 64  # one tile: the interpreter runs each step once
@@ -128,7 +125,7 @@ def compare(budget, on_device, plain):
 
 
 loaded = [load(images, number) for number in workers]
-broken = load(read_labelled(sys.argv[1] + "/broken"), 1)
+broken = load(read_labelled(folder + "/broken"), 1)
 if where.type == "cpu":
     gpu_resample.crop_into = nearest
 plain = batches(None)
@@ -178,16 +175,8 @@ def found(device, tmp_path_factory):
     save_photos(folder / "broken")
     for path in (folder / "broken" / "a").iterdir():
         path.write_bytes(b"")
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    program = [sys.executable, "-c", SCRIPT, str(folder), device]
-    command = [*program, json.dumps(WORKERS[device]), json.dumps(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    numbers = json.dumps(WORKERS[device]), json.dumps(CASES)
+    return json.loads(run_script(SCRIPT, device, str(folder), *numbers))
 
 
 def test_batches_are_nearly_those_of_workers(found, device):

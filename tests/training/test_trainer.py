@@ -155,7 +155,7 @@ def test_the_saved_network_has_the_reported_validation_map(photos, tmp_path):
 
 def test_training_learns(photos, tmp_path):
     view = Witness()
-    given = {"updates": 30, "validate_every": 6, "batch_size": 24, "micro_batch": "auto"}
+    given = {"updates": 24, "validate_every": 12, "batch_size": 24, "micro_batch": "auto"}
     result = train(photos, tmp_path / "run", view, **given, learning_rate=3e-3)
     assert np.mean(view.losses[-3:]) < 0.6 * np.mean(view.losses[:3])
     assert result.best_map > result.first_map + 0.05
@@ -227,9 +227,10 @@ def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, gi
     Trainer(plan, tmp_path / "whole").fit()
 
     run = tmp_path / "broken"
-    trainer = Trainer(plan, run, Witness(stop_at=1))
-    # The plain run is interrupted before and after each kind of event, the others twice.
-    for stop in (2, 3, 6, None) if not given or SOAK else (5, None):
+    # The plain run is interrupted before and after each kind of event, the others once.
+    first, *stops = (1, 3, 6, None) if not given or SOAK else (5, None)
+    trainer = Trainer(plan, run, Witness(stop_at=first))
+    for stop in stops:
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
         if (run / "checkpoint.safetensors").exists():
@@ -295,11 +296,13 @@ def test_mining_comes_on_its_schedule_and_is_counted(
 @pytest.mark.parametrize(
     "loss",
     [
-        *("tie-aware", "triplet", "contrastive", "recall-at-k", "multi-similarity"),
-        *("proxy-anchor", "hierarchical-ap"),
+        *("tie-aware", "triplet", "contrastive", "proxy-anchor", "hierarchical-ap"),
         *(
             pytest.param(loss, marks=pytest.mark.thorough)
-            for loss in ("fastap", "smoothap", "infonce", "roadmap")
+            for loss in (
+                *("fastap", "smoothap", "infonce", "roadmap"),
+                *("recall-at-k", "multi-similarity"),
+            )
         ),
     ],
 )
@@ -307,12 +310,14 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
     if loss in ("fastap", "multi-similarity"):
         pytest.importorskip("pytorch_metric_learning")
     view = Witness()
-    given = {"updates": 12, "validate_every": 12, "batch_size": 24, "micro_batch": 24}
+    updates = 12 if loss == "triplet" else 9
+    given = {"updates": updates, "validate_every": 12, "batch_size": 24, "micro_batch": 24}
     if loss == "triplet":
         given["triplet"] = {"tuples": 8}
     train(photos, tmp_path / "run", view, **given, loss=loss)
-    assert len(view.losses) == 12
-    assert np.mean(view.losses[-4:]) < np.mean(view.losses[:4])
+    assert len(view.losses) == updates
+    third = updates // 3
+    assert np.mean(view.losses[-third:]) < np.mean(view.losses[:third])
 
 
 def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
@@ -323,8 +328,8 @@ def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
 
 
 def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
-    given = {"checkpoint_every": 100, "validate_every": 1, "updates": 10, "learning_rate": 1e-2}
-    trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path, Witness(stop_at=9))
+    given = {"checkpoint_every": 100, "validate_every": 1, "updates": 6, "learning_rate": 1e-2}
+    trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path, Witness(stop_at=5))
     with pytest.raises(KeyboardInterrupt):
         trainer.fit()
     kept = json.loads((tmp_path / "model" / "config.json").read_text())["provenance"]["training"]
