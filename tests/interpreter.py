@@ -1,7 +1,8 @@
 """Triton's interpreter, in which kernels are tested without a GPU.
 
-The interpreter must be chosen before Triton is imported, so scripts run in processes of their own. They are
-forked from a process that has imported what takes long, and that all tests of a worker share.
+The interpreter must be chosen before Triton is imported, so scripts run in processes of their own.
+They are forked from a process that has imported what takes long, and that all tests of a worker
+share.
 """
 
 import atexit
