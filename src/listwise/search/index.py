@@ -426,7 +426,7 @@ class Index(MarkingMethods):
         return find_classes(self.store, self.marks().active, self.calibration)
 
     def suggest(self, count: int = 20) -> list[Suggestion]:
-        """Suggest pairs of entries to mark: those of which it is least clear what they show.
+        """Suggest pairs of entries to mark: the most uncertain ones.
 
         The pairs are neighbors of labelled and marked photos, taken from the classes in turn;
         without such photos, neighbors of any photos. The least clear ones have a probability near
