@@ -1,15 +1,15 @@
-"""Listwise: image retrieval trained on the metric it is judged by.
+"""Listwise: image retrieval trained on average precision.
 
     run = listwise.train("photos")                      # labelled photos -> a network
     model = listwise.load("runs/photos/model")          # or the name of any timm backbone
     vectors = model.encode(["a.jpg", "b.jpg"])          # [2, dim], unit rows
-    index = listwise.open_index("shop", model)          # made if new
+    index = listwise.open_index("shop", model)          # created if it does not exist
     index.add("photos")
     hits = index.search("chair.jpg", k=10)
     results = listwise.evaluate(model, "roxford5k")
     tuning = listwise.tune("runs/photos/model", "validation")
 
-Nothing heavy is imported until a name is used.
+PyTorch and other large packages are imported when one of these names is first used.
 """
 
 from typing import TYPE_CHECKING, Any
