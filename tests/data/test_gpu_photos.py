@@ -275,3 +275,29 @@ def test_the_thread_prepares_the_gpu_of_its_caller(monkeypatch):
         assert found.pop() == chosen
     module.prepare_gpu("cpu")
     assert not found
+
+
+def without_color_details(image):
+    """The RGB values of an image, each block of 2 × 2 pixels with its mean color: [H, W, 3]."""
+    # Rows: brightness, blue and red difference.
+    matrix = np.array([[0.299, 0.587, 0.114], [-0.1687, -0.3313, 0.5], [0.5, -0.4187, -0.0813]])
+    values = np.asarray(image, dtype=float) @ matrix.T
+    height, width, _ = values.shape
+    colors = values[..., 1:].reshape(height // 2, 2, width // 2, 2, 2).mean(axis=(1, 3))
+    values[..., 1:] = colors.repeat(2, axis=0).repeat(2, axis=1)
+    return (values @ np.linalg.inv(matrix).T).clip(0, 255)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_repeats_the_colors_that_a_cpu_interpolates(tmp_path):
+    image, device = picture(64, 48), torch.device("cuda")
+    for name, subsampling in (("all.jpg", 0), ("half.jpg", 2)):
+        image.save(tmp_path / name, quality=95, subsampling=subsampling)
+    wanted = [PhotoFile(str(tmp_path / name)) for name in ("all.jpg", "half.jpg")]
+    on_gpu = [photo.cpu().float() for photo in decoded_photos(wanted, device, 1)]
+    on_cpu = [expected(each).float() for each in wanted]
+    # Everything else is the same.
+    assert (on_gpu[0] - on_cpu[0]).abs().max() <= 1
+    repeated = torch.from_numpy(without_color_details(image)).permute(2, 0, 1).float()
+    from_repeated = (on_gpu[1] - repeated).abs().mean()
+    assert from_repeated < 0.5 * (on_gpu[1] - on_cpu[1]).abs().mean()

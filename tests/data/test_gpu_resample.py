@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 from listwise.data import CropSettings, random_crop
-from listwise.data import gpu_resample
+from listwise.data import gpu_canvases, gpu_resample
 from listwise.data.crops import DRAWS, plan_crops
 
 device, cases = sys.argv[1], json.loads(sys.argv[2])
@@ -125,7 +125,19 @@ def lines():
     return torch.equal(made[0], there) and made[1, :, :, 0].T.unique(dim=0).tolist() == [[9, 8, 7]]
 
 
+def laid():
+    # Canvases of more than one tile; a photo that fills its canvas, a part of a photo, a dot.
+    whole, part = tensor(picture(150, 21, 1)), tensor(picture(90, 60, 2))[:, 31:50, 7:61]
+    dot = torch.tensor([9, 8, 7], dtype=torch.uint8, device=device).as_strided((3, 1, 1), (1, 3, 3))
+    made = gpu_canvases.lay_photos([whole, part, dot], 4, 21, 150).cpu()
+    expected = torch.zeros(4, 3, 21, 150, dtype=torch.uint8)
+    for canvas, photo in zip(expected, (whole, part, dot)):
+        canvas[:, : photo.shape[1], : photo.shape[2]] = photo.cpu()
+    return torch.equal(made, expected) and made[2].sum().item() == 24
+
+
 functions = {
+    "laid": laid,
     "sums": against_sums, "cpu": against_cpu, "whole": whole, "boxed": boxed, "lines": lines
 }
 if device == "cpu":
@@ -148,7 +160,7 @@ def check(device):
         ("cpu", "noise", sizes, 32, {"rotation": 45.0}),
     ]
     whole = [("whole", ((64, 48), (128, 96)), 32, 24), ("whole", ((61, 37),), 40, 24)]
-    cases = [*sums, *cpu, *whole, ("boxed",), ("lines",)]
+    cases = [*sums, *cpu, *whole, ("boxed",), ("lines",), ("laid",)]
     found = json.loads(run_script(SCRIPT, device, json.dumps(cases)))
     for mean, most in found[:3]:  # sums differ in where they round
         assert mean < 0.01
@@ -162,6 +174,7 @@ def check(device):
     assert found[7] <= 2
     assert found[8]
     assert found[9]
+    assert found[10]
 
 
 @pytest.mark.slow

@@ -9,7 +9,12 @@ from interpreter import run_script
 from torch import nn
 
 from listwise.models import max_pool
-from listwise.models.max_pool import FastMaxPool, replace_max_pools
+from listwise.models.max_pool import (
+    FastMaxPool,
+    max_pool_values,
+    replace_max_pools,
+    suits_max_pool,
+)
 
 SIZES = [(9, 11), (8, 10), (1, 3), (70, 67)]
 
@@ -122,3 +127,13 @@ def test_kernels_on_a_gpu():
         pytest.skip("needs a CUDA GPU")
     cases = [(*sizes, 64, "float32") for sizes in SIZES] + [(130, 131, 128, "bfloat16")]
     check("cuda", cases)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("shape", [(3, 64, 33, 70), (2, 128, 64, 96), (1, 64, 1, 5)])
+def test_values_alone_on_a_gpu(shape):
+    for dtype in (torch.bfloat16, torch.float16):
+        maps = torch.randn(shape, device="cuda").to(dtype, memory_format=torch.channels_last)
+        assert suits_max_pool(maps)
+        assert torch.equal(max_pool_values(maps), F.max_pool2d(maps, 3, 2, 1))
+    assert not suits_max_pool(maps[:, :48])

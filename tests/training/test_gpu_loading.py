@@ -153,7 +153,9 @@ def save_photos(folder):
         turn = Image.Exif()
         turn[0x0112] = 6 if i == 8 else 1
         photo = photo.convert("L") if i == 9 else photo
-        photo.save(path, quality=95, exif=turn, progressive=i == 3)
+        # With all colors: decoders differ in how they spread the colors of fewer pixels (see
+        # test_gpu_photos.py), and here only the crops are compared.
+        photo.save(path, quality=95, exif=turn, progressive=i == 3, subsampling=0)
         if i == 12:
             path.write_bytes(path.read_bytes()[:-300])
 
@@ -185,8 +187,8 @@ def test_batches_are_nearly_those_of_workers(found, device):
         for batch in batches:
             assert batch["labels"]
             assert batch["errors"] == batch["expected"]
-            # Pictures of a few cells: other ways to spread colors show more than in photos.
-            assert max(batch["difference"]) < (3.0 if device == "cpu" else 6.0)
+            # OpenCV's cubic filter is a little sharper than that of the GPU's crops.
+            assert max(batch["difference"]) < 3.0
             assert np.mean(batch["difference"]) < 1.5
             assert batch["device"] == device
         assert sum(len(batch["errors"]) for batch in batches) > 0

@@ -46,7 +46,7 @@ def crop_into(crops: Tensor, table: Table, plans: CropPlans) -> None:
     means = sums.double() @ _upload(GRAY / size**2, torch.float64, device)
     offsets = means * _upload(shares, torch.float64, device)
     blocks = triton.cdiv(size * size, BLOCK)
-    with _device_of(crops):
+    with device_of(crops):
         _color_kernel[(len(crops) * blocks,)](
             crops,
             _upload(matrices, torch.float32, device),
@@ -88,7 +88,7 @@ def _resample(table: Table, places: Doubles, made: Tensor) -> None:
     extents = np.maximum(1.0, np.hypot(places[:, 2:4], places[:, 4:6]))
     taps = np.ceil(4 * extents).astype(np.int64)
     across, down = triton.cdiv(width, COLUMNS), triton.cdiv(height, ROWS)
-    with _device_of(made):
+    with device_of(made):
         _resample_kernel[(count * across * down,)](
             _upload(np.concatenate([table, taps], 1), torch.int64, made.device),
             _upload(np.concatenate([places, extents], 1), torch.float32, made.device),
@@ -106,7 +106,7 @@ def _upload(values: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) 
     return torch.as_tensor(values, dtype=dtype).contiguous().to(device)
 
 
-def _device_of(tensor: Tensor) -> Any:
+def device_of(tensor: Tensor) -> Any:
     """Launch kernels on the GPU of this tensor."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 

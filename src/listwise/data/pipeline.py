@@ -358,15 +358,19 @@ def _take_similar(groups: dict[Canvas, _Group], canvas: Canvas, batch_pixels: in
 
 def _lay(canvas: Canvas, group: _Group, batch_pixels: int) -> PhotoBatch:
     """Lay photos into canvases; on a GPU, the number of canvases is one of a few."""
-    count = len(group)
-    first = group[0][1].pixels
-    if first.is_cuda:
+    photos = [photo.pixels for _, photo in group]
+    count = len(photos)
+    if photos[0].is_cuda:
         count = _capacity(canvas, batch_pixels)
-        while count // 2 >= len(group):
+        while count // 2 >= len(photos):
             count //= 2
-    pixels = torch.zeros(count, 3, *canvas, dtype=torch.uint8, device=first.device)
-    sizes = [canvas] * count
-    for row, (_, photo) in enumerate(group):
-        height, width = sizes[row] = photo.pixels.shape[1], photo.pixels.shape[2]
-        pixels[row, :, :height, :width] = photo.pixels
+    sizes = [(photo.shape[1], photo.shape[2]) for photo in photos]
+    sizes += [canvas] * (count - len(photos))
+    if photos[0].is_cuda:
+        from listwise.data.gpu_canvases import lay_photos  # needs Triton
+
+        return _batch(lay_photos(photos, count, *canvas), sizes, group)
+    pixels = torch.zeros(count, 3, *canvas, dtype=torch.uint8)
+    for place, photo, (height, width) in zip(pixels, photos, sizes, strict=True):
+        place[:, :height, :width] = photo
     return _batch(pixels, sizes, group)

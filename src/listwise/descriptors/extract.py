@@ -100,7 +100,9 @@ def extract(
 def _import_pyarrow() -> None:
     """Import what writes the file, which takes a while; a missing package is reported later."""
     with suppress(ImportError):
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet
+
+        pyarrow.array([0.0])  # imports pandas if it is installed
 
 
 @dataclass(frozen=True)

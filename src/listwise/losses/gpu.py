@@ -129,14 +129,13 @@ class _QuantizedLoss(torch.autograd.Function):
             weights = _aligned(weights)
         findings = host_buffer(descriptors.device)
         ctx.kernels = kernels
-        recorded = None
-        if ctx.needs_input_grad[0]:
-            recorded = recorded_loss(kernels, weights is not None)
+        batch = descriptors, labels, weights
+        recorded = recorded_loss(kernels, batch, findings) if ctx.needs_input_grad[0] else None
         ctx.replayed = recorded is not None
         if recorded is not None:
-            loss, *saved = recorded(descriptors, labels, weights, findings)
+            loss, *saved = recorded(batch, findings)
         else:
-            buffers = kernels.prepare(descriptors, labels, weights, findings)
+            buffers = kernels.prepare(*batch, findings)
             kernels.histograms(buffers)
             loss = kernels.precision(buffers, weights)
             saved = [buffers.parts, buffers.kinds, buffers.slopes]

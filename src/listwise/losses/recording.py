@@ -25,6 +25,9 @@ GRAPHS = 4  # per thread
 # and before it is recorded again because others have replaced it.
 CALLS_BEFORE, CALLS_BEFORE_AGAIN = 2, 100
 
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Descriptors [B, C], labels [B] and weights [B] or None."""
+
 _THREAD = threading.local()
 
 
@@ -41,70 +44,85 @@ class RecordedLoss:
 
     Args:
         kernels: a `gpu.Kernels`, which has been used before.
-        weighted: whether the batches have weights.
+        batch: descriptors, labels and weights of a batch.
+        findings: where the checks of the batch go.
     """
 
-    def __init__(self, kernels: Any, weighted: bool) -> None:
+    def __init__(self, kernels: Any, batch: Batch, findings: HostBuffer) -> None:
         self.kernels = kernels
         device = kernels.device
         parts = torch.zeros(kernels.parts_shape, dtype=kernels.parts_dtype, device=device)
         self._buffers = kernels.allocate(parts)
+        weighted = batch[2] is not None
         self._weights = torch.ones(kernels.size, device=device) if weighted else None
         self._one = torch.ones((), device=device)
         self._graph = torch.cuda.CUDAGraph()
-        with _recording(self._graph, device):
-            kernels.histograms(self._buffers)
-            self._loss = kernels.precision(self._buffers, self._weights)
-            self._product = kernels.product(self._buffers, self._one)
+        self._fill(batch, findings)
+        with _side_stream(device):
+            # Once without recording: cuBLAS cannot start in this thread while it is recorded.
+            self._compute()
+            with _recording(self._graph):
+                self._loss, self._product = self._compute()
 
-    def __call__(
-        self,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        findings: HostBuffer,
-    ) -> Replayed:
+    def __call__(self, batch: Batch, findings: HostBuffer) -> Replayed:
         """Compute the loss of a batch and its gradient; the checks go to `findings`."""
-        kernels, buffers = self.kernels, self._buffers
-        if not kernels.exact:
-            buffers.parts[:, : kernels.dim].copy_(descriptors)
+        self._fill(batch, findings)
+        self._graph.replay()
+        factor = self._buffers.slopes[self.kernels.slope_count + 1]
+        return Replayed(self._loss.clone(), self._product.clone(), factor.clone())
+
+    def _fill(self, batch: Batch, findings: HostBuffer) -> None:
+        descriptors, labels, weights = batch
+        if not self.kernels.exact:
+            self._buffers.parts[:, : self.kernels.dim].copy_(descriptors)
         if weights is not None and self._weights is not None:
             self._weights.copy_(weights)
-        kernels.fill(buffers, descriptors, labels, self._weights, findings)
-        self._graph.replay()
-        factor = buffers.slopes[kernels.slope_count + 1]
-        return Replayed(self._loss.clone(), self._product.clone(), factor.clone())
+        self.kernels.fill(self._buffers, descriptors, labels, self._weights, findings)
+
+    def _compute(self) -> tuple[Tensor, Tensor]:
+        self.kernels.histograms(self._buffers)
+        loss = self.kernels.precision(self._buffers, self._weights)
+        return loss, self.kernels.product(self._buffers, self._one)
 
 
 @contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
-    """Record kernels instead of running them."""
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Use another stream, because the default stream cannot be recorded.
+
+    It is always the same one for the current stream.
+    """
     current = torch.cuda.current_stream(device)
     streams: dict[int, torch.cuda.Stream] = vars(_THREAD).setdefault("streams", {})
     if current.cuda_stream not in streams:
         # High priority: PyTorch gives out its streams again, and other code uses the usual ones.
         made = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         streams[current.cuda_stream] = made
-    # cuBLAS keeps 32 MB of memory for each stream that it is recorded on, so there are few.
+    # cuBLAS keeps 32 MB of memory for each stream, so there are few.
     stream = streams[current.cuda_stream]
     stream.wait_stream(current)
-    collects = gc.isenabled()
-    gc.disable()  # it could free other graphs, which is not allowed meanwhile
-    try:
-        with torch.cuda.stream(stream):
-            # Other threads may use the GPU meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                yield
-            finally:
-                graph.capture_end()
-    finally:
-        if collects:
-            gc.enable()
+    with torch.cuda.stream(stream):
+        yield
     current.wait_stream(stream)
 
 
-def recorded_loss(kernels: Any, weighted: bool) -> RecordedLoss | None:
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Record kernels instead of running them."""
+    collects = gc.isenabled()
+    gc.disable()  # it could free other graphs, which is not allowed meanwhile
+    try:
+        # Other threads may use the GPU meanwhile.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def recorded_loss(kernels: Any, batch: Batch, findings: HostBuffer) -> RecordedLoss | None:
     """Return the graph of a `gpu.Kernels` for the current thread and stream, or None."""
     small = kernels.size <= LARGEST_BATCH and kernels.size * kernels.dim <= LARGEST_DESCRIPTORS
     if kernels.device.type != "cuda" or not small or not kernels.recordable:
@@ -120,7 +138,7 @@ def recorded_loss(kernels: Any, weighted: bool) -> RecordedLoss | None:
     if kernels.calls_before_recording > 0:  # the kernels are compiled by then
         return None
     try:
-        graphs[key] = RecordedLoss(kernels, weighted)
+        graphs[key] = RecordedLoss(kernels, batch, findings)
     except RuntimeError:  # the kernels are started one by one
         kernels.recordable = False
         return None

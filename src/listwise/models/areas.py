@@ -22,6 +22,7 @@ from torch.overrides import (
 )
 
 from listwise.models.folding import BlockInput
+from listwise.models.max_pool import max_pool_values, suits_max_pool
 from listwise.optional import runs_triton
 
 # Where the bias, sum and ReLU after a convolution are computed in one pass.
@@ -304,8 +305,11 @@ class OwnAreas(TorchFunctionMode):
         kernel, stride = _pair(kernel_size), _pair(stride or kernel_size)
         if not filled:
             area.fill_outside(x, -math.inf)
-        output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
         rule = _Strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
+        if rule == _RESNET_POOL and x.is_cuda and self._fuses(x) and suits_max_pool(x):
+            output = max_pool_values(x)
+        else:
+            output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
         return self._made(area, output, rule)
 
     def _avg_pool2d(
@@ -400,6 +404,9 @@ class _Strided:
         outputs = -(-span // stride) + 1
         # A window that would start behind the photo and its left padding is left out.
         return outputs - ((outputs - 1) * stride >= sides + padding)
+
+
+_RESNET_POOL = _Strided((3, 3), (2, 2), (1, 1), (1, 1))
 
 
 def _same_padded(

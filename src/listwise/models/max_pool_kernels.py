@@ -12,7 +12,8 @@ from torch import Tensor
 COLUMNS, CHANNELS = 32, 64
 
 
-@triton.jit
+# Specialization on divisible numbers would compile the kernel again for many photo shapes.
+@triton.jit(do_not_specialize=["height", "width", "out_height", "out_width"])
 def pool_kernel(
     maps,
     values,

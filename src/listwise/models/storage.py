@@ -67,14 +67,19 @@ class NetConfig(BaseModel):
         return {name: value for name, value in fields.items() if name != "teacher" or value}
 
 
-def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> None:
-    """Write both files atomically; the config comes last and marks the folder as complete."""
+def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> str:
+    """Write both files atomically, and return the fingerprint of the network.
+
+    The config comes last and marks the folder as complete.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(
             f"{folder} is a file, but a network is saved as a folder: choose another name"
         )
-    write_tensors(folder / WEIGHTS_FILE, state, {FINGERPRINT: fingerprint(config, state)})
+    found = fingerprint(config, state)
+    write_tensors(folder / WEIGHTS_FILE, state, {FINGERPRINT: found})
     write_text(folder / CONFIG_FILE, config.model_dump_json(indent=2) + "\n")
+    return found
 
 
 def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:

@@ -35,7 +35,7 @@ from listwise.models.embed import (
 from listwise.models.folding import sharing_copy
 from listwise.models.lora import add_lora
 from listwise.models.pooling import GeM
-from listwise.models.storage import fingerprint, write_network
+from listwise.models.storage import write_network
 from listwise.settings import TrainConfig
 from listwise.training.adam import Adam
 from listwise.training.averaging import WeightAverage
@@ -642,10 +642,8 @@ class Trainer:
         source = f"validation photos of {self.plan.data.resolve()}"
 
         def write() -> None:
-            weights = copies.result()
-            write_network(folder, config, weights)
+            model = write_network(folder, config, copies.result())
             with suppress(InputError):
-                model = fingerprint(config, weights)
                 fit_calibration(descriptors, labels, model, source).save(folder)
 
         self._writer.submit_model(write)
