@@ -160,7 +160,7 @@ def test_batches_are_balanced_and_repeatable():
     assert list(counts) == [10, 10]
 
 
-def test_training_lowers_the_loss_and_starts_with_the_weights_of_listwise(photos):
+def test_training_lowers_the_loss_and_starts_with_the_weights_of_its_seed(photos):
     images, _ = divide_classes(read_labelled(photos), "photos")
     config = make_config(GIVEN)
     nets = {}
@@ -173,6 +173,21 @@ def test_training_lowers_the_loss_and_starts_with_the_weights_of_listwise(photos
         assert torch.equal(value, nets[0].state_dict()[name]), name
     before, after = (evaluate_photos(nets[e], images, config, RECIPE) for e in (0, 12))
     assert after["mAP@R"] > before["mAP@R"]
+
+
+@pytest.mark.parametrize("name", ["multi-similarity", "proxy-anchor"])
+def test_proxy_anchor_trains_the_backbone_after_its_warmup(photos, name):
+    images, _ = divide_classes(read_labelled(photos), "photos")
+    config = make_config(GIVEN)
+    nets = [
+        train_peer(name, 1e-3, images, config, replace(RECIPE, epochs=epochs, **more), seed=1).net
+        for epochs, more in [(0, {}), (1, {"proxy_warmup": 1}), (2, {"proxy_warmup": 1})]
+    ]
+    start, warm, after = (net.state_dict() for net in nets)
+    weight = "backbone.conv1.weight" if "backbone.conv1.weight" in start else next(iter(start))
+    assert torch.equal(start[weight], warm[weight]) == (name == "proxy-anchor")
+    assert not torch.equal(start["projection.weight"], warm["projection.weight"])
+    assert not torch.equal(warm[weight], after[weight])
 
 
 def test_a_photo_that_cannot_be_decoded_is_named_once(photos, tmp_path):

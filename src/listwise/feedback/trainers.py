@@ -99,6 +99,9 @@ class _OfIndex(Trainer):
         found: Model = self.plan.parts["model"]
         return found
 
+    def _start_projection(self) -> None:
+        """Do nothing: the projection is that of the model of the index."""
+
     def _draw_batch(self, labels: Indices, update: int) -> Indices:
         batch = super()._draw_batch(labels, update)
         if len(batch) == len(labels):  # it has all photos

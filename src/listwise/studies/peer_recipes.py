@@ -48,6 +48,8 @@ class PeerRecipe:
         weight_decay: weight decay of AdamW.
         proxy_factor: learning rate of the proxies, as a multiple of the learning rate.
         halve_every: number of epochs after which the learning rate is halved.
+        proxy_warmup: number of epochs at the start during which proxy-anchor trains only its
+            proxies and the projection, without which the network may collapse.
     """
 
     epochs: int = 30
@@ -58,6 +60,7 @@ class PeerRecipe:
     weight_decay: float = 1e-4
     proxy_factor: float = 100.0
     halve_every: int = 10
+    proxy_warmup: int = 5
 
     @property
     def crops(self) -> CropSettings:
@@ -165,7 +168,7 @@ def train_peer(
     loss = PeerLoss(name, len(images.class_names), net.dim).to(device)
     optimizer = _make_optimizer(net, loss, rate, recipe)
     epoch = recipe.updates_per_epoch(len(images))
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, recipe.halve_every * epoch, 0.5)
+    schedule = _make_schedule(optimizer, loss, recipe, epoch)
     updates = recipe.epochs * epoch
     size = min(recipe.batch_size, len(images))
     planned = {"updates": updates, "batch_size": size, "crops": recipe.crops}
@@ -212,11 +215,27 @@ def _autocast(config: TrainConfig) -> torch.dtype | None:
 def _make_optimizer(
     net: RetrievalNet, loss: PeerLoss, rate: float, recipe: PeerRecipe
 ) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = [{"params": list(net.parameters())}]
+    new = [] if net.projection is None else list(net.projection.parameters())
+    trained = [each for each in net.parameters() if all(each is not other for other in new)]
+    groups: list[dict[str, Any]] = [{"params": trained}, {"params": new}]
     if proxies := list(loss.parameters()):
         groups.append({"params": proxies, "lr": recipe.proxy_factor * rate})
     fused = next(net.parameters()).is_cuda  # one kernel for all parameters
     return torch.optim.AdamW(groups, lr=rate, weight_decay=recipe.weight_decay, fused=fused)
+
+
+def _make_schedule(
+    optimizer: torch.optim.Optimizer, loss: PeerLoss, recipe: PeerRecipe, epoch: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Halve the learning rates every few epochs; proxy-anchor trains the first group later."""
+    warmup = recipe.proxy_warmup * epoch if list(loss.parameters()) else 0
+
+    def rate(update: int) -> float:
+        return float(0.5 ** (update // (recipe.halve_every * epoch)))
+
+    others = [rate] * (len(optimizer.param_groups) - 1)
+    first = [lambda update: rate(update) if update >= warmup else 0.0]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, first + others)
 
 
 def _report(view: TrainView, report: UpdateReport) -> None:

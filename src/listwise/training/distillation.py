@@ -92,6 +92,9 @@ class DistillationTrainer(Trainer):
             raise InputError("`teacher` works in one process only: start one process")
         return DistillationLoss()
 
+    def _start_projection(self) -> None:
+        """Do nothing: `_fit_projection` does it when the teacher's descriptors are known."""
+
     def _start_loading(self) -> Batches:
         known = self._teacher_descriptors()
         kept, targets = known["train.kept"].tolist(), known["train"]

@@ -64,6 +64,7 @@ from listwise.training.objective import (
     with_lengths,
 )
 from listwise.training.plan import TrainPlan
+from listwise.training.projection import PHOTOS, start_projection
 from listwise.training.run.checkpoint import (
     Progress,
     checkpoint_tensors,
@@ -241,6 +242,8 @@ class Trainer:
     def _train(self, record: Record | None) -> None:
         config, progress = self.plan.config, self.progress
         started = time.perf_counter() - progress.seconds
+        if progress.update == 0 and config.projection is not None:
+            self._start_projection()
         with closing(self._start_loading()) as first, closing(self._batches(first)) as batches:
             self._compile_loss()
             if progress.update == 0:  # while the first batch is loaded
@@ -283,6 +286,20 @@ class Trainer:
             if progress.out_of_time:
                 reason = f"the {config.minutes:g} minutes are nearly over"
             self.view.message(f"stopped after update {progress.update}: {reason}")
+
+    def _start_projection(self) -> None:
+        """Start the projection as a PCA of training photos; the same in all processes."""
+        layer = self.net.projection
+        assert isinstance(layer, nn.Linear)
+        with failing_together(self.device):
+            if self.rank == 0:
+                order = np.random.default_rng(self.plan.config.seed).permutation
+                chosen = np.sort(order(len(self.plan.train))[:PHOTOS])
+                found = self._describe_pooled(self.plan.train.subset(chosen), "describing photos")
+                start_projection(layer, found.descriptors.float())
+        if self.processes > 1:
+            for weight in (layer.weight, layer.bias):
+                dist.broadcast(weight.data, 0)
 
     def _compile_loss(self) -> None:
         """Compile the kernels of the loss in a thread, for the first of the batches."""
@@ -385,6 +402,8 @@ class Trainer:
             parts.get("pooling", config.pooling),
             config.projection,
             config.weights,
+            # A PCA, as which the projection starts, is learned from unit vectors.
+            normalize_pooled=config.projection is not None and not config.teacher,
         )
         if config.lora:
             add_lora(net, config.lora, config.lora_alpha)
