@@ -246,12 +246,8 @@ def square_grid(side: int) -> Float32:
 
 def sample_patches(image: Float32, points: Float32, frames: Float32, grid: Float32) -> Float32:
     """Sample an image at point + frame · grid: [n, 2], [n, 2, 2], [g, 2] -> [n, g]."""
-    places = (frames.reshape(-1, 2) @ grid.T).reshape(-1, 2, len(grid)) + points[:, :, None]
-    values: Float32 = cv2.remap(
-        image,
-        np.ascontiguousarray(places[:, 0]),
-        np.ascontiguousarray(places[:, 1]),
-        cv2.INTER_LINEAR,
-        borderMode=cv2.BORDER_REPLICATE,
-    )
+    x, y = frames[:, 0] @ grid.T, frames[:, 1] @ grid.T
+    x += points[:, :1]
+    y += points[:, 1:]
+    values: Float32 = cv2.remap(image, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     return values
