@@ -160,6 +160,16 @@ assert torch.compiler.disable(lambda: 3)() == 3
 optimizer.step()
 optimizer.zero_grad()
 """
+# LanceDB imports the client of a web service; it is loaded when it is used.
+LANCE_CLIENT = """
+import listwise.search.folder.table, lancedb
+assert "lance_namespace_urllib3_client.models" in sys.modules
+assert "lance_namespace_urllib3_client.api" not in sys.modules
+import lance_namespace_urllib3_client as client
+assert client.models is sys.modules["lance_namespace_urllib3_client.models"]
+assert client.ApiClient.__module__ == "lance_namespace_urllib3_client.api_client"
+assert client.TableApi is client.api.TableApi
+"""
 
 
 @pytest.mark.parametrize(
@@ -181,7 +191,7 @@ optimizer.zero_grad()
                     *("fastapi", "pymilvus", "tensorboard", "cv2", "faiss", "lancedb")
                 },
             },
-            COMPILER,  # in the same process, because torch takes seconds to import
+            COMPILER + LANCE_CLIENT,  # in the same process, because torch takes seconds to import
             marks=pytest.mark.slow,
         ),
     ],

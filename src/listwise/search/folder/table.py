@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from listwise.errors import InputError
+from listwise.imports import without_lance_client
 from listwise.search.checksums import (
     LOCAL_SUM,
     NO_LOCAL,
@@ -45,8 +46,9 @@ from listwise.search.entries import (
 os.environ.setdefault("LANCE_LOG", "error")
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(256 << 20))
 os.environ.setdefault("LANCE_MEM_POOL_SIZE", str(16 << 30))
-import lancedb
-from lancedb.index import BTree
+with without_lance_client():
+    import lancedb
+    from lancedb.index import BTree
 
 _NAME = "entries"
 _NAMED = 1000  # keys in one condition
