@@ -56,7 +56,7 @@ class _LaterPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         assert self.__spec__ is not None
         assert self.__spec__.loader is not None
         self.__spec__.loader.exec_module(self)
