@@ -277,6 +277,20 @@ def test_the_thread_prepares_the_gpu_of_its_caller(monkeypatch):
     assert not found
 
 
+def test_a_gpu_starts_in_a_thread_where_there_is_one_to_start(monkeypatch):
+    started = []
+    monkeypatch.setattr(module, "_start", lambda device: started.append(str(device)))
+    monkeypatch.delenv("RANK", raising=False)
+    for device in ("auto", "cuda:1", "cpu", "nonsense"):
+        module.start_gpu(device)
+    monkeypatch.setenv("RANK", "1")  # a process of torchrun
+    module.start_gpu("auto")
+    for thread in threading.enumerate():
+        if thread.name == "start":
+            thread.join()
+    assert sorted(started) == ["cuda", "cuda:1"]
+
+
 def without_color_details(image):
     """The RGB values of an image, each block of 2 × 2 pixels with its mean color: [H, W, 3]."""
     # Rows: brightness, blue and red difference.
