@@ -110,5 +110,8 @@ def test_serve_and_query(tmp_path, photos):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_table_lists_every_script(script):
-    assert f"]({script})" in (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert f"python examples/{script}" in (EXAMPLES / script).read_text(encoding="utf-8")
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    code = (EXAMPLES / script).read_text(encoding="utf-8")
+    row = next(line for line in table.splitlines() if f"]({script})" in line)
+    assert f"python examples/{script}" in code
+    assert re.search(r"`(pip install .+?)`", row)[1] == re.search(r"^    (pip .+)$", code, re.M)[1]
