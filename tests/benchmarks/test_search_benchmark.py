@@ -47,6 +47,11 @@ def test_sizes_are_checked():
         list(benchmark.run([10], 8))
 
 
+def test_methods_are_checked():
+    with pytest.raises(InputError, match="unknown 'no' in `methods`: choose from FAISS flat; list"):
+        list(benchmark.run([1000], 8, methods=["listwise, exact", "no"]))
+
+
 @pytest.mark.slow
 def test_the_server_answers_clients(monkeypatch):
     small = partial(RetrievalNet, "test_resnet")

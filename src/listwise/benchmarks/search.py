@@ -277,14 +277,24 @@ def run(
     sizes: Sequence[int] = (100_000, 1_000_000),
     dim: int = 2048,
     folder: Path | None = None,
+    methods: Sequence[str] | None = None,
     on_start: Callable[[str], object] = lambda what: None,
 ) -> Iterator[SearchMeasurement]:
-    """Measure each method on generated databases of each size.
+    """Measure methods on generated databases of each size.
 
-    Databases of more than 200,000 descriptors are measured with exact and compressed search only.
+    Args:
+        sizes: numbers of descriptors in the databases.
+        dim: dimensions of a descriptor.
+        folder: folder for temporary files; the system's by default.
+        methods: names of `METHODS`. By default all of them; for databases of 200,000 descriptors
+            or more, only FAISS and exact and compressed search.
+        on_start: called with what is measured next.
     """
     if min(sizes) < 1000:
         raise InputError("`sizes` must be 1000 descriptors or more")
+    if unknown := set(methods or ()) - set(METHODS):
+        known = "; ".join(METHODS)
+        raise InputError(f"unknown {unknown.pop()!r} in `methods`: choose from {known}")
     for size in sorted(sizes):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             place = Path(name)
@@ -292,7 +302,7 @@ def run(
             write_descriptors(place, size, dim)
             on_start(f"adding {size:,} descriptors to an index")
             run_alone(write_index, place)
-            for method in LARGE if size >= EXACT_FROM else METHODS:
+            for method in methods or (LARGE if size >= EXACT_FROM else METHODS):
                 on_start(f"{method} among {size:,}")
                 try:
                     built = run_alone(build_method, place, method)

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 from listwise.cli import options
-from listwise.cli.benchmark.show import AsJsonLines, show
+from listwise.cli.benchmark.show import AsJsonLines, Methods, parse_methods, show
 
 EVALUATION = "Example:\n  listwise benchmark evaluation --sizes 100000 --json"
-SEARCH = "Example:\n  listwise benchmark search --sizes 100000 --json"
+SEARCH = """Examples:
+  listwise benchmark search --sizes 100000 --json
+  listwise benchmark search --sizes 1000000 --methods "listwise, compressed"
+"""
 SERVER = "Example:\n  listwise benchmark server --clients 64,512 --photos 5000"
 EXPORT = "Example:\n  listwise benchmark export --backbone resnet50 --side 224"
 LOCAL = "Example:\n  listwise benchmark local --photos 1000 --json"
@@ -46,14 +49,15 @@ def search(
     sizes: Sizes = "100000,1000000",
     dim: Dim = 2048,
     folder: Folder = None,
+    methods: Methods = None,
     json: AsJsonLines = False,
 ) -> None:
     """Measure search in an index and in FAISS, hnswlib and LanceDB."""
     from listwise.benchmarks import search as benchmark
 
-    counts = options.parse_numbers(sizes, "sizes", int)
+    counts, chosen = options.parse_numbers(sizes, "sizes", int), parse_methods(methods)
     title = f"The ten nearest of {benchmark.QUERIES} queries, C = {dim}"
-    show(title, benchmark.COLUMNS, partial(benchmark.run, counts, dim, folder), json)
+    show(title, benchmark.COLUMNS, partial(benchmark.run, counts, dim, folder, chosen), json)
 
 
 def server(

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from listwise.benchmarks.table import Column
 
 AsJsonLines = Annotated[bool, options.flag("--json", "Print each row as a JSON object.")]
+Methods = Annotated[
+    str | None,
+    options.text("Methods to measure, separated by semicolons.", show_default="all"),
+]
+
+
+def parse_methods(given: str | None) -> list[str] | None:
+    """Parse the names of methods separated by semicolons; None stands for all of them."""
+    return None if given is None else [name.strip() for name in given.split(";")]
 
 
 def show(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from listwise.cli import options
-from listwise.cli.benchmark.show import AsJsonLines, show
+from listwise.cli.benchmark.show import AsJsonLines, Methods, parse_methods, show
 
 LOSS = "Example:\n  listwise benchmark loss --sizes 256,1024,4096 --json"
 STEP = "Example:\n  listwise benchmark step --backbone resnet50 --size 224 --batch 1024"
@@ -21,10 +21,7 @@ def loss(
         str, options.numbers("Batch sizes, separated by commas.")
     ] = "256,512,1024,2048,4096,8192,16384",
     dim: Annotated[int, options.integer("Dimensions of a descriptor.", min=1)] = 2048,
-    methods: Annotated[
-        str | None,
-        options.text("Methods to measure, separated by semicolons.", show_default="all"),
-    ] = None,
+    methods: Methods = None,
     device: options.Device = "auto",
     json: AsJsonLines = False,
 ) -> None:
@@ -33,7 +30,7 @@ def loss(
     from listwise.machine import Machine
 
     batches = options.parse_numbers(sizes, "sizes", int)
-    chosen = None if methods is None else [name.strip() for name in methods.split(";")]
+    chosen = parse_methods(methods)
     place, title = Machine.detect(device).device, f"Forward + backward, C = {dim}, M = 20"
     show(title, benchmark.COLUMNS, benchmark.run(batches, dim, chosen, place), json)
 
