@@ -75,9 +75,11 @@ def load_model(
     net = load_network(folder, device, backbone=backbone, pooling=pooling)
     has_whitening = (folder / WHITENING_FILE).exists()
     whitening = Whitening.load(folder, net.fingerprint()) if has_whitening else None
-    model = Model(net, whitening, folder.absolute())
+    model = Model(net, whitening, folder.absolute(), tuned=TunedSettings.load(folder, net))
     calibration = Calibration.load(folder, model.fingerprint)
-    return replace(model, calibration=calibration, tuned=TunedSettings.load(folder, net))
+    if calibration is None:
+        return model  # which remembers its fingerprint
+    return replace(model, calibration=calibration)
 
 
 def _refuse_unused(source: Path, **given: object) -> None:
