@@ -143,6 +143,20 @@ def test_a_copy_is_written_again_after_many_changes(folder: Path) -> None:
     check(folder, {f"n{i}": row for i, row in enumerate(rows)})
 
 
+def test_another_search_method_uses_the_same_copy(folder: Path) -> None:
+    before = copy_of(folder)
+    with open_store(folder) as index:
+        for intent in (LITTLE, EXACT, LITTLE):
+            index.tune(intent)
+            assert copy_of(folder) == before
+    check(folder, {f"n{i}": row for i, row in enumerate(unit(0, COUNT))})
+    before.write_bytes(bytes(before.stat().st_size))  # damaged
+    with open_store(folder) as index:
+        index.tune(LITTLE.model_copy(update={"recall": 0.9}))
+    assert copy_of(folder) != before
+    check(folder, {f"n{i}": row for i, row in enumerate(unit(0, COUNT))})
+
+
 def test_a_damaged_copy_is_not_used(folder: Path) -> None:
     path = copy_of(folder)
     content = bytearray(path.read_bytes())

@@ -77,6 +77,7 @@ _SUMMED = 4096  # entries whose checksums are added in one commit
 _FILTERS = 8  # filters whose results are kept in memory
 _SAMPLE = 200  # entries that are used as queries for measurements
 _COPIED = 64 << 20  # bytes: a copy of the descriptors is kept if they are larger
+_MOSTLY = 0.9  # share of the entries that a copy must have to be used again
 
 _log = logging.getLogger(__name__)
 
@@ -323,7 +324,7 @@ class FolderStore(Store):
                         f"{exact_milliseconds(entries, dim):.0f} ms per query and "
                         f"{4e-9 * entries * dim:.2f} GB: building a compressed search"
                     )
-                tuned = self._tune_compressed(intent, kept)
+                tuned = self._tune_compressed(intent, before, kept)
             lacking = shortcomings(intent, tuned)
             if lacking:
                 on_note(f"no search method meets all limits; the best one has {', '.join(lacking)}")
@@ -616,6 +617,17 @@ class FolderStore(Store):
         mirror.copy = saved
         return mirror
 
+    def _sound_copy(self, state: SearchState) -> SavedDescriptors | None:
+        """The copy of the descriptors of a state, if it is sound and has most of the entries."""
+        saved = state.descriptors
+        copy = None if saved is None else DescriptorFile.open(self._folder, saved)
+        if copy is None or copy.saved.dim != self.header.dim:
+            return None
+        stamps = KeyMap()
+        stamps.put(*self._table.stamps())
+        copy.use(stamps)
+        return saved if len(copy) >= _MOSTLY * len(stamps) and copy.sound() else None
+
     def _is_large(self) -> bool:
         """Whether a copy of the descriptors saves much time."""
         return 4 * len(self) * self.header.dim > _COPIED
@@ -623,7 +635,7 @@ class FolderStore(Store):
     def _needs_copy(self, search: CompressedSearch) -> bool:
         """Whether many descriptors are not in the copy that a search reads."""
         copied = 0 if search.copy is None else len(search.copy)
-        return self._is_large() and copied < 0.9 * len(search)
+        return self._is_large() and copied < _MOSTLY * len(search)
 
     def _tune_exact(
         self, intent: SearchIntent, before: SearchState | None, patience: float = -1
@@ -638,12 +650,18 @@ class FolderStore(Store):
         return tuned
 
     def _tune_compressed(
-        self, intent: SearchIntent, kept: Mirror[CompressedSearch] | None
+        self,
+        intent: SearchIntent,
+        before: SearchState | None,
+        kept: Mirror[CompressedSearch] | None,
     ) -> TuningResult:
         sample = self._sample(_SAMPLE)
         exact = ExactNeighbors(sample.keys, sample.descriptors)
         entries = len(self)
-        writer = DescriptorWriter(self._folder, self.header.dim) if self._is_large() else None
+        saved = None if before is None else self._sound_copy(before)
+        writer = None
+        if saved is None and self._is_large():
+            writer = DescriptorWriter(self._folder, self.header.dim)
 
         def on_rows(rows: Rows) -> None:
             exact.add(rows.keys, rows.descriptors)
@@ -660,9 +678,8 @@ class FolderStore(Store):
             search = CompressedSearch(trained_index(rows.descriptors, entries), self._table.rows)
             mirror = Mirror(search)
             mirror.catch_up(self._table, on_rows)
-        if writer is not None:
-            with self._saving():
-                self._use_copy(mirror, writer.save())
+        with self._saving():
+            self._use_copy(mirror, saved if writer is None else writer.save())
         set_probes(search, exact, intent.recall)
         self._take(mirror)
         measured = measure(search.search, exact)
