@@ -80,6 +80,6 @@ def _print(console: Console, found: "UpgradeChanges") -> None:
     say(
         console,
         f"{len(found.queries)} queries: {100 * found.kept:.1f} % of the first {found.k} results "
-        f"are the same, and {100 * found.same_first:.1f} % of the first results",
+        f"are the same; {100 * found.same_first:.1f} % of the queries have the same first result",
         "bold",
     )
