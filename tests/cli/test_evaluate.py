@@ -6,18 +6,17 @@ import pytest
 import torch
 from PIL import Image
 
-from listwise.data.toy import make_toy_landmarks
 from listwise.models import RetrievalNet
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(toy_landmarks, tmp_path_factory):
     """Toy landmarks and two models."""
     folder = tmp_path_factory.mktemp("place")
-    make_toy_landmarks(folder / "toy", buildings=9, views=6, workers=1)
+    (folder / "toy").symlink_to(toy_landmarks)
     for seed in (0, 1):
         torch.manual_seed(seed)
-        RetrievalNet("resnet10t", weights="random").save(folder / f"run{seed}" / "model")
+        RetrievalNet("test_resnet", weights="random").save(folder / f"run{seed}" / "model")
     return folder
 
 
@@ -126,7 +125,7 @@ def test_unreadable_photos_are_named(there, place):
 def test_poolings_print_a_markdown_table(there):
     code, out, err = there(
         "study", "poolings", "toy", "--whiten-on", "toy/train.csv",
-        "--backbone", "resnet10t", "--weights", "random", "--max-side", 64, "--dim", 8,
+        "--backbone", "test_resnet", "--weights", "random", "--max-side", 64, "--dim", 8,
     )  # fmt: skip
     assert code == 0, err
     lines = out.splitlines()

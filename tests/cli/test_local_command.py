@@ -5,16 +5,7 @@ import json
 import pytest
 import torch
 
-from listwise.data.toy import make_toy_landmarks
 from listwise.models import RetrievalNet
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    """A benchmark of drawn buildings, few and small."""
-    folder = tmp_path_factory.mktemp("toy") / "toy-landmarks"
-    make_toy_landmarks(folder, seed=0, buildings=9, views=6, workers=1)
-    return folder
 
 
 def test_from_photos_to_search(listwise, photos, tmp_path):
@@ -84,17 +75,17 @@ def test_a_wrong_codebook_leaves_no_index_behind(listwise, photos):
 
 
 @pytest.mark.slow
-def test_a_benchmark_is_evaluated(listwise, toy, tmp_path):
+def test_a_benchmark_is_evaluated(listwise, toy_landmarks, tmp_path):
     here = ("--workers", 0)
     code, _, err = listwise(
-        "local", "extract", toy / "train.csv", "other.arrow", "--count", 100, *here
+        "local", "extract", toy_landmarks / "train.csv", "other.arrow", "--count", 100, *here
     )
     assert (code, err) == (0, "")
     listwise("local", "codebook", "other.arrow", "words.safetensors", "--words", 256)
     torch.manual_seed(0)
     RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
-    command = ("local", "evaluate", toy, "--codebook", "words.safetensors", "--count", 100)
-    command += ("--model", "model", "--report", "report.html", "--json")
+    command = ("local", "evaluate", toy_landmarks, "--codebook", "words.safetensors")
+    command += ("--count", 100, "--model", "model", "--report", "report.html", "--json")
     code, out, err = listwise(*command)
     assert code == 0, err
     rows = json.loads(out)["figures"]

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,12 @@ OWN = ["--val-fraction", 0.25, "--val-max-side", 48, "--images", 24, "--validati
 
 
 @pytest.fixture
-def small_toy(monkeypatch):
+def small_toy(toy_landmarks, monkeypatch):
     """Toy landmarks of three buildings for each part."""
-    make = partial(toy.make_toy_landmarks, buildings=9, views=6, workers=1)
+
+    def make(folder, **_):
+        return Path(shutil.copytree(toy_landmarks, folder, dirs_exist_ok=True))
+
     monkeypatch.setattr(toy, "make_toy_landmarks", make)
 
 

@@ -33,13 +33,13 @@ pytestmark = pytest.mark.slow  # draws many photos
 BUILDINGS, VIEWS = 9, 6  # the fewest that there may be
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "toy"
-    return make_toy_landmarks(folder, buildings=BUILDINGS, views=VIEWS, workers=1)
+@pytest.fixture
+def toy(toy_landmarks: Path) -> Path:
+    """Made by one worker."""
+    return toy_landmarks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def truth(toy: Path) -> JudgedQueries:
     return read_ground_truth(toy / TOY_GROUND_TRUTH)
 

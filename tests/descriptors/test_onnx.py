@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from timm.layers import Conv2dSame
 from torch import nn
 
 import listwise
@@ -98,9 +99,17 @@ def test_a_file_of_the_first_version_is_still_read():
     assert loaded.fingerprint == model.fingerprint
 
 
+def tensorflow_padding() -> nn.Module:
+    """Layers of an EfficientNet-Lite: their padding depends on the size of the photo."""
+    return nn.Sequential(
+        *(Conv2dSame(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU6()),
+        *(Conv2dSame(8, 8, 5, 2, groups=8), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 16, 1)),
+    )
+
+
 # A ResNet is exported by the tests of the command.
 FAMILIES = {
-    # EfficientNet-Lite has the padding of TensorFlow.
+    "TensorFlow's padding": tensorflow_padding,
     "EfficientNet": lambda: create_backbone("test_efficientnet", pad_type="same"),
     "ConvNeXt": lambda: create_backbone("test_convnext", depths=(1, 1, 1, 1)),
     "ViT": lambda: create_backbone("test_vit", depth=1, embed_dim=32, num_heads=2),
@@ -108,7 +117,11 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize(
-    "family", ["EfficientNet", "ViT", pytest.param("ConvNeXt", marks=pytest.mark.thorough)]
+    "family",
+    [
+        *("TensorFlow's padding", "ViT"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("EfficientNet", "ConvNeXt")),
+    ],
 )
 def test_each_family_of_networks(family, tmp_path):
     torch.manual_seed(0)

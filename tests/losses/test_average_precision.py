@@ -408,8 +408,12 @@ def test_a_setting_that_followed_another_still_does():
 
 
 @pytest.mark.slow
-def test_torch_compile():
-    backend = "inductor" if shutil.which("g++") else "aot_eager"
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
+)
+def test_torch_compile(backend):
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("needs g++")
     generator = torch.Generator().manual_seed(7)
     raw = torch.randn(40, 8, generator=generator)
     labels = torch.randint(0, 6, (40,), generator=generator)

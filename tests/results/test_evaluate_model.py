@@ -1,6 +1,8 @@
 """Models on small benchmarks with real files."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ from PIL import Image
 
 from listwise.data import read_labelled
 from listwise.data.catalog import Benchmark, find_dataset
-from listwise.data.toy import make_toy_landmarks
 from listwise.descriptors import (
     DescriptorFile,
     DescriptorHeader,
@@ -34,15 +35,14 @@ def unit(rows):
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy") / "toy"
-    return make_toy_landmarks(folder, buildings=9, views=6, workers=1)
+def toy(toy_landmarks, tmp_path_factory):
+    return Path(shutil.copytree(toy_landmarks, tmp_path_factory.mktemp("toy") / "toy"))
 
 
 @pytest.fixture(scope="session")
 def model():
     torch.manual_seed(0)
-    return Model(RetrievalNet("resnet10t", weights="random"))
+    return Model(RetrievalNet("test_resnet", weights="random"))
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +178,7 @@ def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_
 
 def test_two_models_are_compared_under_the_ends_of_their_folders(toy, model, tmp_path):
     torch.manual_seed(1)
-    other = Model(RetrievalNet("resnet10t", weights="random"))
+    other = Model(RetrievalNet("test_resnet", weights="random"))
     for number, each in enumerate((model, other)):
         each.net.save(tmp_path / f"run{number}" / "model")
     paths = [tmp_path / f"run{number}" / "model" for number in range(2)]
@@ -240,7 +240,7 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
     torch.manual_seed(0)
     benchmark = find_dataset(toy).benchmark()
     others = read_labelled(toy / "train.csv", "train")
-    net = RetrievalNet("resnet10t", weights="random")
+    net = RetrievalNet("test_resnet", weights="random")
     weights = toy.parent / "weights.safetensors"
     from safetensors.torch import save_file
 
@@ -249,7 +249,7 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
     rows = compare_poolings(
         benchmark,
         others,
-        "resnet10t",
+        "test_resnet",
         weights,
         poolings=("mac", "gem"),
         dim=8,
@@ -259,7 +259,7 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
     assert [(row.pooling, row.variant) for row in rows] == [
         (pooling, variant) for pooling in ("mac", "gem") for variant in VARIANTS
     ]
-    model = Model(RetrievalNet("resnet10t", pooling="mac", weights=weights))
+    model = Model(RetrievalNet("test_resnet", pooling="mac", weights=weights))
     plain = describe_benchmark(model, benchmark, workers=0).evaluate()
     assert rows[0].mean_average_precision["Medium"] == pytest.approx(plain["Medium"].mAP, abs=1e-3)
     whitening = Whitening.learn([model.describe(others, workers=0).descriptors], 8)

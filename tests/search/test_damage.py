@@ -17,7 +17,8 @@ from listwise.search.folder import guards
 from listwise.search.folder import table as entry_table
 from listwise.search.opening import create_store, header_of
 
-FLIPS = 8 if os.environ.get("LISTWISE_SOAK") else 1  # in each data file
+SOAK = bool(os.environ.get("LISTWISE_SOAK"))
+FLIPS = 8 if SOAK else 2  # in each data file
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,11 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(damaged, original, queries)
     rng = np.random.default_rng(0)
     expected = answers(damaged, queries)
     files = [path for path in sorted(original.rglob("*")) if path.is_file()]
+    if not SOAK:  # the first and the last of each folder
+        folders = {
+            path.parent: [each for each in files if each.parent == path.parent] for path in files
+        }
+        files = [path for few in folders.values() for path in dict.fromkeys((few[0], few[-1]))]
     messages, kinds = [], set()
     for path in files:
         name = path.relative_to(original)

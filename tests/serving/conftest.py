@@ -35,7 +35,7 @@ def serve():
 
     def start(index, **settings):
         server = InThread(index, ServeSettings(**settings))
-        client = httpx.Client(base_url=server.url, timeout=120)
+        client = httpx.Client(verify=False, base_url=server.url, timeout=120)
         started.append((server, client))
         return client
 

@@ -289,7 +289,7 @@ def server(module_index):
 
     limits = Limits(upload_bytes=200_000, pixels=100_000, upload_seconds=1.0)
     running = InThread(module_index, ServeSettings(limits=limits))
-    with httpx.Client(base_url=running.url, timeout=30) as client:
+    with httpx.Client(verify=False, base_url=running.url, timeout=30) as client:
         yield client
     running.stop()
 
@@ -586,7 +586,7 @@ def test_answers_are_sent_without_delay(index):
     """Header and body of an answer are two pieces; the second does not wait for the client."""
     server = InThread(index, ServeSettings())
     try:
-        with httpx.Client(base_url=server.url) as client:
+        with httpx.Client(verify=False, base_url=server.url) as client:
             client.get("/health")
             (connected,) = server.server.server_state.connections
             wire = connected.transport.get_extra_info("socket")

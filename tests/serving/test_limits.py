@@ -88,7 +88,9 @@ def pool():
 def client_of(server, address=None, connections=64):
     headers = {"X-Forwarded-For": address} if address else {}
     limits = httpx.Limits(max_connections=connections)
-    return httpx.Client(base_url=server.url, timeout=300, headers=headers, limits=limits)
+    return httpx.Client(
+        verify=False, base_url=server.url, timeout=300, headers=headers, limits=limits
+    )
 
 
 def connect(server):
@@ -239,7 +241,7 @@ def test_a_client_that_does_not_read_is_disconnected(index):
             wait_for(lambda: not connections)
             assert time.monotonic() - started > 0.5
         # Others have the time that they need for each answer.
-        with httpx.Client(base_url=server.url, timeout=60) as client:
+        with httpx.Client(verify=False, base_url=server.url, timeout=60) as client:
             assert client.get("/health").status_code == 200
             time.sleep(1)
             assert client.get("/health").status_code == 200
@@ -335,7 +337,9 @@ def serving_here(folder):
     with open_index(folder) as index:
         server = InThread(index, ServeSettings(token=TOKEN, uploads=folder / "uploads"))
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        with httpx.Client(base_url=server.url, timeout=120, headers=headers) as client:
+        with httpx.Client(
+            verify=False, base_url=server.url, timeout=120, headers=headers
+        ) as client:
             yield client
         server.stop()
 

@@ -47,7 +47,7 @@ def server(folder, model):
 @pytest.fixture
 def client(server):
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
+    with httpx.Client(verify=False, base_url=server.url, headers=headers, timeout=120) as client:
         yield client
 
 
