@@ -116,24 +116,31 @@ def quantized_loss(
         descriptors, labels, weights is not None, bins, include_self, start, stop
     )
     with _device_of(descriptors):
-        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, kernels)
+        learns = torch.is_grad_enabled() and descriptors.requires_grad
+        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, kernels, learns)
     return loss
 
 
 class _QuantizedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, kernels: "Kernels"
+        ctx: Any,
+        descriptors: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        kernels: "Kernels",
+        learns: bool,
     ) -> Tensor:
         if weights is not None:
             weights = _aligned(weights)
         findings = host_buffer(descriptors.device)
         ctx.kernels = kernels
         batch = descriptors, labels, weights
-        recorded = recorded_loss(kernels, batch, findings) if ctx.needs_input_grad[0] else None
+        recorded = recorded_loss(kernels, batch, findings) if learns else None
         ctx.replayed = recorded is not None
         if recorded is not None:
-            loss, *saved = recorded(batch, findings)
+            loss, unit = recorded(batch, findings)
+            saved = [unit]
         else:
             buffers = kernels.prepare(*batch, findings)
             kernels.histograms(buffers)
@@ -148,12 +155,11 @@ class _QuantizedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         if ctx.replayed:
-            product, factor = ctx.saved_tensors
-            result = ctx.kernels.scaled(product, factor * gradient)
+            result = ctx.kernels.scaled(*ctx.saved_tensors, gradient)
         else:
             result = ctx.kernels.gradient(*ctx.saved_tensors, gradient)
             ctx.kernels.calls_before_recording -= 1
-        return result, None, None, None
+        return result, None, None, None, None
 
 
 def _check(found: NDArray[np.float32]) -> None:
@@ -228,6 +234,7 @@ class Kernels:
         self.bins, self.start, self.stop = bins, start, stop
         self.exact = dtype == torch.float32
         self.parts_dtype = torch.float16 if self.exact else dtype
+        self._one: Tensor | None = None
         # See `recording.py`.
         self.recordable, self.calls_before_recording = True, CALLS_BEFORE
         self.padded = _round_up(dim, ALIGNMENT)
@@ -343,6 +350,8 @@ class Kernels:
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
         """Compute (G + Gᵀ) D times the gradient of the loss, a scalar: [B, C]."""
         size, dim, tile = self.size, self.dim, self.tile
+        if size <= min(self.strip_rows, self.strip_columns):
+            return self.scaled(self.unit_gradient(parts, kinds, slopes), gradient)
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
         given = (parts, kinds, slopes, gradient, strip, size, self.padded, self.strip_columns)
@@ -360,8 +369,6 @@ class Kernels:
                     self._weight(row_tiles * column_tiles, *given, *corner, row_tiles, column_tiles)
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
-                if total is not None and total.shape == (size, dim) and self.exact:
-                    return total.mul_(restore)  # one strip covers everything
                 if result is None:
                     result = self._empty(self.dtype, size, dim)
                 if total is None:
@@ -371,24 +378,24 @@ class Kernels:
         assert result is not None
         return result
 
-    def product(self, buffers: Buffers, one: Tensor) -> Tensor:
-        """Compute (G + Gᵀ) D of a batch of one strip up to a factor: [B, padded], float32.
-
-        The factor is written after the slopes; it includes `one`, the gradient of the loss.
-        """
+    def unit_gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor) -> Tensor:
+        """Compute (G + Gᵀ) D of a batch that is one strip: [B, padded], float32."""
+        if self._one is None:
+            self._one = torch.ones((), device=self.device)
         strip = self._empty(self.parts_dtype, self.strip_rows, self.strip_columns)
         tiles = triton.cdiv(self.size, self.tile.rows), triton.cdiv(self.size, self.tile.columns)
-        tensors = (buffers.parts, buffers.kinds, buffers.slopes, one, strip)
         numbers = (self.size, self.padded, self.strip_columns)
+        tensors = (parts, kinds, slopes, self._one, strip)
         self._weight(tiles[0] * tiles[1], *tensors, *numbers, 0, 0, *tiles)
-        high = buffers.parts[0] if self.exact else buffers.parts
+        high = parts[0] if self.exact else parts
         with _no_autocast():
-            return _product(_part(strip, self.size, self.size), high, None)
+            product = _product(_part(strip, self.size, self.size), high, None)
+        return product.mul_(slopes[self.slope_count + 1])
 
-    def scaled(self, product: Tensor, factor: Tensor) -> Tensor:
-        """Compute the gradient [B, C] from the product of one strip and its factor."""
+    def scaled(self, unit: Tensor, gradient: Tensor) -> Tensor:
+        """Compute the gradient [B, C] from that of the loss, a scalar, and `unit_gradient`."""
         result = self._empty(self.dtype, self.size, self.dim)
-        return torch.mul(_part(product, self.size, self.dim), factor, out=result)
+        return torch.mul(_part(unit, self.size, self.dim), gradient, out=result)
 
     def _has_query(self, images: slice) -> bool:
         return bool(self.start < images.stop and images.start < self.stop)

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +31,6 @@ Batch = tuple[Tensor, Tensor, Tensor | None]
 _THREAD = threading.local()
 
 
-class Replayed(NamedTuple):
-    """The loss, and its gradient as the product [B, padded] and its factor, a scalar."""
-
-    loss: Tensor
-    product: Tensor
-    factor: Tensor
-
-
 class RecordedLoss:
     """The kernels for batches of one shape, recorded as a graph.
 
@@ -55,21 +47,22 @@ class RecordedLoss:
         self._buffers = kernels.allocate(parts)
         weighted = batch[2] is not None
         self._weights = torch.ones(kernels.size, device=device) if weighted else None
-        self._one = torch.ones((), device=device)
         self._graph = torch.cuda.CUDAGraph()
         self._fill(batch, findings)
         with _side_stream(device):
             # Once without recording: cuBLAS cannot start in this thread while it is recorded.
             self._compute()
             with _recording(self._graph):
-                self._loss, self._product = self._compute()
+                self._loss, self._gradient = self._compute()
 
-    def __call__(self, batch: Batch, findings: HostBuffer) -> Replayed:
-        """Compute the loss of a batch and its gradient; the checks go to `findings`."""
+    def __call__(self, batch: Batch, findings: HostBuffer) -> tuple[Tensor, Tensor]:
+        """Compute the loss of a batch, and its gradient [B, padded] in float32.
+
+        The checks go to `findings`.
+        """
         self._fill(batch, findings)
         self._graph.replay()
-        factor = self._buffers.slopes[self.kernels.slope_count + 1]
-        return Replayed(self._loss.clone(), self._product.clone(), factor.clone())
+        return self._loss.clone(), self._gradient.clone()
 
     def _fill(self, batch: Batch, findings: HostBuffer) -> None:
         descriptors, labels, weights = batch
@@ -82,7 +75,8 @@ class RecordedLoss:
     def _compute(self) -> tuple[Tensor, Tensor]:
         self.kernels.histograms(self._buffers)
         loss = self.kernels.precision(self._buffers, self._weights)
-        return loss, self.kernels.product(self._buffers, self._one)
+        parts, kinds, _, slopes = self._buffers
+        return loss, self.kernels.unit_gradient(parts, kinds, slopes)
 
 
 @contextmanager
