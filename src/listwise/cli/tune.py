@@ -15,7 +15,7 @@ EXAMPLES = """Examples:
 
 Use photos of things that the model was not trained on. The settings are stored in the model, and
 apply wherever you give none. If an index uses the model, tune a copy of the folder: a new GeM power
-or whitening changes the descriptors, and the index must be built again.
+or whitening changes the descriptors. Then run listwise index upgrade with the copy.
 """
 
 

@@ -145,7 +145,7 @@ def tune(
     The settings become part of the model: `Model.encode`, `extract`, `evaluate`, a new index and
     its searches use them where you give none. A model given as a folder is saved in the folder if
     a setting has changed. A new GeM power or whitening changes the fingerprint of the model, so
-    build its indexes again.
+    upgrade its indexes.
 
     Args:
         model: a model, or the folder of a model or run.
