@@ -1,22 +1,21 @@
-"""A tiny model, and indexes of its descriptors: fixtures for the tests of search and serving."""
+"""A tiny model, and indexes of its descriptors: fixtures for the tests of search and serving.
+
+Every process of pytest reads this file, but only those that run tests import what takes long.
+"""
 
 import shutil
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-
-from listwise.data import read_images
-from listwise.descriptors import load_model
-from listwise.models import RetrievalNet
-from listwise.search.filling import add_photos
-from listwise.search.index import Index
-from listwise.search.opening import create_store, header_of, open_store
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
+    import torch
+
+    from listwise.models import RetrievalNet
+
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("serving") / "model"
     RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
@@ -25,12 +24,18 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(model_folder):
+    from listwise.descriptors import load_model
+
     return load_model(model_folder, "cpu")
 
 
 @pytest.fixture(scope="session")
 def filled(model, model_folder, photos, tmp_path_factory):
     """The folder of an index of all photos; leave it as it is."""
+    from listwise.data import read_images
+    from listwise.search.filling import add_photos
+    from listwise.search.opening import create_store, header_of
+
     folder = tmp_path_factory.mktemp("filled") / "index"
     with create_store(folder, header_of(model)) as store:
         assert len(add_photos(store, model, read_images(photos), workers=0).added) == 48
@@ -46,6 +51,9 @@ def folder(filled, tmp_path):
 
 @pytest.fixture
 def index(folder, model):
+    from listwise.search.index import Index
+    from listwise.search.opening import open_store
+
     with open_store(folder) as store:
         yield Index(store, model)
 

@@ -232,7 +232,7 @@ def test_copies_are_found(tmp_path):
         view(0, number).save(tmp_path / f"{number}.jpg", quality=92)
     shutil.copy(tmp_path / "0.jpg", tmp_path / "copy.jpg")
     with Image.open(tmp_path / "1.jpg") as photo:
-        photo.resize((240, 176)).save(tmp_path / "small.jpg", quality=60)
+        photo.resize((180, 132)).save(tmp_path / "small.jpg", quality=60)
     rows = [(f"{name}.jpg", "thing") for name in (0, 1, 2, "copy", "small")]
     table = write_table(tmp_path / "photos.csv", rows)
     found = label(table, tmp_path / "labels.csv", workers=0)
