@@ -72,7 +72,7 @@ const marking = new Marking({
 new LabelDialog(marking, {
   items: () => results.items,
   query: () => (isEntry(here.examples[0]) ? here.examples[0].key : null),
-  most: () => Math.min(PAGE, server.limits.results),
+  most: () => server.limits.results,
   onLabelled: () => refresh().catch(() => {}),
 });
 const classes = new Classes({ onPick: searchFrom });
