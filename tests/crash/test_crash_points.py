@@ -3,8 +3,8 @@
 Commands are also killed at random moments, with their workers: see random_kills.py. Then they are
 repeated, and the result is the same as without the interruption.
 
-One point of each operation (two for errors) and one random kill of each command by default; all
-points and 1,000 kills with LISTWISE_SOAK=1 (`make soak`).
+One fault of each operation, at one point (two for errors), and one random kill by default; all
+faults and points, and 1,000 kills, with LISTWISE_SOAK=1 (`make soak`).
 """
 
 import json
@@ -37,10 +37,15 @@ OPERATIONS = [
 COMMANDS = ["build", "add", "remove", "extract", "train"]
 POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 1)
 FAULTS = ["kill", "full", "readonly", "denied", "clock"]
-DEFAULT = [
-    *(f"kill:{operation}" for operation in OPERATIONS if operation not in ("add", "tidy")),
-    *("full:train", "full:mark", "readonly:build", "denied:extract", "clock:tidy", "random:add"),
-]
+# Each operation once, and each fault.
+OTHERS = {
+    "build": "readonly",
+    "add": "random",
+    "tidy": "clock",
+    "mark": "full",
+    "extract": "denied",
+}
+DEFAULT = [f"{OTHERS.get(operation, 'kill')}:{operation}" for operation in OPERATIONS]
 ALL = [
     f"{fault}:{operation}"
     for fault in FAULTS

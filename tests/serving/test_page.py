@@ -492,8 +492,8 @@ def test_boxes_are_in_pixels_of_the_upright_photo(person, asked, landmarks, tmp_
     assert visitor.found() == keys(asked(path, boxes=[visitor.box()]))
 
 
-def test_from_result_to_result_and_back(newcomer, server, asked, landmarks):
-    visitor = newcomer()
+def test_from_result_to_result_and_back(person, server, asked, landmarks):
+    visitor = person()
     page = visitor.page
     visitor.put_in(landmarks[3])
     first = visitor.found()
