@@ -17,8 +17,8 @@ from torch import Tensor
 
 from listwise.losses.launches import HostBuffer
 
-# Larger batches keep the GPU busy while the host starts kernels. A graph of the largest batch
-# keeps 60 MB of memory.
+# Larger batches keep the GPU busy while the host starts kernels. Graphs keep their buffers: 84 MB
+# for 1024 float32 descriptors of 2048 dimensions, with the memory of cuBLAS.
 LARGEST_BATCH, LARGEST_DESCRIPTORS = 2048, 2**22
 GRAPHS = 4  # per thread
 # Batches of one shape that are computed before a graph is recorded, as many shapes occur only once;
