@@ -17,9 +17,8 @@ descriptors has no jumps, so it is computed in half precision and summed in floa
 
 Results are reproducible: histograms and losses are summed as integers.
 
-**Host.** Up to 2048 images a step takes six launches: three kernels forward; the weights, the
-product and its scaling backward. Everything else is computed once per shape (`Kernels`). After a
-few batches of one shape, a graph starts these kernels together (`recording.py`).
+**Host.** Up to 4096 images a step takes six launches: three kernels forward; the weights, the
+product and its scaling backward. Everything else is computed once per shape (`_Kernels`).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -46,8 +45,7 @@ from listwise.losses.kernels import (
     prepare_kernel,
     weight_kernel,
 )
-from listwise.losses.launches import HostBuffer, Launch, host_buffer
-from listwise.losses.recording import CALLS_BEFORE, recorded_loss
+from listwise.losses.launches import Launch, host_buffer
 from listwise.losses.tiles import blocks
 
 # The largest strip of weights in memory at a time.
@@ -116,50 +114,33 @@ def quantized_loss(
         descriptors, labels, weights is not None, bins, include_self, start, stop
     )
     with _device_of(descriptors):
-        learns = torch.is_grad_enabled() and descriptors.requires_grad
-        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, kernels, learns)
+        loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, kernels)
     return loss
 
 
 class _QuantizedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        kernels: "Kernels",
-        learns: bool,
+        ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, kernels: "_Kernels"
     ) -> Tensor:
         if weights is not None:
             weights = _aligned(weights)
         findings = host_buffer(descriptors.device)
-        ctx.kernels = kernels
-        batch = descriptors, labels, weights
-        recorded = recorded_loss(kernels, batch, findings) if learns else None
-        ctx.replayed = recorded is not None
-        if recorded is not None:
-            loss, unit = recorded(batch, findings)
-            saved = [unit]
-        else:
-            buffers = kernels.prepare(*batch, findings)
-            kernels.histograms(buffers)
-            loss = kernels.precision(buffers, weights)
-            saved = [buffers.parts, buffers.kinds, buffers.slopes]
+        count = 3 * kernels.prepare_programs
+        buffers = kernels.prepare(descriptors, labels, weights, findings.reserve(count))
+        findings.record()
+        kernels.histograms(buffers)
+        loss = kernels.precision(buffers, weights)
         # The kernels run while the host checks the results of the first one.
-        _check(findings.read(3 * kernels.prepare_programs))
-        ctx.save_for_backward(*saved)
+        _check(findings.read(count))
+        ctx.save_for_backward(buffers.parts, buffers.kinds, buffers.slopes)
+        ctx.kernels = kernels
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        if ctx.replayed:
-            result = ctx.kernels.scaled(*ctx.saved_tensors, gradient)
-        else:
-            result = ctx.kernels.gradient(*ctx.saved_tensors, gradient)
-            ctx.kernels.calls_before_recording -= 1
-        return result, None, None, None, None
+        return ctx.kernels.gradient(*ctx.saved_tensors, gradient), None, None, None
 
 
 def _check(found: NDArray[np.float32]) -> None:
@@ -205,7 +186,7 @@ def label_histograms_backward(
         return kernels.gradient(buffers.parts, buffers.kinds, buffers.slopes, slopes.new_ones(()))
 
 
-class Buffers(NamedTuple):
+class _Buffers(NamedTuple):
     """The tensors that kernels pass to each other; `kernels.py` describes their layout."""
 
     parts: Tensor
@@ -214,7 +195,7 @@ class Buffers(NamedTuple):
     slopes: Tensor
 
 
-class Kernels:
+class _Kernels:
     """The kernels for batches of one shape, and the buffers that they need."""
 
     def __init__(
@@ -233,10 +214,6 @@ class Kernels:
         self.device, self.dtype, self.size, self.dim = device, dtype, size, dim
         self.bins, self.start, self.stop = bins, start, stop
         self.exact = dtype == torch.float32
-        self.parts_dtype = torch.float16 if self.exact else dtype
-        self._one: Tensor | None = None
-        # See `recording.py`.
-        self.recordable, self.calls_before_recording = True, CALLS_BEFORE
         self.padded = _round_up(dim, ALIGNMENT)
         self.prepare_programs = triton.cdiv(size, PREPARE_ROWS)
         self.slope_count = 2 * (bins + 1) * size
@@ -276,68 +253,44 @@ class Kernels:
         self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
         self.strip_rows = _round_up(min(size, STRIP_ROWS), tiling.rows)
 
-    @property
-    def parts_shape(self) -> tuple[int, ...]:
-        """The shape of the descriptors that the kernels read."""
-        return (2, self.size, self.padded) if self.exact else (self.size, self.padded)
-
     def prepare(
         self,
         descriptors: Tensor,
         labels: Tensor,
         weights: Tensor | None,
-        findings: HostBuffer | None = None,
-    ) -> Buffers:
-        """Allocate the buffers of a batch, and fill them."""
+        found: Tensor | None = None,
+    ) -> _Buffers:
+        """Allocate the buffers of a batch, and fill its parts and kinds; checks go to `found`."""
+        size, dim, queries = self.size, self.dim, self.stop - self.start
         if self.exact:
-            parts = self._empty(self.parts_dtype, *self.parts_shape)
-        elif self.padded > self.dim:
-            parts = torch.nn.functional.pad(descriptors, (0, self.padded - self.dim))
+            parts = self._empty(torch.float16, 2, size, self.padded)
+        elif self.padded > dim:
+            parts = descriptors = torch.nn.functional.pad(descriptors, (0, self.padded - dim))
+            dim = self.padded
         else:
             parts = _aligned(descriptors)
-        buffers = self.allocate(parts)
-        self.fill(buffers, descriptors, labels, weights, findings)
+        kinds = self._empty(torch.int32, 2, size)
+        # Each with more numbers at the end, for sums.
+        table = self._empty(torch.int64, queries * 2 * self.bins + 2)
+        slopes = self._empty(torch.float32, self.slope_count + 2 + self.prepare_programs)
+        if queries < size:  # images that are not queries have no slopes
+            slopes.zero_()
+        if found is None:
+            found = self._empty(torch.float32, 3 * self.prepare_programs)
+        buffers = _Buffers(parts, kinds, table, slopes)
+        given = (_aligned(descriptors) if self.exact else parts, _aligned(labels), weights)
+        numbers = (size, dim, self.padded, self.start, queries)
+        self._prepare(self.prepare_programs, *given, *buffers, found, *numbers)
         return buffers
 
-    def allocate(self, parts: Tensor) -> Buffers:
-        """Allocate the other buffers of a batch; each has more numbers at the end, for sums."""
-        kinds = self._empty(torch.int32, 2, self.size)
-        table = self._empty(torch.int64, (self.stop - self.start) * 2 * self.bins + 2)
-        slopes = self._empty(torch.float32, self.slope_count + 2 + self.prepare_programs)
-        return Buffers(parts, kinds, table, slopes)
-
-    def fill(
-        self,
-        buffers: Buffers,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        findings: HostBuffer | None = None,
-    ) -> None:
-        """Compute parts and kinds of a batch; what the checks find goes to `findings`.
-
-        The parts of descriptors in half precision must be in the buffer already.
-        """
-        queries, count = self.stop - self.start, 3 * self.prepare_programs
-        if queries < self.size:  # images that are not queries have no slopes
-            buffers.slopes.zero_()
-        found = findings.reserve(count) if findings else self._empty(torch.float32, count)
-        source = _aligned(descriptors) if self.exact else buffers.parts
-        dim = self.dim if self.exact else self.padded
-        given = (source, _aligned(labels), weights)
-        numbers = (self.size, dim, self.padded, self.start, queries)
-        self._prepare(self.prepare_programs, *given, *buffers, found, *numbers)
-        if findings:
-            findings.record()
-
-    def histograms(self, buffers: Buffers) -> None:
+    def histograms(self, buffers: _Buffers) -> None:
         """Compute the histograms in the table."""
         numbers = (self.size, self.padded, self.start, self.stop)
         self._histogram(
             self.histogram_programs, buffers.parts, buffers.kinds, buffers.table, *numbers
         )
 
-    def precision(self, buffers: Buffers, weights: Tensor | None) -> Tensor:
+    def precision(self, buffers: _Buffers, weights: Tensor | None) -> Tensor:
         """Compute the loss, a scalar, and the slopes from the table."""
         loss = self._empty(torch.float32)
         queries = self.stop - self.start
@@ -350,8 +303,6 @@ class Kernels:
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
         """Compute (G + Gᵀ) D times the gradient of the loss, a scalar: [B, C]."""
         size, dim, tile = self.size, self.dim, self.tile
-        if size <= min(self.strip_rows, self.strip_columns):
-            return self.scaled(self.unit_gradient(parts, kinds, slopes), gradient)
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
         given = (parts, kinds, slopes, gradient, strip, size, self.padded, self.strip_columns)
@@ -369,6 +320,8 @@ class Kernels:
                     self._weight(row_tiles * column_tiles, *given, *corner, row_tiles, column_tiles)
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
+                if total is not None and total.shape == (size, dim) and self.exact:
+                    return total.mul_(restore)  # one strip covers everything
                 if result is None:
                     result = self._empty(self.dtype, size, dim)
                 if total is None:
@@ -378,25 +331,6 @@ class Kernels:
         assert result is not None
         return result
 
-    def unit_gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor) -> Tensor:
-        """Compute (G + Gᵀ) D of a batch that is one strip: [B, padded], float32."""
-        if self._one is None:
-            self._one = torch.ones((), device=self.device)
-        strip = self._empty(self.parts_dtype, self.strip_rows, self.strip_columns)
-        tiles = triton.cdiv(self.size, self.tile.rows), triton.cdiv(self.size, self.tile.columns)
-        numbers = (self.size, self.padded, self.strip_columns)
-        tensors = (parts, kinds, slopes, self._one, strip)
-        self._weight(tiles[0] * tiles[1], *tensors, *numbers, 0, 0, *tiles)
-        high = parts[0] if self.exact else parts
-        with _no_autocast():
-            product = _product(_part(strip, self.size, self.size), high, None)
-        return product.mul_(slopes[self.slope_count + 1])
-
-    def scaled(self, unit: Tensor, gradient: Tensor) -> Tensor:
-        """Compute the gradient [B, C] from that of the loss, a scalar, and `unit_gradient`."""
-        result = self._empty(self.dtype, self.size, self.dim)
-        return torch.mul(_part(unit, self.size, self.dim), gradient, out=result)
-
     def _has_query(self, images: slice) -> bool:
         return bool(self.start < images.stop and images.start < self.stop)
 
@@ -404,7 +338,7 @@ class Kernels:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
 
-_cached_kernels = lru_cache(maxsize=64)(Kernels)
+_cached_kernels = lru_cache(maxsize=64)(_Kernels)
 
 
 def _kernels_for(
@@ -415,7 +349,7 @@ def _kernels_for(
     include_self: bool,
     start: int,
     stop: int,
-) -> Kernels:
+) -> _Kernels:
     kinds = (descriptors.device, descriptors.dtype, labels.dtype)
     return _cached_kernels(*kinds, weighted, *descriptors.shape, bins, include_self, start, stop)
 
