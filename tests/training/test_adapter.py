@@ -118,3 +118,11 @@ def test_the_usual_trainer_does_not_ignore_the_setting(photos, tmp_path):
 def test_the_chosen_batch_has_all_photos(photos):
     plan = prepare(photos, SETTINGS)
     assert plan.config.batch_size == len(plan.train)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_trains_the_layer_and_compiles_its_loss_meanwhile(photos, tmp_path):
+    plan = prepare(photos, SETTINGS | {"device": "cuda", "updates": 2})
+    result = make_trainer(plan, tmp_path / "run", TrainView()).fit()
+    assert result.best_map >= result.first_map
+    assert (tmp_path / "run" / "model").is_dir()

@@ -303,9 +303,11 @@ class Trainer:
 
     def _compile_loss(self) -> None:
         """Compile the kernels of the loss in a thread, for the first of the batches."""
-        if self.device.type == "cuda" and self.memory is None and not self._finished():
-            labels = self.plan.train.labels[self._draw(self.progress.update)]
-            compile_loss(self.step, torch.from_numpy(labels), self.net.dim, self.device)
+        whole = self.memory is None and self.miner is None
+        if self.device.type == "cuda" and whole and not self._finished():
+            labels = self.plan.train.labels
+            batch = torch.from_numpy(labels[self._draw_batch(labels, self.progress.update)])
+            compile_loss(self.step, batch, self.net.dim, self.device)
 
     def _estimate_from(self, speed: Speed | None) -> TimeLeft:
         """Return the estimate of the remaining time."""
