@@ -69,6 +69,16 @@ def test_only_the_layer_is_trained_and_the_model_applies_it(photos, run):
     assert result.best_map > result.first_map
 
 
+def test_the_photos_of_a_batch_are_known_before_it_is_drawn(photos, tmp_path):
+    plan = prepare(photos, SETTINGS | {"batch_size": 12})
+    trainer = make_trainer(plan, tmp_path / "run", Witness())
+    batches = trainer._start_loading()  # a GPU compiles the loss for the first batch now
+    for update in range(2):
+        drawn = trainer._draw(update)
+        assert len(drawn) == 12
+        assert next(batches).labels.tolist() == plan.train.labels[drawn].tolist()
+
+
 def test_each_photo_is_described_once(photos, run):
     _, view, _ = run
     plan = prepare(photos, SETTINGS)

@@ -84,16 +84,21 @@ class AdapterTrainer(Trainer):
         return _Drawn(self._draw_known(range(first, last), *self._train_photos))
 
     def _draw_known(self, updates: range, kept: list[int], vectors: Tensor) -> Iterator[CropBatch]:
-        labels = self.plan.train.labels[kept]
         for update in updates:
-            rows = np.array_split(self._draw_batch(labels, update), self.processes)[self.rank]
-            self._drawn = np.array(kept)[rows]
+            rows = self._draw_rows(kept, update)
             images = vectors[torch.from_numpy(rows)][:, :, None, None]
-            yield CropBatch(images, torch.from_numpy(labels[rows]), ())
+            labels = torch.from_numpy(self.plan.train.labels[kept][rows])
+            yield CropBatch(images, labels, ())
+
+    def _draw_rows(self, kept: list[int], update: int) -> Indices:
+        """Return the rows of the known descriptors in this process's part of an update's batch."""
+        batch = self._draw_batch(self.plan.train.labels[kept], update)
+        return np.array_split(batch, self.processes)[self.rank]
 
     def _draw(self, update: int) -> Indices:
-        """Return the photos of the batch that was drawn last, for the memory."""
-        return self._drawn
+        assert self._train_photos is not None  # the photos are described before the first batch
+        kept = self._train_photos.kept
+        return np.array(kept)[self._draw_rows(kept, update)]
 
     def _describe_validation(self) -> tuple[list[int], npt.NDArray[np.float32]]:
         if self._known_validation is None:
