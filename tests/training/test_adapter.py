@@ -130,7 +130,7 @@ def test_the_chosen_batch_has_all_photos(photos):
     assert plan.config.batch_size == len(plan.train)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_trains_the_layer_and_compiles_its_loss_meanwhile(photos, tmp_path):
     plan = prepare(photos, SETTINGS | {"device": "cuda", "updates": 2})
     result = make_trainer(plan, tmp_path / "run", TrainView()).fit()
