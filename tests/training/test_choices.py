@@ -134,3 +134,18 @@ def test_mined_tuples_make_the_batch():
     small, _ = choose(50_000, machine=SERVER, loss="triplet")
     assert small.learning_rate < config.learning_rate == 1e-4
     assert choose(40, loss="contrastive")[0].updates == 30
+
+
+def test_classes_of_different_sizes_are_not_weighted():
+    even = images(40)
+    labels = np.array([0] * 30 + [1] * 10)
+    uneven = LabelledImages(even.paths, even.ids, None, labels, ("0", "1"), None)
+    sizes = np.tile((640, 480), (40, 1))
+    config, reasons = choose_settings({}, uneven, sizes, LAPTOP)
+    assert not config.class_weights
+    assert reasons["class_weights"].startswith("classes have 10 to 30 photos")
+    assert choose_settings({"class_weights": True}, uneven, sizes, LAPTOP)[0].class_weights
+    assert choose_settings({"adapter": True}, uneven, sizes, LAPTOP)[0].class_weights
+    config, reasons = choose_settings({}, even, sizes, LAPTOP)
+    assert config.class_weights
+    assert "class_weights" not in reasons

@@ -123,7 +123,8 @@ def show_plan(plan: "TrainPlan", console: Console) -> None:
         value = settings
         for part in name.split("."):
             value = value[part]
-        table.add_row(flag_of(name), str(value), reason)
+        shown = {"True": "on", "False": "off"}.get(str(value), str(value))
+        table.add_row(flag_of(name), shown, reason)
     console.print(table)
 
 

@@ -15,6 +15,7 @@ from listwise.settings import TrainConfig
 CHOSEN = {
     "backbone": "resnet101 on a GPU, else tf_efficientnet_lite0",
     "batch_size": "from the number of photos",
+    "class_weights": "off if the largest class has more than twice the photos of the smallest",
     "crops.size": "from the size of the photos",
     "learning_rate": "from the batch size",
     "patience": "5",
@@ -26,7 +27,7 @@ CHOSEN = {
     "workers": "from the number of CPU cores",
 }
 # Chosen settings for which the paper gives a value (section 4.2).
-PAPER = {"backbone", "batch_size", "crops.size", "learning_rate", "updates"}
+PAPER = {"backbone", "batch_size", "class_weights", "crops.size", "learning_rate", "updates"}
 KINDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", type(None): "none"}
 
 

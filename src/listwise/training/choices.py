@@ -12,6 +12,7 @@ from listwise.models.backbone import SMALL_BACKBONE, patch_side
 from listwise.settings import CropSettings, TrainConfig, make_config, merge
 
 PASSES = 10  # times each photo is seen; with more, small data sets overfit
+UNEVEN = 2  # ratio of the sizes of the largest and the smallest class
 _LIMITED = {True: "as in the paper", False: "without a GPU"}
 
 
@@ -58,7 +59,7 @@ def choose_settings(
         reason = "no GPU is available, so the network is small; the paper uses resnet101"
         choices.choose("backbone", SMALL_BACKBONE, reason)
     crop = _choose_crop(choices, sizes, gpu)
-    _choose_schedule(choices, len(images), gpu)
+    _choose_schedule(choices, images, gpu)
     choices.choose(
         "val_max_side", 2 * crop, "twice the crop size, which is close to the size in search"
     )
@@ -88,9 +89,10 @@ def _choose_crop(choices: _Choices, sizes: npt.NDArray[np.int64], gpu: bool) -> 
     return side
 
 
-def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
+def _choose_schedule(choices: _Choices, images: LabelledImages, gpu: bool) -> None:
     """Choose batch size, number of updates, learning rate, and when to validate and stop."""
     given = make_config(choices.given)
+    count = len(images)
     if given.adapter:
         _choose_adapter_schedule(choices, count, gpu)
         return
@@ -104,6 +106,7 @@ def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
             wanted = min(limit, count // 2)
             reason = f"half of the {count} training photos, at most {limit} {_LIMITED[gpu]}"
         batch, most = min(choices.choose("batch_size", wanted, reason), count), " and at most 200"
+        _choose_weights(choices, images)
     updates = choices.choose(
         "updates",
         int(np.clip(math.ceil(PASSES * count / batch), 30, 200 if most else None)),
@@ -117,6 +120,15 @@ def _choose_schedule(choices: _Choices, count: int, gpu: bool) -> None:
     choices.choose("warmup", min(5, updates // 10), "Adam's first updates are the least reliable")
     every = choices.choose("validate_every", max(1, updates // 15), "about 15 validations per run")
     choices.choose("patience", 5, f"stop after {5 * every} updates without a better validation")
+
+
+def _choose_weights(choices: _Choices, images: LabelledImages) -> None:
+    """Turn class weights off if classes differ in size; otherwise they have no effect."""
+    sizes = images.class_sizes()
+    least, most = int(sizes.min()), int(sizes.max())
+    if most > UNEVEN * least:
+        reason = f"classes have {least} to {most} photos, and validation counts every photo equally"
+        choices.choose("class_weights", False, reason)
 
 
 def _choose_adapter_schedule(choices: _Choices, count: int, gpu: bool) -> None:
