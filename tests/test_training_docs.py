@@ -27,7 +27,8 @@ def test_flags_and_settings_exist(name):
         flags |= {f"{group}-{name}".replace("_", "-") for name in model.model_fields}
     flags |= {"no-class-weights", "run-folder", "resume", "preset", "config", "json", "help"}
     outside = {"nproc-per-node", "logdir", "shm-size"}  # of torchrun, tensorboard and docker
-    outside |= {"dim", "dims", "levels", "split", "max-side"}  # of listwise whiten and evaluate
+    # of listwise whiten and evaluate
+    outside |= {"dim", "dims", "levels", "max-side", "power", "shrinkage", "split"}
     assert set(re.findall(r"--([a-z][a-z-]+)", text)) <= flags | outside
     for block in blocks(name, "yaml"):
         make_config(yaml.safe_load(block), name)
