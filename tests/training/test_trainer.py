@@ -188,9 +188,9 @@ def test_a_warm_up_rises_first(photos, tmp_path):
     assert rates == pytest.approx([1e-3 * r for r in (1 / 3, 0.75 * 2 / 3, 0.5, 0.25)])
 
 
-def with_dropout(*arguments):
+def with_dropout(*arguments, **options):
     """A network that draws random numbers when it trains."""
-    net = RetrievalNet(*arguments)
+    net = RetrievalNet(*arguments, **options)
     net.projection = nn.Sequential(nn.Dropout(0.3), nn.Linear(net.dim, 16))
     net.dim = 16
     return net
