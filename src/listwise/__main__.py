@@ -7,7 +7,7 @@ import sys
 
 # Objects that are created between two searches for garbage. PyTorch and the other libraries create
 # half a million that stay, and with the default of 700 the searches take a fifth of the start.
-BETWEEN_COLLECTIONS = 100_000
+BETWEEN_COLLECTIONS = 10_000
 
 
 class _Ending:

@@ -1,6 +1,7 @@
 """The process of a server: its socket, and running it until a signal arrives."""
 
 import errno
+import gc
 import logging
 import math
 import signal
@@ -17,6 +18,9 @@ from listwise.serving.settings import Limits
 # A thread that runs Python code passes the interpreter on after so many seconds. Answers are sent
 # by one thread, which would otherwise wait 5 ms for a thread that searches.
 SWITCH_SECONDS = 0.001
+# Objects that are created between two searches for garbage, as is usual in Python. Commands search
+# less often (`__main__.py`), but the garbage of a request can hold a decoded photo.
+BETWEEN_COLLECTIONS = 700
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -48,6 +52,7 @@ def server_config(app: FastAPI, limits: Limits) -> uvicorn.Config:
 def run_server(app: FastAPI, listening: socket.socket, limits: Limits) -> None:
     """Serve until SIGINT or SIGTERM; running requests are completed first."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.set_threshold(BETWEEN_COLLECTIONS)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     server = uvicorn.Server(server_config(app, limits))
 

@@ -77,6 +77,7 @@ async def read_form(
         await _read(request, reader, limits)
         yield reader.form
     finally:
+        reader.close()
         held.release(address, reader.held)
 
 
@@ -151,6 +152,10 @@ class _Reader:
         self._hold(len(piece))
         self.held += len(piece)
         self._parser.write(piece)
+
+    def close(self) -> None:
+        """Delete the parser, which refers to this reader, so that the photos are freed."""
+        del self._parser
 
     def _part_begin(self) -> None:
         self._parts += 1

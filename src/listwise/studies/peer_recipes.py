@@ -49,7 +49,8 @@ class PeerRecipe:
         proxy_factor: learning rate of the proxies, as a multiple of the learning rate.
         halve_every: number of epochs after which the learning rate is halved.
         proxy_warmup: number of epochs at the start during which proxy-anchor trains only its
-            proxies and the projection, without which the network may collapse.
+            proxies and the projection, without which the network may collapse; at most half of the
+            epochs.
     """
 
     epochs: int = 30
@@ -228,7 +229,8 @@ def _make_schedule(
     optimizer: torch.optim.Optimizer, loss: PeerLoss, recipe: PeerRecipe, epoch: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Halve the learning rates every few epochs; proxy-anchor trains the first group later."""
-    warmup = recipe.proxy_warmup * epoch if list(loss.parameters()) else 0
+    warmup = min(recipe.proxy_warmup * epoch, recipe.epochs * epoch // 2)
+    warmup = warmup if list(loss.parameters()) else 0
 
     def rate(update: int) -> float:
         return float(0.5 ** (update // (recipe.halve_every * epoch)))
