@@ -167,7 +167,10 @@ assert "lance_namespace_urllib3_client.models" in sys.modules
 assert "lance_namespace_urllib3_client.api" not in sys.modules
 import lance_namespace_urllib3_client as client
 assert client.models is sys.modules["lance_namespace_urllib3_client.models"]
-assert client.ApiClient.__module__ == "lance_namespace_urllib3_client.api_client"
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as pool:  # all threads find the name while one of them loads it
+    found = list(pool.map(lambda _: client.ApiClient.__module__, range(8)))
+assert set(found) == {"lance_namespace_urllib3_client.api_client"}
 assert client.TableApi is client.api.TableApi
 """
 

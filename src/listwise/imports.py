@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -54,13 +55,27 @@ class _LaterPackage(ModuleType):
     """A package whose modules can be imported; its own code runs when a name of it is used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":  # which `import *` reads
             raise AttributeError(name)
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        assert self.__spec__ is not None
-        assert self.__spec__.loader is not None
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
+        with _loading:  # other threads wait until the package has all its names
+            if name not in self.__dict__ and self.__class__ is _LaterPackage:
+                self._load()
+        return object.__getattribute__(self, name)
+
+    def _load(self) -> None:
+        if "_started" in self.__dict__:  # a module of the package looks for a name of it
+            return
+        self.__dict__["_started"] = True
+        try:
+            assert self.__spec__ is not None
+            assert self.__spec__.loader is not None
+            self.__spec__.loader.exec_module(self)
+            self.__class__ = ModuleType  # type: ignore[assignment]
+        finally:
+            del self.__dict__["_started"]
+
+
+_loading = threading.RLock()
 
 
 @contextmanager
