@@ -4,6 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from listwise.settings import TrainConfig
 from listwise.training.duration import (
     MIN_BATCH,
     MIN_CROP,
@@ -18,7 +19,9 @@ from listwise.training.duration import (
     reductions,
     run_seconds,
     smaller_crops,
+    workload_of,
 )
+from listwise.training.projection import PHOTOS
 
 defaults = st.builds(
     Effort,
@@ -114,6 +117,17 @@ def test_the_time_of_a_run():
     assert plain == pytest.approx(5 + 20 * 64 * 0.01 + 5 * (1 + 3))
     mined = run_seconds(effort, speed, Workload(validation=30, mined=100, mining_period=8))
     assert mined - plain == pytest.approx(3 * 100 * 0.1)
+    started = run_seconds(effort, speed, Workload(validation=30, start=70))
+    assert started - plain == pytest.approx(70 * 0.1)
+
+
+def test_photos_that_are_described_for_a_projection_are_part_of_the_work():
+    settings = TrainConfig(projection=8)
+    assert workload_of(settings, {}, 100, 20) == Workload(20, start=100)
+    assert workload_of(settings, {}, 10**6, 20).start == PHOTOS
+    trained = {"model": object()}  # of an index
+    for config, parts in ((TrainConfig(), {}), (settings, trained)):
+        assert workload_of(config, parts, 100, 20).start == 0
 
 
 def test_speeds_between_two_sizes():

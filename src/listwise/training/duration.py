@@ -7,7 +7,7 @@ validations, which is proportional to their photos. A trial measures both on thi
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import PhotoNet, embed_decoded, example_image
 from listwise.settings import TrainConfig
 from listwise.training.forward import Forward
+from listwise.training.projection import PHOTOS
 
 # The least that a planned run has, if the user does not set less.
 MIN_UPDATES, MIN_CROP, MIN_BATCH = 20, 96, 64
@@ -68,17 +69,19 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """The parts of a run that do not change: validation photos, and photos mined from.
+    """The parts of a run that do not change: the photos that it describes.
 
     Attributes:
         validation: number of validation photos.
         mined: number of photos that are described for each round of mining.
         mining_period: number of updates between two rounds; 0 without mining.
+        start: number of photos that are described before the first update, for a projection.
     """
 
     validation: int
     mined: int = 0
     mining_period: int = 0
+    start: int = 0
 
 
 def run_seconds(effort: Effort, speed: Speed, work: Workload) -> float:
@@ -89,7 +92,7 @@ def run_seconds(effort: Effort, speed: Speed, work: Workload) -> float:
         START_SECONDS
         + effort.updates * effort.batch * speed.image
         + (1 + effort.validations) * validation
-        + rounds * work.mined * speed.photo
+        + (work.start + rounds * work.mined) * speed.photo
     )
 
 
@@ -161,14 +164,19 @@ def effort_of(config: TrainConfig) -> Effort:
     )
 
 
-def workload_of(config: TrainConfig, train: int, validation: int) -> Workload:
-    """Return the workload of a run on this many photos."""
+def workload_of(
+    config: TrainConfig, parts: Mapping[str, Any], train: int, validation: int
+) -> Workload:
+    """Return the workload of a run on this many photos; `parts` are those of its plan."""
     if config.ema:
         validation *= 2  # the weights and their average
+    # The projection of an index's model is trained already, and a teacher is counted elsewhere.
+    new = config.projection is not None and "model" not in parts and not config.teacher
+    start = min(train, PHOTOS) if new else 0
     if config.mined is None:
-        return Workload(validation)
+        return Workload(validation, start=start)
     period = max(1, config.mined.refresh // config.mined.tuples)
-    return Workload(validation, min(train, config.mined.pool), period)
+    return Workload(validation, min(train, config.mined.pool), period, start)
 
 
 class Trial:

@@ -88,7 +88,7 @@ def within_minutes(
         return None
     if config.compile == "auto":  # compiling takes a minute or two, which no trial measures
         given = given | {"compile": "no"}
-    default, work = effort_of(config), workload_of(config, len(train), len(validation))
+    default, work = effort_of(config), workload_of(config, parts, len(train), len(validation))
     trial = Trial.of_settings(config, parts, train, validation)
     large = small = trial.measure(config)
     if "teacher" in parts:  # it describes all photos, and then the network those for training

@@ -46,6 +46,7 @@ from listwise.training.duration import (
     Speed,
     TimeLeft,
     Trial,
+    Workload,
     effort_of,
     run_seconds,
     workload_of,
@@ -312,8 +313,11 @@ class Trainer:
     def _estimate_from(self, speed: Speed | None) -> TimeLeft:
         """Return the estimate of the remaining time."""
         config = self.plan.config
-        work = workload_of(config, len(self.plan.train), len(self.plan.validation))
-        return TimeLeft(effort_of(config), speed, work)
+        return TimeLeft(effort_of(config), speed, self._workload())
+
+    def _workload(self) -> Workload:
+        plan = self.plan
+        return workload_of(plan.config, plan.parts, len(plan.train), len(plan.validation))
 
     def _announce_time(self) -> None:
         """Print how long the run will take; on a CPU a short trial measures its speed."""
@@ -329,9 +333,7 @@ class Trainer:
         if speed is None:
             return
         effort = effort_of(config)
-        seconds = run_seconds(
-            effort, speed, workload_of(config, len(plan.train), len(plan.validation))
-        )
+        seconds = run_seconds(effort, speed, self._workload())
         if self.progress.update:
             seconds = self._time_left.seconds(self.progress.update) or seconds
         cores = f"{core_count()} cores" if self.device.type == "cpu" else "with its GPU"
