@@ -18,6 +18,7 @@ from listwise.settings import NESTED, TrainConfig, make_config
 PAPER = {
     "--backbone": "resnet101",  # "In all experiments we use ResNet-101"
     "--batch-size": "4096",  # "We use B = 4096 in all subsequent experiments"
+    "--class-weights": "on",  # "to weight equally all classes inside a batch"
     "--crops-size": "800",  # "cropped to a fixed size of 800 x 800"
     "--learning-rate": "0.0001",  # "a linearly decaying rate starting from 1e-4"
     "--updates": "200",  # "that decreases to 0 after 200 iterations"
@@ -96,7 +97,8 @@ def test_defaults_are_written_plainly(help_of):
         for word in ("None", "True", "False", "PosixPath"):
             assert f"default: {word}" not in out, words
     train = one_line(help_of(("train",)))
-    assert "not used by triplet and contrastive. [default: on]" in train
+    assert "[default: off if the largest class has more than twice" in train
+    assert "computed once. [default: off]" in train
     assert "--projection INTEGER|none" in train
     assert "none adds no layer. [default: none]" in train
     assert "listwise-demo]" in help_of(("demo",))
