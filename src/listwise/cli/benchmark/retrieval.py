@@ -52,7 +52,10 @@ def search(
     methods: Methods = None,
     json: AsJsonLines = False,
 ) -> None:
-    """Measure search in an index and in FAISS, hnswlib and LanceDB."""
+    """Measure search in an index and in FAISS, hnswlib and LanceDB.
+
+    By default, hnswlib and LanceDB are left out for 200,000 descriptors or more.
+    """
     from listwise.benchmarks import search as benchmark
 
     counts, chosen = options.parse_numbers(sizes, "sizes", int), parse_methods(methods)
