@@ -146,6 +146,7 @@ def test_classes_of_different_sizes_are_not_weighted():
     assert reasons["class_weights"].startswith("classes have 10 to 30 photos")
     assert choose_settings({"class_weights": True}, uneven, sizes, LAPTOP)[0].class_weights
     assert choose_settings({"adapter": True}, uneven, sizes, LAPTOP)[0].class_weights
+    assert "class_weights" not in choose_settings({"teacher": "m"}, uneven, sizes, LAPTOP)[1]
     config, reasons = choose_settings({}, even, sizes, LAPTOP)
     assert config.class_weights
     assert "class_weights" not in reasons

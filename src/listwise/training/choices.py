@@ -106,7 +106,8 @@ def _choose_schedule(choices: _Choices, images: LabelledImages, gpu: bool) -> No
             wanted = min(limit, count // 2)
             reason = f"half of the {count} training photos, at most {limit} {_LIMITED[gpu]}"
         batch, most = min(choices.choose("batch_size", wanted, reason), count), " and at most 200"
-        _choose_weights(choices, images)
+        if not given.teacher:  # whose loss has no weights
+            _choose_weights(choices, images)
     updates = choices.choose(
         "updates",
         int(np.clip(math.ceil(PASSES * count / batch), 30, 200 if most else None)),
