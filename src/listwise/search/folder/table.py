@@ -3,6 +3,7 @@
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -49,6 +50,9 @@ os.environ.setdefault("LANCE_MEM_POOL_SIZE", str(16 << 30))
 with without_lance_client():
     import lancedb
     from lancedb.index import BTree
+
+# Processes that are forked later decode photos, and do not use LanceDB.
+warnings.filterwarnings("ignore", "lancedb fork support is experimental", RuntimeWarning)
 
 _NAME = "entries"
 _NAMED = 1000  # keys in one condition
