@@ -21,8 +21,9 @@ class _Ending:
 
     def __call__(self) -> None:
         if self.code is not None and "torch" in sys.modules:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # it is None if it was closed before the start
+                    stream.flush()
             os._exit(self.code)
 
 

@@ -89,6 +89,17 @@ def test_a_reader_that_left_is_no_error(arguments):
     assert done.returncode == 1
 
 
+def test_closed_streams_are_no_error():
+    program = (
+        "import sys; from listwise import __main__ as program; from listwise.cli import main; "
+        "sys.modules['torch'] = object(); main.app = lambda **_: print(1); program.run()"
+    )
+    for stream in ("1", "2"):
+        command = f'exec "$0" -c "$1" {stream}>&-'
+        done = subprocess.run(["sh", "-c", command, sys.executable, program], capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     ("words", "message", "shown"),
     [

@@ -82,7 +82,8 @@ def main() -> None:
     threading.excepthook = _report_thread
     try:
         code = app(prog_name="listwise", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None if it was closed before the start
+            sys.stdout.flush()
         sys.exit(code)
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "listwise"
