@@ -73,5 +73,5 @@ def test_what_makes_no_sense_is_refused():
         evaluate_hierarchical(np.eye(2), [0, 0])
     with pytest.raises(InputError, match="no two images share a level"):
         evaluate_hierarchical(np.eye(2), [[0], [1]])
-    with pytest.raises(InputError, match="the label 'b' has 1 levels but 'a/x' has 2"):
+    with pytest.raises(InputError, match="levels: 'b' has 1, 'a/x' has 2"):
         label_levels(["a/x", "b"])

@@ -154,7 +154,7 @@ def test_labels_with_levels_have_metrics_of_all_levels(folder, photos, tmp_path)
     plain = evaluate(model, tmp_path / "nested")
     assert plain.benchmark.database.class_names == ("a", "b")
     (tmp_path / "nested/b/c.jpg").symlink_to(photos / "class0/0.jpg")
-    with pytest.raises(InputError, match="the label 'b' has 1 levels but 'a/class0' has 2"):
+    with pytest.raises(InputError, match="levels: 'b' has 1, 'a/class0' has 2"):
         evaluate(model, tmp_path / "nested", levels=True)
     with pytest.raises(InputError, match=r"have no levels: .* or leave out `levels`"):
         evaluate(model, photos, levels=True)

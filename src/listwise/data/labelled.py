@@ -134,7 +134,8 @@ def label_levels(class_names: Sequence[str]) -> npt.NDArray[np.int64]:
     for name, each in zip(class_names, parts, strict=True):
         if len(each) != depth or not all(part.strip() for part in each):
             raise InputError(
-                f"the label {name!r} has {len(each)} levels but {class_names[0]!r} has {depth}: "
+                f"labels differ in their number of levels: {name!r} has {len(each)}, "
+                f"{class_names[0]!r} has {depth}: "
                 "give all labels the same number of levels, such as bird/sparrow"
             )
     groups = [["/".join(each[: level + 1]) for each in parts] for level in range(depth)]
