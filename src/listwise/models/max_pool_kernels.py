@@ -4,6 +4,9 @@ Output (i, j) is the maximum of the 3 × 3 inputs around input (2 i, 2 j). Its o
 which of them it is, row by row.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -108,7 +111,8 @@ def max_pool(maps: Tensor, values: Tensor, offsets: Tensor) -> None:
     out_height, out_width = values.shape[2:]
     grid = (count * out_height, triton.cdiv(out_width, COLUMNS), channels // CHANNELS)
     sizes = (height, width, channels, out_height, out_width)
-    pool_kernel[grid](maps, values, offsets, *sizes, COLUMNS, CHANNELS)
+    with _device_of(maps):
+        pool_kernel[grid](maps, values, offsets, *sizes, COLUMNS, CHANNELS)
 
 
 def max_pool_gradient(gradient: Tensor, offsets: Tensor, result: Tensor) -> None:
@@ -118,4 +122,10 @@ def max_pool_gradient(gradient: Tensor, offsets: Tensor, result: Tensor) -> None
     blocks = triton.cdiv(triton.cdiv(width, 2), COLUMNS)
     grid = (count * triton.cdiv(height, 2), blocks, channels // CHANNELS)
     sizes = (height, width, channels, out_height, out_width)
-    pool_gradient_kernel[grid](gradient, offsets, result, *sizes, COLUMNS, CHANNELS)
+    with _device_of(gradient):
+        pool_gradient_kernel[grid](gradient, offsets, result, *sizes, COLUMNS, CHANNELS)
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Launch kernels on the GPU of a tensor, which need not be the current one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
