@@ -16,6 +16,7 @@ spent starting kernels.
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,13 +63,18 @@ def folded(pairs: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> tuple[list[Tens
     return weights, list(torch.split(shift, sizes))
 
 
-def folds_hold(net: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
+def folds_hold(changed: nn.Module, folds: Sequence[Fold], images: Tensor) -> bool:
     """Return whether the folded network computes the same descriptors of images [b, 3, H, W].
 
     Every parameter is changed first. Otherwise a wrong fold might not show until after some
     training, because a new batch norm changes nothing and a gate may start at zero.
+
+    Args:
+        changed: a copy of the network with its own parameters and buffers, which are changed.
+        folds: the pairs to be folded.
+        images: the images of the trial.
     """
-    changed = copy.deepcopy(net).eval()
+    changed.eval()
     generator = torch.Generator(images.device).manual_seed(0)
     with torch.no_grad():
         for parameter in changed.parameters():
@@ -106,15 +112,16 @@ class FoldedCopy:
     def __init__(self, net: nn.Module, images: Tensor, autocast: torch.dtype | None) -> None:
         self.net = net
         self._snapshot = Snapshot(net)
-        # A copy, because layers that keep statistics change their buffers.
-        watched = copy.deepcopy(net, {id(p): p for p in net.parameters()})
+        # A copy, because layers that keep statistics change their buffers, and the trial changes
+        # the parameters.
+        trial = copy_modules(net)
         half = autocast is not None
         with torch.autocast(images.device.type, autocast, enabled=half, cache_enabled=False):
-            folds, cast = survey(watched, images)
+            folds, cast = survey(trial, images)
         self.module = sharing_copy(net, self._snapshot.shared).eval()
         if half:
             folds = [fold for fold in folds if fold.conv in cast]
-        self.trial_failed = not folds_hold(net, folds, images)
+        self.trial_failed = not folds_hold(trial, folds, images)
         self.folds = [] if self.trial_failed else folds
         self._pairs = _pairs(net, self.folds)
         filled = [_fold(self.module, fold) for fold in self.folds]
@@ -249,8 +256,21 @@ def make_folded_copy(
 
 def sharing_copy(net: nn.Module, shared: Iterable[object] = ()) -> nn.Module:
     """Copy the modules; parameters, buffers, hooks and `shared` objects are not copied."""
-    kept = (*net.parameters(), *net.buffers(), *_hooks(net), *shared)
-    return copy.deepcopy(net, {id(part): part for part in kept})
+    return copy_modules(net, (*net.parameters(), *net.buffers(), *_hooks(net), *shared))
+
+
+def copy_modules(net: nn.Module, kept: Iterable[object] = ()) -> nn.Module:
+    """Return a deep copy of a network that refers to the same `kept` objects.
+
+    Each module has a dozen empty dictionaries. Their copies are made here, because `deepcopy` would
+    spend most of its time on them.
+    """
+    copies: dict[int, Any] = {id(part): part for part in kept}
+    for module in net.modules():
+        for part in vars(module).values():
+            if type(part) in (dict, OrderedDict, set) and not part:
+                copies.setdefault(id(part), type(part)())
+    return copy.deepcopy(net, copies)
 
 
 def _hooks(net: nn.Module) -> Iterator[object]:
