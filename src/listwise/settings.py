@@ -62,7 +62,12 @@ class CropSettings(BaseModel):
     saturation: float = Field(
         0.3, ge=0, le=1, description="Maximum change of the saturation, as a fraction"
     )
-    hue: float = Field(0.02, ge=0, le=0.5, description="Maximum shift of the hue, in full turns")
+    hue: float = Field(
+        0.02,
+        ge=0,
+        le=0.5,
+        description="Maximum shift of the hue, as a fraction of the color circle",
+    )
     flip: float = Field(0.0, ge=0, le=1, description="Probability of flipping a crop horizontally")
 
     @model_validator(mode="after")
@@ -217,8 +222,8 @@ class TrainConfig(BaseModel):
     # loss
     teacher: str | None = Field(
         None,
-        description="Model whose descriptors the network learns to compute, instead of the loss: "
-        "its queries then work with an index of that model",
+        description="Model whose descriptors the network learns to compute, without the loss; an "
+        "index of that model then accepts queries of the network",
     )
     loss: str = Field(
         "ap",
@@ -240,17 +245,17 @@ class TrainConfig(BaseModel):
     recall_at_k: RecallAtKSettings = RecallAtKSettings()
     matryoshka: list[Annotated[int, Field(ge=1)]] = Field(
         [],
-        description="Also train the first dimensions of the descriptors, at these lengths, such as "
-        "512,128,64; descriptors of the model can then be cut to them",
+        description="Shorter lengths of the descriptors to train too, such as 512,128,64; after "
+        "training, descriptors can be cut to these lengths",
     )
     memory: int = Field(
         0,
         ge=0,
-        description="Number of photos of earlier batches that every query ranks too (cross-batch "
+        description="Number of photos of earlier batches that each query also ranks (cross-batch "
         "memory); 0 is off",
     )
     memory_warmup: int = Field(
-        10, ge=0, description="Number of updates before the memory is filled"
+        10, ge=0, description="Number of updates before photos enter the memory"
     )
     # batches
     batch_size: int = Field(
@@ -280,16 +285,16 @@ class TrainConfig(BaseModel):
         1.0,
         gt=0,
         le=1,
-        description="Factor of the learning rate from each layer of the backbone to the layer "
-        "before it, such as 0.75; 1 trains all layers equally",
+        description="Learning rate of each layer of the backbone, as a multiple of the rate of the "
+        "layer after it, such as 0.75; 1 trains all layers equally",
     )
     weight_decay: float = Field(1e-6, ge=0, description="Weight decay (L2 penalty)")
     ema: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Decay per update of an exponential moving average of the weights, which is "
-        "validated too; the better weights are kept; 0 is off",
+        description="Decay per update of a moving average of the weights; every validation "
+        "measures the weights and their average, and the run keeps the better ones; 0 is off",
     )
     seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of batches, crops and random weights")
     # validation
@@ -302,7 +307,8 @@ class TrainConfig(BaseModel):
     val_max_side: int | None = Field(
         None,
         ge=32,
-        description="Reduce validation photos whose longer side has more pixels than this",
+        description="Reduce validation photos whose longer side has more pixels than this; none "
+        "keeps their size",
     )
     # machine
     device: str = Field(

@@ -98,6 +98,7 @@ def test_defaults_are_written_plainly(help_of):
             assert f"default: {word}" not in out, words
     train = one_line(help_of(("train",)))
     assert "[default: off if the largest class has more than twice" in train
+    assert "the smallest, except with --adapter; paper: on]" in train
     assert "computed once. [default: off]" in train
     assert "--projection INTEGER|none" in train
     assert "none adds no layer. [default: none]" in train

@@ -35,11 +35,14 @@ BEST = (
     "Quality of the results: best also evaluates local features and diffusion together, as "
     "listwise search --quality best uses them."
 )
-EXPAND = "Also evaluate with α query expansion (αQE); the default if the model was tuned with it."
+EXPAND = "Also evaluate with query expansion (αQE); on by default if the model was tuned with it."
 
 Features = Annotated[
     Path | None,
-    options.path("Folder that keeps the local features.", show_default="local-BENCHMARK-1000"),
+    options.path(
+        "Folder for the local features of --quality best, which later evaluations reuse.",
+        show_default="local-BENCHMARK-1000",
+    ),
 ]
 Distractors = Annotated[
     Path | None, options.path("Descriptor file of photos to add to the database as negatives.")
@@ -60,7 +63,7 @@ DatabaseModel = Annotated[
 ]
 Refine = Annotated[
     list[str] | None,
-    options.refine("Also evaluate with the first results re-ranked; repeat for several."),
+    options.refine("Also evaluate with this re-ranking of the first results; repeat for both."),
 ]
 
 

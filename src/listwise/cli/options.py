@@ -99,7 +99,7 @@ HALF = "bfloat16 on a GPU that supports it, else float32"
 Precision = Annotated[str | None, option("float32|bfloat16", PRECISION, show_default=HALF)]
 Dim = Annotated[
     int | None,
-    integer("Number of dimensions to keep after whitening.", min=1, show_default="all that vary"),
+    integer("Number of dimensions to keep after whitening.", min=1, show_default="all"),
 ]
 Delf = Annotated[
     Path | None,
@@ -113,7 +113,7 @@ Count = Annotated[
     integer(
         "Maximum number of local features per photo.",
         min=1,
-        show_default="2000, with --delf 1000",
+        show_default="2000; 1000 with --delf",
     ),
 ]
 

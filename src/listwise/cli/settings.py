@@ -15,7 +15,8 @@ from listwise.settings import TrainConfig
 CHOSEN = {
     "backbone": "resnet101 on a GPU, else tf_efficientnet_lite0",
     "batch_size": "from the number of photos",
-    "class_weights": "off if the largest class has more than twice the photos of the smallest",
+    "class_weights": "off if the largest class has more than twice the photos of the smallest, "
+    "except with --adapter",
     "crops.size": "from the size of the photos",
     "learning_rate": "from the batch size",
     "patience": "5",

@@ -22,7 +22,7 @@ EXAMPLES = """Examples:
   listwise train labels.csv --preset paper --batch-size 1024
   listwise train photos --backbone resnet50 --run-folder runs/b
   listwise train photos --adapter      # train only a linear layer
-  listwise train photos --teacher runs/large   # a small network for its index
+  listwise train photos --teacher runs/large   # imitate a larger network
   listwise train --from-index shop --adapter   # learn from marks in an index
   listwise train --resume runs/b       # resume an interrupted run
   torchrun --nproc-per-node 8 -m listwise train photos --preset paper
@@ -35,7 +35,7 @@ def train(
     from_index: Annotated[
         str | None,
         options.text(
-            "Index to train from, instead of PHOTOS: its model learns from its labels and marks."
+            "Train the model of this index on the labels and marks in the index, instead of PHOTOS."
         ),
     ] = None,
     run: Annotated[
@@ -48,8 +48,8 @@ def train(
         str,
         typer.Option(
             metavar="auto|paper",
-            help="Where the other settings come from: auto chooses them for the photos and the "
-            "machine, paper uses the values of the paper.",
+            help="Source of the settings that you do not give: auto chooses them for the photos "
+            "and the machine, paper uses the values of the paper.",
         ),
     ] = "auto",
     resume: Annotated[

@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
 
 Learn from photos that resemble the database, but not from photos that you evaluate with. With
 labels, dimension, power and shrinkage are chosen by mAP on the split val of a table, or on classes
-that are held out. If no whitening helps, none is stored, unless you give one of the three.
+that are held out. If no whitening helps, none is stored, unless you give one of these.
 """
 
 _fraction = partial(options.decimal, min=0, max=1)
@@ -35,14 +35,14 @@ Power = Annotated[
     _fraction(
         "Power of the variances by which whitening divides, from 0 to 1: 0.25 is the paper's "
         "square-rooted PCA, 0.5 is full whitening.",
-        show_default="chosen by validation, without labels 0.25",
+        show_default="chosen by validation; 0.25 without labels",
     ),
 ]
 Shrinkage = Annotated[
     float | None,
     _fraction(
         "Move the variances towards their mean: 0 leaves them, 1 makes them equal.",
-        show_default="chosen by validation, without labels that of Ledoit and Wolf",
+        show_default="chosen by validation; without labels, the estimate of Ledoit and Wolf",
     ),
 ]
 Dim = Annotated[
@@ -50,7 +50,7 @@ Dim = Annotated[
     options.integer(
         "Number of dimensions to keep.",
         min=1,
-        show_default="chosen by validation, without labels all",
+        show_default="chosen by validation; all without labels",
     ),
 ]
 

@@ -124,7 +124,10 @@ def _choose_schedule(choices: _Choices, images: LabelledImages, gpu: bool) -> No
 
 
 def _choose_weights(choices: _Choices, images: LabelledImages) -> None:
-    """Turn class weights off if classes differ much in size; otherwise they change little."""
+    """Turn class weights off if classes differ much in size; otherwise they change little.
+
+    This was measured for whole networks. An adapter keeps class weights.
+    """
     sizes = images.class_sizes()
     least, most = int(sizes.min()), int(sizes.max())
     if most > UNEVEN * least:

@@ -26,7 +26,7 @@ Folder = Annotated[
     options.path(
         "Folder for temporary files: up to 20 GB for a million descriptors.",
         exists=True,
-        show_default="the system's",
+        show_default="a temporary folder of the system",
     ),
 ]
 
@@ -107,7 +107,7 @@ def rerank(
     ] = None,
     json: AsJsonLines = False,
 ) -> None:
-    """Measure re-ranking with stored and with fresh local features on a benchmark."""
+    """Measure re-ranking with stored and with newly computed local features on a benchmark."""
     from listwise.optional import requires
 
     with requires("local", "re-ranking"):
@@ -119,11 +119,13 @@ def rerank(
 
 def export(
     backbone: Annotated[
-        str, options.text("Backbone: the name of a timm model; random weights.")
+        str, options.text("Name of a timm model; its weights are random.")
     ] = "resnet50",
     photos: Annotated[int, options.integer("Number of photos per round.", min=1)] = 32,
-    side: Annotated[int, options.integer("Width and height of the photos.", min=32)] = 224,
-    rounds: Annotated[int, options.integer("Rounds in which the methods take turns.", min=1)] = 5,
+    side: Annotated[
+        int, options.integer("Width and height of the photos, in pixels.", min=32)
+    ] = 224,
+    rounds: Annotated[int, options.integer("Number of measurements per method.", min=1)] = 5,
     json: AsJsonLines = False,
 ) -> None:
     """Measure a network on the CPU in PyTorch and in ONNX files, in float32 and int8."""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 AsJsonLines = Annotated[bool, options.flag("--json", "Print each row as a JSON object.")]
 Methods = Annotated[
     str | None,
-    options.text("Methods to measure, separated by semicolons.", show_default="all"),
+    options.text(
+        "Methods to measure, as the table names them, separated by semicolons.", show_default="all"
+    ),
 ]
 
 

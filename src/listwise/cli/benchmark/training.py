@@ -79,8 +79,8 @@ def extraction(
     shapes: Annotated[
         int,
         options.integer(
-            "Shapes of further photos of 256 to 500 pixels, 20 of each, through resnet50; 0 for "
-            "none.",
+            "Number of shapes of further photos, which resnet50 describes: 20 photos of 256 to 500 "
+            "pixels for each shape; 0 is off.",
             min=0,
         ),
     ] = 300,

@@ -80,13 +80,15 @@ def train(
         bool, options.flag("--fine-tune/--no-fine-tune", "Fine-tune the backbone first.")
     ] = True,
     updates: Annotated[
-        int, options.integer("Number of updates of the fine-tuning, and of the attention.", min=1)
+        int,
+        options.integer("Number of updates to fine-tune, and again to train the attention.", min=1),
     ] = 2000,
     batch_size: Annotated[int, options.integer("Number of crops per update.", min=2)] = 64,
     crop: Annotated[int, options.integer("Side of the square crops, in pixels.", min=32)] = 448,
     seed: options.Seed = 0,
     split: Annotated[
-        str | None, options.text("Use only the photos of this split.", show_default="train, if any")
+        str | None,
+        options.text("Use only the photos of this split.", show_default="train, if it exists"),
     ] = None,
     device: options.Device = "auto",
     workers: options.Workers = None,

@@ -24,15 +24,15 @@ Images = Annotated[
     options.integer(
         "Number of training images per run.",
         min=1,
-        show_default="ten times the photos, with --preset small 3072",
+        show_default="ten times the number of photos; 3072 with --preset small",
     ),
 ]
 Seeds = Annotated[
     int | None,
     options.integer(
-        "Number of runs per variant, each with another seed.",
+        "Number of runs per variant, each with a different seed.",
         min=1,
-        show_default="3, with --preset small 2",
+        show_default="3; 2 with --preset small",
     ),
 ]
 Rates = Annotated[
@@ -45,7 +45,7 @@ Rates = Annotated[
 Validations = Annotated[
     int | None,
     options.integer(
-        "Maximum number of validations per run.", min=1, show_default="10, with --preset small 4"
+        "Maximum number of validations per run.", min=1, show_default="10; 4 with --preset small"
     ),
 ]
 AlsoBenchmark = Annotated[
@@ -59,8 +59,8 @@ Preset = Annotated[
     str,
     typer.Option(
         metavar="auto|paper|small",
-        help="Where the other settings come from: auto chooses them for the photos and the "
-        "machine, paper uses the values of the paper, small suits two CPU cores.",
+        help="Source of the settings that you do not give: auto chooses them for the photos and "
+        "the machine, paper uses the values of the paper, small suits two CPU cores.",
     ),
 ]
 Config = Annotated[Path | None, options.path("YAML file with settings for all runs.")]

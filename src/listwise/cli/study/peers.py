@@ -45,7 +45,7 @@ def peers(
         int, options.integer("Side of the crops of these losses, in pixels.", min=32)
     ] = 224,
     seeds: Annotated[
-        int, options.integer("Number of runs per recipe, each with another seed.", min=1)
+        int, options.integer("Number of runs per recipe, each with a different seed.", min=1)
     ] = 3,
     backbone: Annotated[str, options.text("Name of a timm model, for all recipes.")] = "resnet50",
     weights: Annotated[
