@@ -7,8 +7,10 @@ import pytest
 from index_examples import texture
 from PIL import Image
 
+FEW = {"features": 200}  # enough for drawn things, and much faster than the default
 
-def view(thing: int, number: int, size: tuple[int, int] = (225, 165)) -> Image.Image:
+
+def view(thing: int, number: int, size: tuple[int, int] = (150, 110)) -> Image.Image:
     """A view of a thing: a part of its texture, stretched a little, with noise."""
     whole = texture(1000 + thing, (400, 300))
     generator = np.random.default_rng([thing, number])

@@ -11,9 +11,10 @@ import programs
 import pytest
 import torch
 from index_examples import texture
-from label_examples import read_table, view, write_table
+from label_examples import FEW, read_table, view, write_table
 from PIL import Image
 from sklearn.metrics import adjusted_rand_score
+from tiny_net import TINY_NET
 
 import listwise
 from listwise.data import read_images, read_labelled
@@ -33,7 +34,7 @@ from listwise.models import RetrievalNet
 def labels(mixed, tmp_path_factory):
     """The result for the mixed photos, with the files of its work."""
     out = tmp_path_factory.mktemp("labels") / "labels.csv"
-    return label(mixed, out, workers=0, keep_work=True)
+    return label(mixed, out, workers=0, keep_work=True, **FEW)
 
 
 def short(table):
@@ -43,7 +44,7 @@ def short(table):
 
 def small_model(folder):
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder / "model")
+    RetrievalNet(TINY_NET, weights="random").save(folder / "model")
     return load_model(folder / "model", "cpu")
 
 
@@ -53,7 +54,7 @@ def again(labels, folder, source, **settings):
     work = folder / "labels.csv.partial"
     if not work.exists():
         shutil.copytree(labels.file.with_name("labels.csv.partial"), work)
-    return label(source, folder / "labels.csv", workers=0, keep_work=True, **settings)
+    return label(source, folder / "labels.csv", workers=0, keep_work=True, **FEW, **settings)
 
 
 def test_the_largest_group_of_each_class_is_kept(labels):
@@ -113,21 +114,28 @@ def test_further_groups_become_classes_by_choice(labels, mixed, tmp_path):
     assert {photo.reason for photo in found.photos} >= {"few photos"}
 
 
-def test_a_split_may_be_cleaned_alone(labels, mixed, tmp_path):
-    found = label(mixed, tmp_path / "labels.csv", workers=0, split="train")
-    kept = {(Path(row["path"]).name, row["label"], row["split"]) for row in read_table(found.file)}
-    untouched = {(Path(r["path"]).name, r["label"], "val") for r in read_table(mixed)[18:]}
-    assert len(untouched) == 6
-    assert untouched <= kept
-    assert ("4-0.jpg", "tower", "train") not in kept
+def test_a_split_may_be_cleaned_alone(things, tmp_path):
+    rows = [(things / f"{name}.jpg", "tower", "train") for name in ("0-0", "0-1", "4-0")]
+    rows += [(things / f"{name}.jpg", "square", "val") for name in ("1-0", "5-0")]
+    table = write_table(tmp_path / "photos.csv", rows, ("path", "label", "split"))
+    found = label(table, tmp_path / "labels.csv", workers=0, split="train", **FEW)
+    kept = [(Path(row["path"]).name, row["label"], row["split"]) for row in read_table(found.file)]
+    assert sorted(kept) == [
+        ("0-0.jpg", "tower", "train"),
+        ("0-1.jpg", "tower", "train"),
+        ("1-0.jpg", "square", "val"),
+        ("5-0.jpg", "square", "val"),
+    ]
     assert not (tmp_path / "labels.csv.partial").exists()
-    assert len(found) == 18
+    assert len(found) == 3
 
 
 def test_a_folder_without_labels_is_grouped(things, labels, tmp_path):
     model = small_model(tmp_path)
-    some = shutil.copytree(things, tmp_path / "some", ignore=shutil.ignore_patterns("*-[345].jpg"))
-    found = listwise.label(some, tmp_path / "labels.csv", labels=False, model=model, partners=17)
+    some = shutil.copytree(things, tmp_path / "some", ignore=shutil.ignore_patterns("*-[2-5].jpg"))
+    found = listwise.label(
+        some, tmp_path / "labels.csv", labels=False, model=model, partners=11, workers=0, **FEW
+    )
     names = [Path(path).name for path in found.images.paths]
     now = [photo.label for photo in found.photos]
     assert adjusted_rand_score([name[0] for name in names], now) == 1
@@ -138,7 +146,7 @@ def test_a_folder_without_labels_is_grouped(things, labels, tmp_path):
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers(labels, mixed, tmp_path):
-    found = label(mixed, tmp_path / "labels.csv", workers=2, keep_work=True)
+    found = label(mixed, tmp_path / "labels.csv", workers=2, keep_work=True, **FEW)
     for name in ("labels.csv", "labels.photos.csv", "labels.json"):
         assert (tmp_path / name).read_bytes() == labels.file.with_name(name).read_bytes()
     assert found.compared == labels.compared
@@ -148,6 +156,7 @@ def test_a_killed_run_resumes_with_the_same_result(labels, mixed, tmp_path):
     work = tmp_path / "labels.csv.partial"
     matches = work / "matches.bin"
     arguments = ("label", mixed, "--out", tmp_path / "labels.csv", "--workers", "1")
+    arguments += ("--features", FEW["features"])
     process = programs.listwise(*arguments)
     end = time.monotonic() + 120
     while process.poll() is None and not (matches.exists() and matches.stat().st_size > 100):
@@ -183,7 +192,7 @@ def test_other_photos_discard_the_work_and_other_thresholds_use_it(labels, mixed
 def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp_path):
     notes: list[str] = []
     (tmp_path / "few").mkdir()
-    for name in (f"{thing}-{i}.jpg" for thing in range(3) for i in range(4)):
+    for name in ("0-0.jpg", "0-1.jpg", "1-0.jpg"):
         shutil.copy(things / name, tmp_path / "few")
     found = label(
         tmp_path / "few",
@@ -191,6 +200,7 @@ def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp
         model=small_model(tmp_path),
         workers=0,
         on_note=notes.append,
+        **FEW,
     )
     assert not found.labelled
     assert "have no labels" in notes[0]
@@ -204,26 +214,26 @@ def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp
     with pytest.raises(InputError, match="named like splits"):
         label(tmp_path / "folders", tmp_path / "b.csv")
     (tmp_path / "folders" / "val").rename(tmp_path / "folders" / "bridge")
-    label(tmp_path / "folders", tmp_path / "b.csv", workers=0, on_note=notes.append)
+    label(tmp_path / "folders", tmp_path / "b.csv", workers=0, on_note=notes.append, **FEW)
     assert "2 folders" in notes[-2]
     assert "are used as labels" in notes[-2]
     assert "no photo was kept" in notes[-1]
 
 
 def test_a_model_chooses_partners_within_classes(mixed, labels, tmp_path):
-    found = label(mixed, tmp_path / "labels.csv", model=small_model(tmp_path), workers=0)
+    found = again(labels, tmp_path, mixed, model=small_model(tmp_path))
     assert short(found.file) == short(labels.file)
     assert {merge[:2] for merge in found.merges} == {merge[:2] for merge in labels.merges}
 
 
 def test_a_copy_in_another_class_is_no_reason_to_merge(things, tmp_path):
-    rows = [(things / f"{thing}-{i}.jpg", str(thing)) for thing in (0, 1) for i in range(3)]
+    rows = [(things / f"{thing}-{i}.jpg", str(thing)) for thing in (0, 1) for i in range(2)]
     rows.append((things / "0-0.jpg", "1"))
     table = write_table(tmp_path / "photos.csv", rows)
-    found = label(table, tmp_path / "labels.csv", workers=0, merge=True)
+    found = label(table, tmp_path / "labels.csv", workers=0, merge=True, **FEW)
     assert found.merges == ()
-    assert found.copies == ((0, 6),)
-    assert found.photos[6].reason == "no match"
+    assert found.copies == ((0, 4),)
+    assert found.photos[4].reason == "no match"
     assert "in different classes" in found.page.read_text(encoding="utf-8")
 
 
@@ -232,10 +242,10 @@ def test_copies_are_found(tmp_path):
         view(0, number).save(tmp_path / f"{number}.jpg", quality=92)
     shutil.copy(tmp_path / "0.jpg", tmp_path / "copy.jpg")
     with Image.open(tmp_path / "1.jpg") as photo:
-        photo.resize((180, 132)).save(tmp_path / "small.jpg", quality=60)
+        photo.resize((120, 88)).save(tmp_path / "small.jpg", quality=60)
     rows = [(f"{name}.jpg", "thing") for name in (0, 1, 2, "copy", "small")]
     table = write_table(tmp_path / "photos.csv", rows)
-    found = label(table, tmp_path / "labels.csv", workers=0)
+    found = label(table, tmp_path / "labels.csv", workers=0, **FEW)
     names = [sorted(found.images.ids[i] for i in numbers) for numbers in found.copies]
     assert sorted(names) == [["0.jpg", "copy.jpg"], ["1.jpg", "small.jpg"]]
     assert found.images.ids[found.photos[4].copy_of] == "1.jpg"
@@ -249,7 +259,7 @@ def test_boxes_are_used_and_kept(things, tmp_path):
     rows = [("wide.jpg", "a", "10,20,310,240"), (things / "0-1.jpg", "a", "")]
     rows += [("wide.jpg", "b", "500,20,800,240"), (things / "0-2.jpg", "b", "")]
     table = write_table(tmp_path / "photos.csv", rows, ("path", "label", "box"))
-    found = label(table, tmp_path / "labels.csv", workers=0)
+    found = label(table, tmp_path / "labels.csv", workers=0, **FEW)
     assert [photo.label for photo in found.photos] == ["a", "a", "", ""]
     assert read_table(found.file)[0]["box"] == "10,20,310,240"
     assert read_table(found.file)[0]["path"] == "wide.jpg"
@@ -349,23 +359,29 @@ def test_looks_find_copies_among_many():
     assert (77, 2900) in pairs
     assert len(pairs) < 10
     photo = view(3, 0)
-    small = photo.resize((150, 110))
+    small = photo.resize((100, 73))
     assert bin(_look(photo) ^ _look(small)).count("1") <= 4
 
 
-def test_a_damaged_feature_file_is_computed_again(labels, mixed, tmp_path):
-    found = again(labels, tmp_path, mixed)
+def test_a_damaged_feature_file_is_computed_again(things, tmp_path):
+    rows = [(things / f"{name}.jpg", "tower") for name in ("0-0", "0-1", "4-0")]
+    table = write_table(tmp_path / "photos.csv", rows)
+
+    def run():
+        return label(table, tmp_path / "labels.csv", workers=0, keep_work=True, **FEW)
+
+    found = run()
     part = tmp_path / "labels.csv.partial" / "features-000000.bin"
     content = bytearray(part.read_bytes())
     content[60] ^= 255  # in the table of the file
     part.write_bytes(content)
-    assert again(labels, tmp_path, mixed).photos == found.photos
+    assert run().photos == found.photos
     content = bytearray(part.read_bytes())
     content[-10] ^= 255  # in the features of the last photo
     part.write_bytes(content)
     (tmp_path / "labels.csv.partial" / "matches.bin").unlink()
     with pytest.raises(InputError, match="is damaged: remove it"):
-        again(labels, tmp_path, mixed)
+        run()
 
 
 def test_a_record_keeps_only_complete_entries(labels, tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.data import read_labelled
 from listwise.errors import InputError
@@ -31,7 +32,7 @@ from listwise.training.run.view import TrainView
 pytest.importorskip("pytorch_metric_learning")
 
 GIVEN = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "projection": 8,
     "val_fraction": 0.25,
@@ -164,7 +165,7 @@ def test_batches_are_balanced_and_repeatable():
 
 def test_training_lowers_the_loss_and_starts_with_the_weights_of_its_seed(photos):
     images, _ = divide_classes(read_labelled(photos), "photos")
-    config = make_config(GIVEN)
+    config = make_config(GIVEN | {"backbone": "test_resnet"})
     nets = {}
     for epochs in (0, 12):
         recipe = replace(RECIPE, epochs=epochs, batch_size=24)
@@ -188,7 +189,7 @@ def test_training_lowers_the_loss_and_starts_with_the_weights_of_its_seed(photos
 )
 def test_proxy_anchor_trains_the_backbone_after_its_warmup(name, epochs, warmup):
     torch.manual_seed(0)
-    net = RetrievalNet("test_resnet.r160_in1k", projection=8, weights="random")
+    net = RetrievalNet(TINY_NET, projection=8, weights="random")
     loss, recipe = PeerLoss(name, 3, net.dim), PeerRecipe(epochs=epochs)
     optimizer = _make_optimizer(net, loss, 0.01, recipe)
     schedule = _make_schedule(optimizer, loss, recipe, 10)

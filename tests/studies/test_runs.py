@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import yaml
+from tiny_net import TINY_NET
 
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Whitening, load_model
@@ -21,7 +23,7 @@ from listwise.training.run.view import TrainView
 from listwise.training.sampling import draw_batch
 
 GIVEN = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.25,
     "val_max_side": 48,
@@ -32,7 +34,7 @@ GIVEN = {
     "workers": 0,
 }
 BATCH = {"batch_size": 12}
-SEEN = 48  # images
+SEEN = 24  # images
 
 
 class Witness(StudyView):
@@ -97,7 +99,7 @@ def test_runs_differ_only_in_what_is_varied(balance):
         "weighted, seed 0", "unweighted, seed 0", "weighted, seed 1", "unweighted, seed 1",
     ]  # fmt: skip
     assert [len(found) for found in witness.finds] == [1, 2, 3, 4]
-    assert all(run.backwards == SEEN and run.updates == 4 for run in findings.outcomes)
+    assert all(run.backwards == SEEN and run.updates == 2 for run in findings.outcomes)
 
 
 def test_finished_runs_are_not_made_again(balance, photos):
@@ -129,7 +131,7 @@ def test_an_interrupted_study_goes_on_to_the_same_results(balance, photos, tmp_p
 
 def test_other_settings_photos_or_studies_are_not_mixed(balance, photos, tmp_path):
     made, _, _ = balance
-    with pytest.raises(InputError, match=r"other settings \(updates 4, now 8\)"):
+    with pytest.raises(InputError, match=r"other settings \(updates 2, now 4\)"):
         plan("balance", photos, made.out, BATCH, images=2 * SEEN)
     with pytest.raises(InputError, match=r"other settings \(bins 20, now 10\)"):
         plan("balance", photos, made.out, BATCH | {"bins": 10})
@@ -175,7 +177,7 @@ def test_settings_of_the_study_itself_are_refused(photos, tmp_path):
     with pytest.raises(InputError, match="cannot be given together"):
         plan("bins", photos, tmp_path, rates=(1e-3,))
     with pytest.raises(InputError, match="fewer than one update of tl-64, which has 192 images"):
-        plan("losses", photos, tmp_path)
+        plan("losses", photos, tmp_path, images=48)
     with pytest.raises(InputError, match="larger than the 36 training photos"):
         plan("batch-size", photos, tmp_path, variants=["64"])
     with pytest.raises(InputError, match="whole numbers, not 'x'"):
@@ -187,11 +189,11 @@ def test_settings_of_the_study_itself_are_refused(photos, tmp_path):
 
 
 def test_every_batch_size_sees_as_many_images(photos, tmp_path):
-    made = plan("batch-size", photos, tmp_path / "out", variants=["4", "12", "24"])
+    made = plan("batch-size", photos, tmp_path / "out", variants=["6", "12", "24"])
     configs = [made.config(variant, 0, 1e-3) for variant in made.variants]
-    assert [config.updates for config in configs] == [12, 4, 2]
+    assert [config.updates for config in configs] == [4, 2, 1]
     assert all(config.updates * config.images_per_update == SEEN for config in configs)
-    assert [config.validate_every for config in configs] == [6, 2, 1]
+    assert [config.validate_every for config in configs] == [2, 1, 1]
     assert {config.learning_rate for config in configs} == {1e-3}
     found = run_study(made)
     assert [run.backwards for run in found.outcomes] == [SEEN] * 3
@@ -202,7 +204,7 @@ def test_every_batch_size_sees_as_many_images(photos, tmp_path):
 
 def test_few_classes_that_cannot_fill_a_batch_see_as_many_images_too(photos, tmp_path):
     made = plan("classes", photos, tmp_path / "out", {"batch_size": 30}, variants=["2", "all"],
-                images=125)  # fmt: skip
+                images=62)  # fmt: skip
     few, every = (made.config(variant, 0, 1e-3) for variant in made.variants)
     labels = made.plan.train.labels
     drawn = [
@@ -210,10 +212,10 @@ def test_few_classes_that_cannot_fill_a_batch_see_as_many_images_too(photos, tmp
         for update in range(few.updates + 1)
     ]
     assert set(drawn) == {12}
-    assert sum(drawn[:-1]) <= 125 < sum(drawn)
-    assert every.updates == 4
+    assert sum(drawn[:-1]) <= 62 < sum(drawn)
+    assert every.updates == 2
     assert updates_within(29, every, labels) == 0
-    assert run_study(replace(made, variants=made.variants[:1])).outcomes[0].backwards == 120
+    assert run_study(replace(made, variants=made.variants[:1])).outcomes[0].backwards == 60
 
 
 def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):
@@ -242,12 +244,13 @@ def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):
 
 
 def test_losses_at_an_equal_number_of_images(photos, tmp_path):
-    given = BATCH | {"triplet": {"pool": 40}, "contrastive": {"tuples": 2}}
+    given = {"batch_size": 32, "micro_batch": 64}
+    given |= {"triplet": {"pool": 40}, "contrastive": {"tuples": 8}}
     made = plan("losses", photos, tmp_path / "out", given, variants=["ap", "tl-64", "contrastive"],
                 images=192)  # fmt: skip
     assert made.variants[2].settings == {"loss": "contrastive"}
     found = {run.variant: run for run in run_study(made).outcomes}
-    per = {"ap": 12, "tl-64": 192, "contrastive": 14}
+    per = {"ap": 32, "tl-64": 192, "contrastive": 56}
     for name, run in found.items():
         assert run.updates == 192 // per[name]
         assert run.backwards == run.updates * per[name]
@@ -263,16 +266,17 @@ def test_losses_at_an_equal_number_of_images(photos, tmp_path):
 def test_no_query_wants_more_negatives_than_there_are_other_classes(photos, tmp_path):
     for asked, had in ((500, 5), (3, 3)):
         given = {"contrastive": {"negatives": asked}}
-        made = plan("losses", photos, tmp_path / "out", given, variants=["ap", "contrastive"])
+        made = plan("losses", photos, tmp_path / "out", given, variants=["ap", "contrastive"],
+                    images=48)  # fmt: skip
         assert len(made.plan.train.class_names) == 6
         assert made.config(made.variants[1], 0, 1e-3).contrastive.negatives == had
         noted = [note for note in made.plan.notes if "exceeds the number of other classes" in note]
         assert len(noted) == (asked != had)
 
 
-def test_the_benchmark_is_searched_plain_and_whitened(photos, tmp_path):
+def test_the_benchmark_is_searched_plain_and_whitened(balance, photos, tmp_path):
+    shutil.copytree(balance[0].out, tmp_path / "out")
     made = plan("balance", photos, tmp_path / "out", BATCH, variants=["weighted"])
-    run_study(made)
     held = made.plan.validation
     benchmark = Benchmark.of_labels("held out", held)
     judging = StudyBenchmark(benchmark, made.plan.train, dim=8, workers=0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_net import TINY_NET
 
 from listwise.errors import InputError
 from listwise.evaluation import mean_average_precision
@@ -16,7 +17,7 @@ from listwise.training.run.view import TrainView
 from listwise.training.starting import make_trainer
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "adapter": True,
     "val_fraction": 0.4,
@@ -55,7 +56,7 @@ def test_only_the_layer_is_trained_and_the_model_applies_it(photos, run):
     folder, _, result = run
     plan = prepare(photos, SETTINGS)
     torch.manual_seed(plan.config.seed)
-    start = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    start = RetrievalNet(TINY_NET, weights="random").eval()
     trained = RetrievalNet.load(folder / "model")
     assert trained.config.projection == trained.dim == start.dim
     for name, value in start.state_dict().items():

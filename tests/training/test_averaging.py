@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_net import TINY_NET
 from torch import nn
 
 from listwise.evaluation import mean_average_precision
@@ -13,7 +14,7 @@ from listwise.training.averaging import WeightAverage
 from listwise.training.run.record import read_metrics
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.4,
     "val_max_side": 48,

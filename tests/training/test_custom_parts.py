@@ -15,6 +15,7 @@ from custom_parts import (
     pairwise_loss,
 )
 from step_examples import assert_equal_gradients, gradients, make_batch, make_net
+from tiny_net import TINY_NET
 from torch import nn
 
 from listwise.data import read_labelled
@@ -28,7 +29,7 @@ from listwise.training.run.record import read_metrics
 from listwise.training.run.view import TrainView
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.4,
     "val_max_side": 48,
@@ -201,9 +202,9 @@ def run_parts(kind):
     torch.manual_seed(5)
     return {
         "function": lambda: SETTINGS | {"loss": pairwise_loss},
-        "proxies": lambda: SETTINGS | {"loss": ProxyLoss(5, 6), "pooling": AttentionPooling(96)},
+        "proxies": lambda: SETTINGS | {"loss": ProxyLoss(5, 6), "pooling": AttentionPooling(32)},
         "pml": lambda: SETTINGS | {"loss": pml_losses()["triplets"]},
-        "pooling": lambda: SETTINGS | {"pooling": AttentionPooling(96)},
+        "pooling": lambda: SETTINGS | {"pooling": AttentionPooling(32)},
         "backbone": lambda: OWN_BACKBONE | {"backbone": SmallBackbone()},
     }[kind]()
 

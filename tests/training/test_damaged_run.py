@@ -10,6 +10,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_net import TINY_NET
 
 from listwise.descriptors import load_model
 from listwise.errors import InputError
@@ -20,7 +21,7 @@ SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 FLIPS = 40 if SOAK else 2  # bytes of each file, the first and the last among them
 TEXT_FLIPS = 400 if SOAK else 3  # of the small files that people can edit
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.25,
     "batch_size": 8,

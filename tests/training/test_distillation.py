@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_net import TINY_NET
 
 import listwise
 from listwise.descriptors import Model
@@ -18,7 +19,7 @@ from listwise.training.distillation import DistillationLoss, asymmetric_map
 from listwise.training.run.view import TrainView
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.4,
     "val_max_side": 48,

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tiny_net import TINY_NET
 from torch.nn.functional import normalize
 
 from listwise.models import RetrievalNet
@@ -17,7 +18,7 @@ from listwise.training.mining.pool import mine_tuples
 from listwise.training.run.record import read_metrics
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.3,
     "val_max_side": 48,
@@ -48,7 +49,7 @@ class AllOfThem:
 
 def test_whole_photos_are_embedded_by_the_current_network(photos):
     plan = prepare(photos, SETTINGS)
-    net, miner = RetrievalNet("test_resnet.r160_in1k", weights="random"), AllOfThem()
+    net, miner = RetrievalNet(TINY_NET, weights="random"), AllOfThem()
     seen, errors = [], []
     mined = mine_tuples(
         miner,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from tiny_net import TINY_NET
 from torch import nn
 
 import listwise
@@ -12,7 +13,7 @@ from listwise.training.projection import _SHRINKAGE, start_projection
 from listwise.training.run.record import read_metrics
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "projection": 8,
     "val_fraction": 0.4,

@@ -5,6 +5,7 @@ import time
 import pytest
 import yaml
 from safetensors.torch import load_file
+from tiny_net import TINY_NET
 
 from listwise.errors import InputError
 from listwise.training import Trainer, prepare, resume, time_limit
@@ -13,7 +14,7 @@ from listwise.training.run.record import read_metrics
 from listwise.training.run.view import TrainView
 
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.4,
     "device": "cpu",

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_net import TINY_NET
 from torch import nn
 
 from listwise.errors import InputError
@@ -28,7 +30,7 @@ from listwise.training.trainer import smallest_batch, worth_compiling
 
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 SETTINGS = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "val_fraction": 0.4,
     "val_max_side": 48,
@@ -87,29 +89,32 @@ def same_state(a, b):
     return True
 
 
+@pytest.fixture(scope="module")
+def finished(photos, tmp_path_factory):
+    """A finished run: its result and what its view has recorded; leave its folder as it is."""
+    view = Witness()
+    return train(photos, tmp_path_factory.mktemp("finished") / "run", view), view
+
+
 def test_training_is_never_worse_than_the_start(photos, tmp_path):
     """Updates that destroy the network: the model is the network before training."""
     view = Witness()
-    result = train(photos, tmp_path / "run", view, learning_rate=0.3)
-    assert max(view.maps[update] for update in (2, 4, 6)) < view.maps[0] - 0.05
+    given = {"backbone": "test_resnet", "learning_rate": 0.3, "updates": 2, "validate_every": 1}
+    result = train(photos, tmp_path / "run", view, **given)
+    assert max(view.maps[1], view.maps[2]) < view.maps[0] - 0.05
     assert (result.best_update, result.best_map) == (0, result.first_map)
     assert (
         sum("better validation mAP than the network before training" in x for x in view.lines) == 1
     )
     torch.manual_seed(prepare(photos, SETTINGS).config.seed)
-    start = RetrievalNet("test_resnet.r160_in1k", weights="random")
+    start = RetrievalNet("test_resnet", weights="random")
     kept = RetrievalNet.load(tmp_path / "run" / "model")
     assert kept.fingerprint() == start.fingerprint()
-    validation = prepare(photos, SETTINGS).validation
-    found = embed_photos(kept, validation, max_side=48)
-    value = mean_average_precision(found.descriptors.numpy(), validation.labels)
-    assert value == pytest.approx(result.first_map)
 
 
-def test_a_run_leaves_what_it_should(photos, tmp_path):
-    view = Witness()
-    result = train(photos, tmp_path / "run", view)
-    run = tmp_path / "run"
+def test_a_run_leaves_what_it_should(photos, finished):
+    result, view = finished
+    run = result.model.parent
     metrics = read_metrics(run)
     assert [line["update"] for line in metrics] == list(range(7))
     assert [line["loss"] for line in metrics[1:]] == view.losses
@@ -145,8 +150,9 @@ def test_a_run_leaves_what_it_should(photos, tmp_path):
     assert {event.step for event in board.Images("ranked lists")} == {0, 2, 4, 6}
 
 
-def test_the_saved_network_has_the_reported_validation_map(photos, tmp_path):
-    result = train(photos, tmp_path / "run", updates=2)
+def test_the_saved_network_has_the_reported_validation_map(photos, finished):
+    result, _ = finished
+    assert result.best_update > 0
     validation = prepare(photos, SETTINGS).validation
     found = embed_photos(RetrievalNet.load(result.model), validation, max_side=48)
     value = mean_average_precision(found.descriptors.numpy(), validation.labels)
@@ -155,9 +161,9 @@ def test_the_saved_network_has_the_reported_validation_map(photos, tmp_path):
 
 def test_training_learns(photos, tmp_path):
     view = Witness()
-    given = {"updates": 24, "validate_every": 12, "batch_size": 24, "micro_batch": "auto"}
-    result = train(photos, tmp_path / "run", view, **given, learning_rate=3e-3)
-    assert np.mean(view.losses[-3:]) < 0.6 * np.mean(view.losses[:3])
+    given = {"updates": 12, "validate_every": 12, "batch_size": 24, "micro_batch": "auto"}
+    result = train(photos, tmp_path / "run", view, **given)
+    assert np.mean(view.losses[-3:]) < 0.9 * np.mean(view.losses[:3])
     assert result.best_map > result.first_map + 0.05
     (choice,) = view.lines
     assert choice.startswith("all 24 images in one pass: ")
@@ -183,8 +189,9 @@ def test_the_best_network_is_kept_and_training_stops_when_patience_ends(photos, 
 
 
 def test_a_warm_up_rises_first(photos, tmp_path):
-    train(photos, tmp_path / "run", warmup=2, updates=4)
-    rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run")[1:]]
+    plan = prepare(photos, SETTINGS | {"warmup": 2, "updates": 4})
+    trainer = Trainer(plan, tmp_path / "run")
+    rates = [trainer._set_learning_rate(update) for update in range(4)]
     assert rates == pytest.approx([1e-3 * r for r in (1 / 3, 0.75 * 2 / 3, 0.5, 0.25)])
 
 
@@ -261,11 +268,11 @@ def test_validations_do_not_outdate_the_copy_that_trains(photos, tmp_path, monke
         return copies[-1]
 
     monkeypatch.setattr(forward, "make_folded_copy", counted)
-    plan = prepare(photos, SETTINGS | {"updates": 5, "validate_every": 1})
+    plan = prepare(photos, SETTINGS | {"updates": 4, "validate_every": 1})
     trainer = Trainer(plan, tmp_path / "run", Witness(wants_estimate=True))
     trainer.fit()
     assert trainer.step.fallback == ""
-    assert len(copies) < 5  # of six validations and as many trainings
+    assert len(copies) < 5  # for five validations and four updates
     assert all(copy is not None and copy.folds for copy in copies)
 
 
@@ -311,7 +318,7 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
         pytest.importorskip("pytorch_metric_learning")
     view = Witness()
     updates = 12 if loss == "triplet" else 9
-    given = {"updates": updates, "validate_every": 12, "batch_size": 24, "micro_batch": 24}
+    given = {"updates": updates, "validate_every": 12, "micro_batch": 16}
     if loss == "triplet":
         given["triplet"] = {"tuples": 8}
     train(photos, tmp_path / "run", view, **given, loss=loss)
@@ -338,26 +345,27 @@ def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
     assert (again.best_update, again.best_map) == (kept["update"], kept["validation_map"])
 
 
-def test_resuming_a_finished_run_returns_its_result_again(photos, tmp_path):
-    result = train(photos, tmp_path / "run", updates=2)
-    left = [tmp_path / "run" / name for name in ("checkpoint.tmp", ".tmpPcGaIv", "model/.tmpQ0a7")]
+def test_resuming_a_finished_run_returns_its_result_again(finished, tmp_path):
+    result, _ = finished
+    run = shutil.copytree(result.model.parent, tmp_path / "run")
+    left = [run / name for name in ("checkpoint.tmp", ".tmpPcGaIv", "model/.tmpQ0a7")]
     for path in left:
         path.write_bytes(b"of a killed process")
-    again = resume(tmp_path / "run").fit()
-    assert again == result
+    assert resume(run).fit() == replace(result, model=run / "model")
     assert not any(path.exists() for path in left)
 
 
-def test_another_seed_is_another_run(photos, tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train(photos, tmp_path / name, seed=seed, updates=1)
-    losses = [read_metrics(tmp_path / name)[1]["loss"] for name in "abc"]
-    assert losses[0] == losses[1] != losses[2]
+def test_another_seed_is_another_run(photos, finished, tmp_path):
+    _, first = finished
+    same, other = Witness(), Witness()
+    train(photos, tmp_path / "same", same, updates=1)
+    train(photos, tmp_path / "other", other, updates=1, seed=1)
+    assert same.losses[0] == first.losses[0] != other.losses[0]
 
 
 def test_data_that_changed_since_is_refused(photos, tmp_path):
     data = shutil.copytree(photos, tmp_path / "photos")
-    train(data, tmp_path / "run", updates=1)
+    Trainer(prepare(data, SETTINGS), tmp_path / "run")
     (data / "class0" / "0.jpg").unlink()
     with pytest.raises(InputError, match="other photos or labels"):
         resume(tmp_path / "run")
@@ -414,7 +422,7 @@ def test_photos_that_break_later_are_named_once_or_stop_a_strict_run(photos, tmp
     for photo in ("class0/0.jpg", "class1/0.jpg", "class2/0.jpg", "class6/0.jpg", "class7/0.jpg"):
         (data / photo).write_bytes((data / photo).read_bytes()[:-600])
     view = Witness()
-    train(data, tmp_path / "run", view, batch_size=30)
+    train(data, tmp_path / "run", view, batch_size=30, updates=1)
     named = [line for line in view.lines if "0.jpg" in line]
     assert len(named) == 5
     assert sum("another photo of its class is used instead" in line for line in named) >= 1

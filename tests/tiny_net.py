@@ -1,0 +1,44 @@
+"""A network of two convolutions, for tests in which the network does not matter.
+
+It is a timm model of the name `tiny_net` in processes that have imported this module. Like larger
+networks it has batch norm, a residual connection and a stride of more than one.
+"""
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import register_model
+from torch import Tensor, nn
+
+TINY_NET = "tiny_net"
+
+
+class TinyNet(nn.Module):
+    """Two convolutions with batch norm: [B, 3, H, W] -> [B, 32, H/8, W/8]."""
+
+    num_features = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretrained_cfg = {
+            "input_size": (3, 64, 64),
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+        }
+        self.stem = nn.Conv2d(3, 32, 7, 4, 3, bias=False)
+        self.norm1 = nn.BatchNorm2d(32)
+        self.conv = nn.Conv2d(32, 32, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(32)
+        self.shrink = nn.MaxPool2d(2, 2, ceil_mode=True)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        start = self.norm1(self.stem(images)).relu()
+        return self.shrink((start + self.norm2(self.conv(start))).relu())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_features(images).mean((2, 3))
+
+
+@register_model
+def tiny_net(pretrained: bool = False, **options) -> TinyNet:
+    """Make the network; there are no pretrained weights."""
+    assert not pretrained
+    return TinyNet()
