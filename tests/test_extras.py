@@ -1,5 +1,6 @@
 """Packages beyond the core are optional: without one the rest works, and what needs it says so."""
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uses
+from hidden_modules import HIDDEN
 
 from listwise.descriptors import DescriptorWriter, Model
 from listwise.descriptors.storage import DescriptorHeader
@@ -62,6 +64,11 @@ def folder(photos, tmp_path_factory) -> Path:
     """Small examples of what people have: photos, tables, a model, a descriptor file."""
     root = tmp_path_factory.mktemp("uses")
     (root / "photos").symlink_to(photos)
+    for kind in range(3):
+        (root / "few" / f"class{kind}").mkdir(parents=True)
+        for number in range(2):
+            name = Path(f"class{kind}", f"{number}.jpg")
+            (root / "few" / name).symlink_to(photos / name)
     (root / "config.yaml").write_text("updates: 3\n")
     paths = sorted(photos.rglob("*.jpg"))
     labels = [path.parent.name for path in paths]
@@ -74,22 +81,19 @@ def folder(photos, tmp_path_factory) -> Path:
     return root
 
 
-def environment(folder: Path, hidden: set[str]) -> dict[str, str]:
-    """An environment for processes in which these modules cannot be imported."""
+def errors(folder: Path, core, others) -> list[dict[str, str | None]]:
+    """The errors of uses without any optional package, and of those with all but some."""
     site = folder / "site"
-    site.mkdir(exist_ok=True)
-    (site / "sitecustomize.py").write_text(f"import uses_hide\nuses_hide.hide({sorted(hidden)})\n")
-    source = (HERE / "uses.py").read_text()
-    start, end = source.index("class WithoutModules"), source.index("def loss(")
-    (site / "uses_hide.py").write_text("import sys\n" + source[start:end])
-    path = [str(site), *sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-
-
-def errors(folder: Path, cases, **options) -> list[dict[str, str | None]]:
-    command = [sys.executable, str(HERE / "uses.py"), str(folder)]
-    cases = [(sorted(hidden), names) for hidden, names in cases]
-    done = subprocess.run([*command, json.dumps(cases)], capture_output=True, text=True, **options)
+    site.mkdir()
+    start = "import os\nfrom hidden_modules import HIDDEN, hide\n"
+    start += "hide(os.environ.get(HIDDEN, '').split())\n"
+    (site / "sitecustomize.py").write_text(start)
+    path = os.pathsep.join([str(site), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment[HIDDEN] = " ".join(OPTIONAL)
+    cases = json.dumps([core, [(sorted(modules), names) for modules, names in others]])
+    command = [sys.executable, str(HERE / "uses.py"), str(folder), cases]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -116,15 +120,34 @@ COMMANDS = {
 }
 
 
-def test_the_core_alone(folder):
-    """In a process that has never imported anything else."""
-    hidden = set(OPTIONAL)
+MODULES_NEEDED = sorted(set.union(*USES.values()))
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """What fails with the core alone, without each package, and with no package but those it needs.
+
+    One process imports torch for all cases. It has nothing but the core until the first ones ended.
+    """
     (folder / "shop").mkdir()
-    cases = [(hidden, CORE + list(USES)), *((hidden, [command]) for command in COMMANDS)]
-    found, *commands = errors(folder, cases, env=environment(folder, hidden))
-    assert {name: found[name] for name in CORE} == dict.fromkeys(CORE)
+    core = [CORE + list(USES), *([command] for command in COMMANDS)]
+    without_one = [
+        ({module}, [name for name, needed in USES.items() if module in needed])
+        for module in MODULES_NEEDED
+    ]
+    with_its_own = [(OPTIONAL - needed, [name]) for name, needed in USES.items()]
+    results = iter(errors(folder, core, without_one + with_its_own))
+    return [
+        list(itertools.islice(results, len(part))) for part in (core, without_one, with_its_own)
+    ]
+
+
+def test_the_core_alone(found):
+    """In a process that has never imported anything else."""
+    alone, *commands = found[0]
+    assert {name: alone[name] for name in CORE} == dict.fromkeys(CORE)
     for name in USES:
-        assert_names_what_to_install(found[name], hidden)
+        assert_names_what_to_install(alone[name], OPTIONAL)
     line = r"listwise: \w.+ needs \S+: pip install 'listwise\[\w+\]'\n"
     for (command, expected), result in zip(COMMANDS.items(), commands, strict=True):
         code, said = result[command]
@@ -132,24 +155,9 @@ def test_the_core_alone(folder):
         assert re.fullmatch(line if code else "", said), (command, said)
 
 
-MODULES_NEEDED = sorted(set.union(*USES.values()))
-
-
-@pytest.fixture(scope="module")
-def found(folder):
-    """What fails without each package, and what fails with no package but those it needs."""
-    without_one = [
-        ({module}, [name for name, needed in USES.items() if module in needed])
-        for module in MODULES_NEEDED
-    ]
-    with_its_own = [(OPTIONAL - needed, [name]) for name, needed in USES.items()]
-    results = errors(folder, without_one + with_its_own)  # one process imports torch for all
-    return results[: len(without_one)], results[len(without_one) :]
-
-
 def test_each_package_in_turn(found):
     """Without one package, what needs it names it; `test_the_core_alone` has what needs none."""
-    for module, failed in zip(MODULES_NEEDED, found[0], strict=True):
+    for module, failed in zip(MODULES_NEEDED, found[1], strict=True):
         assert failed, module
         for error in failed.values():
             assert_names_what_to_install(error, {module})
@@ -157,7 +165,7 @@ def test_each_package_in_turn(found):
 
 def test_no_use_needs_more_than_its_packages(found):
     """With all other packages hidden: what works then works without each one of them too."""
-    for name, failed in zip(USES, found[1], strict=True):
+    for name, failed in zip(USES, found[2], strict=True):
         assert failed == {name: None}
 
 

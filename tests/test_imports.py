@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from import_statements import import_statements
 
 import listwise
 
@@ -57,7 +58,7 @@ def imports() -> list[tuple[str, str]]:
     for file in sorted(ROOT.rglob("*.py")):
         parts = file.relative_to(ROOT.parent).with_suffix("").parts
         importer = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in import_statements(file.read_text(encoding="utf-8")):
             if isinstance(node, ast.Import):
                 found += [(importer, alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):

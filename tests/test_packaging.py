@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from import_statements import import_statements
+
 from listwise.optional import DISTRIBUTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +38,7 @@ ASKED_FOR = {"scipy", "torchcodec"}
 
 def imported(source):
     """Top-level names of every import, also of those inside functions."""
-    for node in ast.walk(ast.parse(source)):
+    for node in import_statements(source):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -76,5 +78,6 @@ def test_every_import_is_declared():
 
 
 def test_imports_are_seen_wherever_they_are():
-    source = "import a.b\nfrom . import c\ndef f():\n    from d.e import g\n"
-    assert list(imported(source)) == ["a", "d"]
+    source = "import a.b\nfrom . import c\ndef f():\n    from d.e import (\n        g,\n    )\n"
+    source += '    """An example:\n\n        import h\n    """\n    import i\n'
+    assert list(imported(source)) == ["a", "d", "i"]

@@ -1,6 +1,7 @@
 """The documentation site: every page is in the navigation, every public name in the reference."""
 
 import ast
+import functools
 import importlib.util
 import re
 import tomllib
@@ -42,14 +43,24 @@ def exports(tree):
             yield from ast.literal_eval(node.value)
 
 
+@functools.cache
+def parsed(module):
+    """The syntax tree of a module, and where the names come from that it imports."""
+    tree = ast.parse(module_file(module).read_text(encoding="utf-8"))
+    imported = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return tree, imported
+
+
 def docstring(module, name):
     """The docstring of a name, followed to the module that defines it."""
-    tree = ast.parse(module_file(module).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return docstring(node.module, alias.name)
+    tree, imported = parsed(module)
+    if name in imported:
+        return docstring(*imported[name])
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return ast.get_docstring(node)
@@ -60,12 +71,19 @@ def docstring(module, name):
     raise AssertionError(f"{module} does not define {name}")
 
 
+@functools.cache
 def reference():
     """The module that makes reference pages from the program."""
     spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@functools.cache
+def reference_pages():
+    """The pages of all commands and of all settings."""
+    return reference().commands_page(), reference().settings_page()
 
 
 def parameters(group, words="listwise"):
@@ -90,7 +108,7 @@ def test_every_package_has_a_page():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_documented(package):
-    tree = ast.parse(module_file(package).read_text(encoding="utf-8"))
+    tree, _ = parsed(package)
     page = (DOCS / "api" / f"{package.rpartition('.')[2]}.md").read_text(encoding="utf-8")
     documented = re.findall(r"^::: (\S+)", page, re.MULTILINE)
     if names := [name for name in exports(tree) if name != "__version__"]:
@@ -104,13 +122,12 @@ def test_every_public_name_is_documented(package):
 
 
 def test_the_reference_lists_every_command_and_option():
-    made = reference()
-    commands, settings = made.commands_page(), made.settings_page()
+    commands, settings = reference_pages()
     count = 0
     for words, parameter in parameters(typer.main.get_command(app)):
         assert f"# {words}\n" in commands
         section = re.split(r"^##", commands.split(f"# {words}\n", 1)[1], flags=re.MULTILINE)[0]
-        shown = settings if made.is_setting(parameter) else section
+        shown = settings if reference().is_setting(parameter) else section
         flag = max(parameter.opts, key=len)
         assert f"`{flag if flag[0] == '-' else parameter.metavar or flag.upper()}`" in shown, words
         count += 1
@@ -118,7 +135,8 @@ def test_the_reference_lists_every_command_and_option():
 
 
 def test_each_example_of_a_command_is_a_line_of_its_own():
-    shown = re.findall(r"^```sh\n(.*?)^```$", reference().commands_page(), re.DOTALL | re.MULTILINE)
+    commands, _ = reference_pages()
+    shown = re.findall(r"^```sh\n(.*?)^```$", commands, re.DOTALL | re.MULTILINE)
     assert len(shown) > 30
     for line in "".join(shown).splitlines():
         command = line.partition("#")[0]
@@ -127,8 +145,7 @@ def test_each_example_of_a_command_is_a_line_of_its_own():
 
 
 def test_the_reference_lists_every_setting():
-    made = reference()
-    commands, settings = made.commands_page(), made.settings_page()
+    commands, settings = reference_pages()
     paths = [(name,) for name in TrainConfig.model_fields if name not in NESTED]
     paths += [(group, name) for group, model in NESTED.items() for name in model.model_fields]
     for path in paths:

@@ -28,8 +28,10 @@ def test_of_a_browser():
 def test_an_unexpected_skip_fails_the_run(tmp_path, options, status):
     (tmp_path / "test_skipped.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path), *options]
-    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+    plugins = ["-p", "no:cacheprovider", "-p", "xdist"]
+    command = [sys.executable, "-m", "pytest", *plugins, str(tmp_path), *options]
+    # Other installed plugins would take seconds to import.
+    environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("unexpected skips" in done.stdout) == bool(status)

@@ -1,12 +1,14 @@
 """What people use the package for, a small call each; run by `test_extras.py`.
 
-    python uses.py FOLDER '[[["faiss"], ["loss", "folder_index", "listwise --help"]], ...]'
+    python uses.py FOLDER '[[["loss", "listwise --help"], ...], [[["faiss"], ["codebook"]], ...]]'
 
-prints a JSON list: for each set of hidden modules the error of each use, or null where it works.
-For a command it is the exit code and stderr.
+gets uses in an environment without optional packages, and sets of hidden modules with uses in an
+environment that has all others. It prints a JSON list: for each case the error of each use, or null
+where it works. For a command it is the exit code and stderr.
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -15,32 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from hidden_modules import hide, show
 from PIL import Image
 
 SMALL = {"backbone": "test_resnet", "weights": "random", "device": "cpu", "workers": 0}
-
-
-class WithoutModules:
-    """A finder of modules that does not find some of them."""
-
-    def __init__(self, finder, hidden) -> None:
-        self.finder, self.hidden = finder, hidden
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.hidden:
-            return None
-        return self.finder.find_spec(name, path, target)
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-
-def hide(modules) -> None:
-    """Behave as if these modules were not installed."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in modules:
-            del sys.modules[name]
-    sys.meta_path[:] = [WithoutModules(finder, set(modules)) for finder in sys.meta_path]
 
 
 def loss(folder: Path) -> None:
@@ -181,8 +161,8 @@ def local_features(folder: Path) -> None:
 def labels(folder: Path) -> None:
     import listwise
 
-    found = listwise.label(folder / "photos", folder / "labels.csv", workers=1)
-    assert len(found) == 48
+    found = listwise.label(folder / "few", folder / "labels.csv", workers=0)
+    assert len(found) == 6
 
 
 def codebook(folder: Path) -> None:
@@ -270,29 +250,37 @@ def run_command(folder: Path, arguments: list[str]) -> tuple[object, str]:
 PRELOADED = ["cv2", "faiss", "fastapi", "lancedb", "onnxruntime", "pyarrow.parquet", "tensorboard"]
 
 
+def run_case(folder: Path, modules: list[str], uses: list[str]) -> dict[str, object]:
+    """The errors of uses without some modules, in a fork, because imports cannot be undone."""
+    out = folder / "errors.json"
+    if os.fork() == 0:  # what is imported so far need not be imported for each case
+        code = 1
+        try:
+            hide(modules)
+            out.write_text(json.dumps(errors(folder, uses)))
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.wait()
+    return json.loads(out.read_text()) if status == 0 else {"crashed": str(status)}
+
+
 def main() -> None:
     import listwise.api
+    import listwise.cli.main
     import listwise.training  # noqa: F401
 
+    folder, (core, others) = Path(sys.argv[1]), json.loads(sys.argv[2])
+    step(folder)
+    gc.freeze()  # a collection in a fork would copy all pages of memory
+    results = [run_case(folder, [], uses) for uses in core]
+    show()
     # Other packages are hidden all the same, as long as no module of listwise has imported them.
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             __import__(name)
-    folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
-    step(folder)
-    results = []
-    for number, (modules, uses) in enumerate(cases):
-        out = folder / f"errors{number}.json"
-        if os.fork() == 0:  # what is imported so far need not be imported for each case
-            code = 1
-            try:
-                hide(modules)
-                out.write_text(json.dumps(errors(folder, uses)))
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.wait()
-        results.append(json.loads(out.read_text()) if status == 0 else {"crashed": str(status)})
+    gc.freeze()
+    results += [run_case(folder, modules, uses) for modules, uses in others]
     print(json.dumps(results))
 
 

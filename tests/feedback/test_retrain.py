@@ -22,8 +22,16 @@ from listwise.models import RetrievalNet
 from listwise.training.run.folder import is_index_run
 
 
-def test_a_layer_follows_the_descriptors_of_the_index(marked, tmp_path):
-    run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **QUICK)
+@pytest.fixture(scope="module")
+def trained(marked_folder, model, tmp_path_factory):
+    """An index, and a layer that was trained from it; leave both as they are."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with lw.open_index(marked_folder, model) as index:
+        yield index, lw.train(run_folder=folder, from_index=index, adapter=True, **QUICK)
+
+
+def test_a_layer_follows_the_descriptors_of_the_index(trained):
+    marked, run = trained
     found = run.comparison
     assert found.better
     assert found.new_map > found.old_map
@@ -34,7 +42,7 @@ def test_a_layer_follows_the_descriptors_of_the_index(marked, tmp_path):
     assert run.model.net.fingerprint() == marked.model.net.fingerprint()
     assert len(found.queries) == 8
     entries = list(marked)
-    layer = read_tensor(tmp_path / "run", LAYER_FILE, "layer")
+    layer = read_tensor(run.folder, LAYER_FILE, "layer")
     expected = marked.store.vectors([entry.key for entry in entries]) @ layer.T
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     described = run.model.encode([entry.path for entry in entries])
@@ -69,14 +77,14 @@ def test_a_model_that_is_gone_is_named(photos, model, tmp_path):
         lw.train(run_folder=tmp_path / "run", from_index=tmp_path / "shop", adapter=True)
 
 
-def test_a_model_that_is_worse_on_marked_queries_is_not_kept(marked, tmp_path, monkeypatch):
-    run = lw.train(run_folder=tmp_path / "run", from_index=marked, adapter=True, **QUICK)
+def test_a_model_that_is_worse_on_marked_queries_is_not_kept(trained, monkeypatch):
+    marked, run = trained
     worse = [
         each.model_copy(update={"new_ap": 0.0, "old_ap": 0.5}) for each in run.comparison.queries
     ]
     monkeypatch.setattr(comparison, "_compare_queries", lambda *_: worse)
-    record, images = read_index_run(tmp_path / "run")
-    found = comparison.compare_models(record, marked.model, run.model, images, tmp_path / "run")
+    record, images = read_index_run(run.folder)
+    found = comparison.compare_models(record, marked.model, run.model, images, run.folder)
     assert found.new_map > found.old_map
     assert not found.better
 

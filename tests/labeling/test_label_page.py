@@ -14,6 +14,7 @@ from listwise.labeling.page import content
 from listwise.labeling.result import LabelledPhoto, PhotoGroup, short_names
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 
 
 @pytest.fixture(scope="module")
@@ -98,26 +99,29 @@ def test_names_are_shortened():
 
 
 @pytest.fixture(scope="module")
-def browser():
+def window():
+    """A page in a browser, and what it complains of and requests."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)}")
     sync = pytest.importorskip("playwright.sync_api")
     with sync.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-dev-shm-usage"]
-        started = playwright.chromium.launch(executable_path=program, args=flags)
-        yield started
+        started = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        page = started.new_page()
+        page.set_default_timeout(30_000)
+        complaints, requests = [], []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda request: requests.append(request.url))
+        yield page, complaints, requests
         started.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_in_a_browser(browser, labels, width, scheme):
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page.set_default_timeout(30_000)
-    complaints, requests = [], []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("request", lambda request: requests.append(request.url))
+def test_the_page_in_a_browser(window, labels, width, scheme):
+    page, complaints, requests = window
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=scheme)
     page.goto(labels.page.absolute().as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
     card = page.locator('.query[data-name="square"]')
@@ -132,6 +136,5 @@ def test_the_page_in_a_browser(browser, labels, width, scheme):
     assert page.locator("#classes .query:visible h3").inner_text() == "tower"
     page.locator("#filter").fill("nothing like this")
     assert page.locator("#nothing").is_visible()
-    page.close()
     assert complaints == []
     assert {url.split(":")[0] for url in requests} <= {"file", "data"}

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 import zlib
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,37 @@ class Gated(Index):
         return self.plain(photos, boxes)
 
 
+@pytest.fixture(scope="module")
+def module_index(filled, model):
+    """An index that is only read from."""
+    with open_store(filled) as store:
+        yield Index(store, model)
+
+
+@contextmanager
+def serving(index, **settings):
+    """A server for several tests; gives a client."""
+    running = InThread(index, ServeSettings(**settings))
+    with httpx.Client(verify=False, base_url=running.url, timeout=120) as client:
+        yield client
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def server(module_index):
+    """A server that is only read from, with small limits."""
+    limits = Limits(upload_bytes=200_000, pixels=100_000, upload_seconds=1.0)
+    with serving(module_index, limits=limits) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def reader(module_index):
+    """A server that is only read from, with the usual limits, but time for a busy machine."""
+    with serving(module_index, limits=Limits(seconds=60)) as client:
+        yield client
+
+
 @pytest.fixture
 def gated(index):
     found = Gated(index)
@@ -103,11 +135,10 @@ def pool():
 # Searching
 
 
-def test_a_photo_finds_what_the_index_finds(index, serve, photos):
-    client = serve(index)
+def test_a_photo_finds_what_the_index_finds(module_index, reader, photos):
     path = photos / "class3" / "2.jpg"
-    answer = client.post("/api/search", **upload(path, k="6"))
-    hits = index.search(index.describe([load_image(path)]), 6)
+    answer = reader.post("/api/search", **upload(path, k="6"))
+    hits = module_index.search(module_index.describe([load_image(path)]), 6)
     assert found(answer) == expected(hits)
     body = answer.json()
     fields = {"milliseconds", "expanded", "refined", "reranked", "verified", "more", "results"}
@@ -131,18 +162,16 @@ def test_a_photo_finds_what_the_index_finds(index, serve, photos):
     }
 
 
-def test_a_box_finds_what_the_part_alone_finds(index, serve, photos):
-    client = serve(index)
+def test_a_box_finds_what_the_part_alone_finds(reader, photos):
     photo = load_image(photos / "class5" / "1.jpg")
-    boxed = client.post("/api/search", **upload(photo, boxes="[[10, 5, 52, 48]]", k="10"))
-    cut = client.post("/api/search", **upload(photo.crop((10, 5, 52, 48)), k="10"))
-    whole = client.post("/api/search", **upload(photo, k="10", boxes="[null]"))
+    boxed = reader.post("/api/search", **upload(photo, boxes="[[10, 5, 52, 48]]", k="10"))
+    cut = reader.post("/api/search", **upload(photo.crop((10, 5, 52, 48)), k="10"))
+    whole = reader.post("/api/search", **upload(photo, k="10", boxes="[null]"))
     assert found(boxed) == found(cut)
     assert found(boxed) != found(whole)
 
 
-def test_photos_are_turned_upright(index, serve, photos):
-    client = serve(index)
+def test_photos_are_turned_upright(reader, photos):
     photo = load_image(photos / "class5" / "1.jpg")
     turned = io.BytesIO()
     exif = Image.Exif()
@@ -150,67 +179,68 @@ def test_photos_are_turned_upright(index, serve, photos):
     photo.transpose(Image.Transpose.ROTATE_90).save(turned, "PNG", exif=exif)
     box = "[[0, 10, 72, 56]]"  # inside the upright photo only
     answers = [
-        client.post("/api/search", **upload(content, boxes=box, k="5"))
+        reader.post("/api/search", **upload(content, boxes=box, k="5"))
         for content in (turned.getvalue(), png(photo))
     ]
     assert found(answers[0]) == found(answers[1])
 
 
-def test_several_photos_and_entries_are_one_query(index, serve, photos):
-    client = serve(index)
+def test_several_photos_and_entries_are_one_query(module_index, reader, photos):
     loaded = [load_image(photos / "class1" / "0.jpg"), texture(5)]
     keys = [entry_key("class6/2.jpg"), entry_key("class0/1.jpg")]
     form = upload(
         *loaded, k="48", keys=json.dumps([str(key) for key in keys]), boxes="[null, [0,0,99,99]]"
     )
-    vectors = index.describe([loaded[0], loaded[1].crop((0, 0, 99, 99))])
-    together = np.concatenate([vectors, entry_vectors(index.store, keys)])
-    answer = client.post("/api/search", **form)
-    assert found(answer) == expected(index.search(together, 48, exclude=keys))
+    vectors = module_index.describe([loaded[0], loaded[1].crop((0, 0, 99, 99))])
+    together = np.concatenate([vectors, entry_vectors(module_index.store, keys)])
+    answer = reader.post("/api/search", **form)
+    assert found(answer) == expected(module_index.search(together, 48, exclude=keys))
     assert len(answer.json()["results"]) == 46
 
 
-def test_entries_alone_are_examples_too(index, serve):
-    client = serve(index)
+def test_entries_alone_are_examples_too(module_index, reader):
     key = entry_key("class6/2.jpg")
-    searched = client.post("/api/search", **upload(keys=f'["{key}"]', expand="true"))
-    similar = client.get(f"/api/entries/{key}/similar", params={"expand": True})
-    plain = client.get(f"/api/entries/{key}/similar")
-    hits = index.search(entry_vectors(index.store, [key]), 60, expand=True, exclude=[key])
+    searched = reader.post("/api/search", **upload(keys=f'["{key}"]', expand="true"))
+    similar = reader.get(f"/api/entries/{key}/similar", params={"expand": True})
+    plain = reader.get(f"/api/entries/{key}/similar")
+    hits = module_index.search(
+        entry_vectors(module_index.store, [key]), 60, expand=True, exclude=[key]
+    )
     assert found(searched) == found(similar) == expected(hits)
     assert len(hits) == 47
     assert found(plain) != found(similar)
     assert similar.json()["expanded"] is True
-    assert len(found(client.get(f"/api/entries/{key}/similar?k=3"))) == 3
+    assert len(found(reader.get(f"/api/entries/{key}/similar?k=3"))) == 3
 
 
 @pytest.mark.parametrize("method", ["superglobal", "diffusion"])
-def test_results_are_refined(index, serve, method):
-    client = serve(index)
+def test_results_are_refined(module_index, reader, method):
     key = entry_key("class6/2.jpg")
-    searched = client.post("/api/search", **upload(keys=f'["{key}"]', refine=method))
-    similar = client.get(f"/api/entries/{key}/similar", params={"refine": method})
-    hits = index.search(entry_vectors(index.store, [key]), 60, refine=method, exclude=[key])
-    plain = index.search(entry_vectors(index.store, [key]), 60, exclude=[key])
+    searched = reader.post("/api/search", **upload(keys=f'["{key}"]', refine=method))
+    similar = reader.get(f"/api/entries/{key}/similar", params={"refine": method})
+    hits = module_index.search(
+        entry_vectors(module_index.store, [key]), 60, refine=method, exclude=[key]
+    )
+    plain = module_index.search(entry_vectors(module_index.store, [key]), 60, exclude=[key])
     assert [hit.id for hit in hits] != [hit.id for hit in plain]
     for answer in (searched, similar):
         assert found(answer) == expected(hits)
         assert answer.json()["refined"] is True
         values = [each["refined"] for each in answer.json()["results"]]
         assert values == pytest.approx([hit.refined for hit in hits], rel=1e-5)
-    second = client.get(f"/api/entries/{key}/similar?refine={method}&start=10&k=10")
+    second = reader.get(f"/api/entries/{key}/similar?refine={method}&start=10&k=10")
     assert found(second) == expected(hits[10:20])
-    refused = client.get(f"/api/entries/{key}/similar?refine=best")
+    refused = reader.get(f"/api/entries/{key}/similar?refine=best")
     assert refused.status_code in (400, 422)
     assert "refine" in refused.json()["error"]
 
 
-def test_verified_results_are_refined_last(index, serve, photos):
-    client, path = serve(index), photos / "class6" / "2.jpg"
-    answer = client.post(
+def test_verified_results_are_refined_last(module_index, reader, photos):
+    path = photos / "class6" / "2.jpg"
+    answer = reader.post(
         "/api/search", **upload(path, refine="diffusion", rerank="true", k="5")
     ).json()
-    hits = index.search(path, 5, quality="best")
+    hits = module_index.search(path, 5, quality="best")
     assert [each["id"] for each in answer["results"]] == [hit.id for hit in hits]
     assert [each["inliers"] for each in answer["results"]] == [hit.inliers for hit in hits]
     values = [each["refined"] for each in answer["results"]]
@@ -218,12 +248,11 @@ def test_verified_results_are_refined_last(index, serve, photos):
     assert answer["refined"] is answer["reranked"] is True
 
 
-def test_geometry_shows_which_example_matched(index, serve, photos):
-    client = serve(index)
+def test_geometry_shows_which_example_matched(reader, photos):
     path = photos / "class3" / "2.jpg"
     key = entry_key("class6/2.jpg")
     form = upload(texture(5), path, keys=f'["{key}"]', rerank="true", k="3")
-    results = client.post("/api/search", **form).json()
+    results = reader.post("/api/search", **form).json()
     assert results["reranked"] is True
     assert 1 <= results["verified"] <= 47
     assert len(results["results"]) == 3
@@ -234,7 +263,7 @@ def test_geometry_shows_which_example_matched(index, serve, photos):
     for qx, qy, x, y in best["matches"]:
         assert qx == pytest.approx(x, abs=1)
         assert qy == pytest.approx(y, abs=1)
-    similar = client.get(f"/api/entries/{key}/similar?rerank=true&k=2").json()
+    similar = reader.get(f"/api/entries/{key}/similar?rerank=true&k=2").json()
     assert similar["reranked"] is True
     assert all(result["inliers"] is not None for result in similar["results"])
 
@@ -271,27 +300,6 @@ def test_a_bad_field_is_named(server, photos, fields, says):
     assert answer.status_code == 400
     assert says in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
-
-
-@pytest.fixture(scope="module")
-def module_index(filled, model):
-    with open_store(filled) as store:
-        yield Index(store, model)
-
-
-@pytest.fixture(scope="module")
-def server(module_index):
-    """A server that is only read from, with small limits."""
-    import httpx
-    from serving_examples import InThread
-
-    from listwise.serving.settings import ServeSettings
-
-    limits = Limits(upload_bytes=200_000, pixels=100_000, upload_seconds=1.0)
-    running = InThread(module_index, ServeSettings(limits=limits))
-    with httpx.Client(verify=False, base_url=running.url, timeout=30) as client:
-        yield client
-    running.stop()
 
 
 def test_unknown_keys_and_forms_without_examples(server):
@@ -818,11 +826,10 @@ def test_an_index_that_fails_is_the_servers_fault(index, serve, photos, monkeypa
     assert "secret" not in answer.text
 
 
-def test_many_clients_each_get_their_own_answer(index, serve, photos, pool):
-    client = serve(index, limits=Limits(seconds=60))  # a busy machine is slow
+def test_many_clients_each_get_their_own_answer(reader, photos, pool):
     paths = sorted(photos.rglob("*.jpg"))
     answers = [
-        (path, pool.submit(client.post, "/api/search", **upload(path, k="1"))) for path in paths
+        (path, pool.submit(reader.post, "/api/search", **upload(path, k="1"))) for path in paths
     ]
     for path, answer in answers:
         assert answer.result().status_code == 200, answer.result().text
@@ -833,16 +840,18 @@ def test_many_clients_each_get_their_own_answer(index, serve, photos, pool):
 # Filters
 
 
-@pytest.fixture
-def priced(serve, model, photos, tmp_path):
-    """A server of an index whose entries have attributes."""
+@pytest.fixture(scope="module")
+def priced(model, photos, tmp_path_factory):
+    """A server of an index whose entries have attributes; nothing is written."""
+    folder = tmp_path_factory.mktemp("priced")
     lines = [
         f"{path},{i},{'red' if i % 3 else 'blue'}" for i, path in enumerate(image_paths(photos))
     ]
-    (tmp_path / "t.csv").write_text("\n".join(["path,price,color", *lines]))
-    with create_store(tmp_path / "priced", header_of(model)) as store:
-        add_photos(store, model, read_images(tmp_path / "t.csv"), workers=0)
-        yield serve(Index(store, model), token=TOKEN)
+    (folder / "t.csv").write_text("\n".join(["path,price,color", *lines]))
+    with create_store(folder / "index", header_of(model)) as store:
+        add_photos(store, model, read_images(folder / "t.csv"), workers=0)
+        with serving(Index(store, model), token=TOKEN) as client:
+            yield client
 
 
 def image_paths(photos):
@@ -933,13 +942,13 @@ def test_duplicates_are_listed_in_pages(serve, index, photos, tmp_path):
         assert client.get(f"/api/duplicates?threshold={threshold}").status_code == 400
 
 
-def test_near_duplicates_are_verified_as_the_command_does(serve, index):
+def test_near_duplicates_are_verified_as_the_command_does(reader, module_index):
     """With so low a threshold, descriptors alone would join different photos."""
-    answer = serve(index, limits=Limits(seconds=60)).get("/api/duplicates?threshold=0.5").json()
+    answer = reader.get("/api/duplicates?threshold=0.5").json()
     shown = [{entry["id"] for entry in group["entries"]} for group in answer["groups"]]
-    groups = index.duplicates(threshold=0.5, verify=True, progress=False)
+    groups = module_index.duplicates(threshold=0.5, verify=True, progress=False)
     assert shown == [{entry.id for entry in group.entries} for group in groups]
-    assert len(groups) != len(index.duplicates(threshold=0.5, verify=False, progress=False))
+    assert len(groups) != len(module_index.duplicates(threshold=0.5, verify=False, progress=False))
 
 
 def test_large_groups_of_duplicates_are_cut(serve, index, photos, tmp_path):
@@ -958,8 +967,7 @@ def test_clients_that_wait_for_duplicates_do_not_stop_the_server(serve, index, m
         service_module, "find_duplicates", lambda *arguments, **options: ready.wait(200) and []
     )
     client = serve(index, limits=Limits(seconds=100))
-    address = f"{client.base_url}/api/duplicates"
-    waiting = [pool.submit(httpx.get, address, timeout=200) for _ in range(44)]
+    waiting = [pool.submit(client.get, "/api/duplicates", timeout=200) for _ in range(44)]
     time.sleep(1.5)
     started = time.monotonic()
     # These use the threads that all requests share.
@@ -1016,19 +1024,18 @@ def test_results_have_pages(server, photos):
         assert (answer.status_code, "start" in answer.text) == (400, True)
 
 
-def test_results_have_a_minimum(serve, index, photos):
+def test_results_have_a_minimum(reader, serve, module_index, photos):
     photo = image_paths(photos)[0]
-    client = serve(index)
-    scores = [score for _, score in found(client.post("/api/search", **upload(photo, k=10)))]
-    some = found(client.post("/api/search", **upload(photo, k=10, min_score=scores[3] - 1e-5)))
+    scores = [score for _, score in found(reader.post("/api/search", **upload(photo, k=10)))]
+    some = found(reader.post("/api/search", **upload(photo, k=10, min_score=scores[3] - 1e-5)))
     assert len(some) == 4
-    answer = client.post("/api/search", **upload(photo, min_probability=0.5))
+    answer = reader.post("/api/search", **upload(photo, min_probability=0.5))
     assert (answer.status_code, "needs a calibrated model" in answer.text) == (400, True)
-    answer = client.post("/api/search", **upload(photo, min_score="high"))
+    answer = reader.post("/api/search", **upload(photo, min_score="high"))
     assert (answer.status_code, "must be a number" in answer.text) == (400, True)
-    assert client.get("/api/info").json()["calibrated"] is False
-    fitted = index.model.calibrate(photos, workers=0)
-    client = serve(Index(index.store, fitted))
+    assert reader.get("/api/info").json()["calibrated"] is False
+    fitted = module_index.model.calibrate(photos, workers=0)
+    client = serve(Index(module_index.store, fitted))
     assert client.get("/api/info").json()["calibrated"] is True
     results = client.post("/api/search", **upload(photo)).json()["results"]
     expected = fitted.calibration.probability([result["score"] for result in results])
@@ -1186,19 +1193,17 @@ def test_without_a_token_nothing_can_be_written(server):
     assert info["can_write"] is info["token_needed"] is False
 
 
-@pytest.mark.parametrize(
-    "given", [None, "Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x"]
-)
-def test_writing_needs_the_token(index, serve, tmp_path, given):
+def test_writing_needs_the_token(index, serve, tmp_path):
     client = serve(index, token=TOKEN, uploads=tmp_path / "uploads")
-    headers = {} if given is None else {"Authorization": given}
-    for answer in (
-        client.post("/api/entries", headers=headers, **upload(texture(0))),
-        client.delete(f"/api/entries/{entry_key('class0/0.jpg')}", headers=headers),
-    ):
-        assert answer.status_code == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
-    assert client.get("/api/info", headers=headers).json()["entries"] == 48
+    wrong = ["Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x"]
+    for headers in ({}, *({"Authorization": given} for given in wrong)):
+        for answer in (
+            client.post("/api/entries", headers=headers, **upload(texture(0, (60, 40)))),
+            client.delete(f"/api/entries/{entry_key('class0/0.jpg')}", headers=headers),
+        ):
+            assert answer.status_code == 401, headers
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert client.get("/api/info", headers=headers).json()["entries"] == 48
     assert not (tmp_path / "uploads").exists()
 
 

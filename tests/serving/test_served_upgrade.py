@@ -13,12 +13,15 @@ import torch
 from PIL import Image
 from serving_examples import TOKEN, InThread, wait_for
 
+from listwise.data import Images
 from listwise.descriptors import load_model
 from listwise.descriptors.tuned import TunedSettings
 from listwise.models import RetrievalNet
 from listwise.search import IndexUpgradedError, open_index
 from listwise.search.entries import entry_key
+from listwise.search.filling import add_photos
 from listwise.search.filters import FilterError, as_filter
+from listwise.search.opening import create_store, header_of
 from listwise.serving import engine
 from listwise.serving.metrics import Metrics
 from listwise.serving.service import Service
@@ -33,6 +36,23 @@ def new_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("upgrade") / "new"
     RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
     return load_model(folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def few(model, photos, tmp_path_factory):
+    """The folder of an index of two classes, because each upgrade describes all photos."""
+    ids = tuple(f"class{kind}/{number}.jpg" for kind in (0, 3) for number in range(6))
+    images = Images(tuple(str(photos / name) for name in ids), ids, None)
+    folder = tmp_path_factory.mktemp("few") / "index"
+    with create_store(folder, header_of(model)) as store:
+        assert len(add_photos(store, model, images, workers=0).added) == 12
+    return folder
+
+
+@pytest.fixture
+def folder(few, tmp_path):
+    """The same, to be written to."""
+    return shutil.copytree(few, tmp_path / "index")
 
 
 @pytest.fixture
