@@ -100,7 +100,7 @@ def test_duplicates(shop):
     assert code == 0
     assert "near" in out
     assert "again.png" in out
-    assert "1 photo more than needed" in out
+    assert "1 photo could be removed" in out
     assert Image.open("d.png").width > 200
     _, out, _ = shop("index", "duplicates", "shop", *limits, "--json")
     (group,) = json.loads(out)["groups"]

@@ -58,7 +58,7 @@ def demo(
 
 
 def _show_gain(console: Console, before: "Figures", after: "Figures") -> None:
-    table = Table(title="mAP on buildings outside the training photos", title_justify="left")
+    table = Table(title="mAP on buildings that were not used for training", title_justify="left")
     table.add_column("")
     for level in before:
         table.add_column(level, justify="right")

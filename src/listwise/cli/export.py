@@ -23,8 +23,8 @@ def export(
     max_side: Annotated[
         int | None,
         options.integer(
-            "Longer side to which users of the file reduce larger photos; 0 keeps the original "
-            "size.",
+            "Programs that use the file reduce photos whose longer side has more pixels than this; "
+            "0 keeps the original size.",
             min=0,
             show_default="the tuned size, or the original size",
         ),
@@ -33,7 +33,7 @@ def export(
         str | None,
         options.option(
             "PHOTOS",
-            "Quantize the network to int8 with these photos: about 100 like those to be described.",
+            "Quantize the network to int8. Give about 100 photos that are like those to describe.",
         ),
     ] = None,
     opset: Annotated[
@@ -45,7 +45,7 @@ def export(
     ] = False,
     json: options.AsJson = False,
 ) -> None:
-    """Write a model to an ONNX file, which every command reads and which runs without PyTorch."""
+    """Write a model to an ONNX file, which Listwise and programs without PyTorch can run."""
     import time
 
     from listwise.descriptors import load_model

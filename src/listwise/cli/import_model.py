@@ -29,7 +29,7 @@ def import_model(
     whiten_power: Annotated[
         float,
         options.decimal(
-            "Power of the variances by which whitening divides, from 0 to 1.", min=0, max=1
+            "Whitening divides by the variances to this power, from 0 to 1.", min=0, max=1
         ),
     ] = 0.25,
     json: options.AsJson = False,

@@ -35,8 +35,8 @@ def serve(
     token: Annotated[
         str | None,
         options.text(
-            "Token that requests need to add or remove photos, and for all requests from other "
-            "machines.",
+            "Token that clients send to change the index, and for all requests if other machines "
+            "can connect.",
             envvar="LISTWISE_TOKEN",
             show_envvar=True,
         ),

@@ -33,7 +33,7 @@ _fraction = partial(options.decimal, min=0, max=1)
 Power = Annotated[
     float | None,
     _fraction(
-        "Power of the variances by which whitening divides, from 0 to 1: 0.25 is the paper's "
+        "Whitening divides by the variances to this power, from 0 to 1: 0.25 is the paper's "
         "square-rooted PCA, 0.5 is full whitening.",
         show_default="chosen by validation; 0.25 without labels",
     ),

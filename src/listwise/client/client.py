@@ -106,7 +106,7 @@ class Client:
 
         Args:
             photos: one photo or several.
-            keys: keys of entries that are examples too.
+            keys: keys of entries that are further examples.
             boxes: for each photo the part to search with, (x0, y0, x1, y1) in pixels, or None.
             **options: further fields of the form: `k`, `start`, `min_score`, `min_probability`,
                 `where`, `expand`, `refine`, `rerank`, and the keys of marked entries, `same`
@@ -187,7 +187,7 @@ class Client:
 
         Args:
             query: the photo that was searched for.
-            entry: the key of the entry that was searched for, in the place of a photo.
+            entry: the key of the entry that was searched for, instead of a photo.
             box: the part of the photo that was searched for, (x0, y0, x1, y1) in pixels.
             same: keys of entries that show the same thing.
             different: keys of entries that show something else.

@@ -375,8 +375,8 @@ def _find_new(
             result.copies.append(entry.id)
         elif named is not None and named != same and _elsewhere(named, entry):
             result.errors.append(
-                f"{entry.path}: another photo is in {store.uri} as {entry.id}, from {named.path}; "
-                "give this one another name"
+                f"{entry.path}: another photo is in {store.uri} with the id {entry.id} "
+                f"({named.path}): rename one of them"
             )
         elif same is None:
             taken.add(entry.digest)

@@ -76,13 +76,15 @@ def open_index_for(
     if not files or store_exists(str(uri)):
         return open_index(uri, model, **settings)
     if model is None:
-        raise InputError(f"{files[0].path} needs the model that made it: give it as `model`")
+        raise InputError(
+            f"{files[0].path} holds descriptors: give the model that computed them as `model`"
+        )
     opened = load_model(model, settings.get("device", "auto"))
     for file in files:
         if file.model != opened.fingerprint:
             raise InputError(
                 f"{file.path} holds descriptors of the model {file.model[:12]}, not of {model}: "
-                "give the model that made them as `model`"
+                "give the model that computed them as `model`"
             )
     made = files[0].settings.arguments()
     made.pop("precision")

@@ -50,7 +50,7 @@ MARK_FORM: dict[str, Any] = {
     },
     "entry": {
         "type": "string",
-        "description": "The key of the entry that was searched for, in the place of a photo.",
+        "description": "The key of the entry that was searched for, instead of a photo.",
     },
     "same": SAME,
     "different": DIFFERENT,
@@ -184,7 +184,7 @@ def mark_request(form: Form) -> MarkRequest:
         raise BadRequestError("send the query: one photo, or the key of an entry")
     box = box_in(fields.get("box", ""))
     if box is not None and entry:
-        raise BadRequestError("box is a part of a photo: send the photo in the place of entry")
+        raise BadRequestError("box is a part of a photo: send the photo instead of entry")
     same, different = marked_keys(fields.get("same", ""), fields.get("different", ""))
     if not same and not different:
         raise BadRequestError("nothing to mark: send same or different")

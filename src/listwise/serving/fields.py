@@ -44,7 +44,7 @@ FORM: dict[str, Any] = {
     },
     "keys": {
         "type": "string",
-        "description": "JSON list: keys of entries that are examples too.",
+        "description": "JSON list: keys of entries that are further examples.",
         "examples": ['["123", "456"]'],
     },
     "k": {"type": "integer", "default": K, "description": "Maximum number of results."},
@@ -207,7 +207,9 @@ def class_in(field: str, text: str) -> str:
     """The name of a class, which spreadsheets do not take for a formula in the table of labels."""
     name = name_in(field, text)
     if name.startswith(("=", "+", "-", "@")):
-        raise BadRequestError(f"{field} must not begin with {name[0]} as formulas of tables do")
+        raise BadRequestError(
+            f"{field} must not begin with {name[0]}, which spreadsheets read as a formula"
+        )
     return name
 
 

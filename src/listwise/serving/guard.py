@@ -112,8 +112,9 @@ class Guard:
         writing = path.startswith(CHANGING) and not reading
         named = path == NAMES_FILES
         if (writing or named) and self.settings.token is None:
-            what = "the index cannot be changed" if writing else "the labels name files"
-            return _error(403, f"{what}: start listwise serve with --token or LISTWISE_TOKEN")
+            what = "change the index" if writing else "read labels, which contain paths of photos"
+            how = "start listwise serve with --token or LISTWISE_TOKEN"
+            return _error(403, f"cannot {what}, because the server has no token: {how}")
         private = not self.settings.local and (path.startswith("/api/") or path == "/metrics")
         if (writing or named or private) and not self._has_token(headers):
             return _error(

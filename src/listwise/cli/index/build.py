@@ -16,7 +16,7 @@ BUILD = """Examples:
   listwise index build shop described.parquet --root photos --model runs/a/model
   listwise index build milvus://127.0.0.1:19530/shop photos --model resnet50
 
-Other columns of a table than path and box become attributes of the entries. Run the same command
+Every column of a table other than path and box becomes an attribute. Run the same command
 again to resume after an interruption.
 """
 ADD = """Examples:

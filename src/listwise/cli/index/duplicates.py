@@ -75,7 +75,7 @@ def duplicates(
 
 def _agreed(count: int, json: bool) -> bool:
     if json:
-        raise InputError("--remove with --json does not ask: add --yes")
+        raise InputError("--json cannot ask before --remove removes photos: add --yes")
     return typer.confirm(f"remove {shared.count_photos(count)} from the index?")
 
 
@@ -99,4 +99,4 @@ def _print(console: Console, groups: "list[DuplicateGroup]") -> None:
             first = ("", "", "")
     console.print(table)
     total = sum(len(group.entries) - 1 for group in groups)
-    say(console, f"{len(groups)} groups, {shared.count_photos(total)} more than needed", "bold")
+    say(console, f"{len(groups)} groups; {shared.count_photos(total)} could be removed", "bold")

@@ -22,7 +22,8 @@ Milliseconds = Annotated[
     float | None, options.decimal("Maximum latency per query, in milliseconds.")
 ]
 Recall = Annotated[
-    float | None, options.decimal("Minimum recall of the ten nearest photos, from 0 to 1.")
+    float | None,
+    options.decimal("Minimum share of the ten nearest photos that a search finds, from 0 to 1."),
 ]
 
 # Facts of `Index.info` whose name does not explain them.

@@ -24,7 +24,7 @@ Photos = Annotated[
 ]
 Entries = Annotated[
     list[str] | None,
-    options.entry("Search by this entry of the index; repeat for several.", "--entry"),
+    options.entry("Search by the entry with this id; repeat for several.", "--entry"),
 ]
 Refine = Annotated[
     str | None, options.refine("Re-rank the first results by their global descriptors.")
@@ -34,11 +34,11 @@ Boxes = Annotated[
 ]
 Same = Annotated[
     list[str] | None,
-    options.entry("Entry that shows the same thing: re-rank by it; repeat for several."),
+    options.entry("Id of an entry that shows the same thing, to re-rank by; repeat for several."),
 ]
 Different = Annotated[
     list[str] | None,
-    options.entry("Entry that shows something else: re-rank by it; repeat for several."),
+    options.entry("Id of an entry that shows something else, to re-rank by; repeat for several."),
 ]
 Marks = Annotated[
     bool, options.flag("--marks", "Re-rank by the stored marks of the photo or entry too.")

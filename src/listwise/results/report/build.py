@@ -274,5 +274,7 @@ def _sampling_note(shown: int, drawn: int, charted: int, queries: int) -> str:
     if drawn < queries:
         notes.append(f"The curves are the mean of {drawn:,} queries drawn at random.")
     if charted < queries:
-        notes.append(f"The chart shows the AP of {charted:,} queries: these and others at random.")
+        notes.append(
+            f"The chart shows the AP of {charted:,} queries: these, and others drawn at random."
+        )
     return " ".join(notes)

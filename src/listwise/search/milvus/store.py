@@ -599,8 +599,8 @@ class MilvusStore(Store):
         """The expression of a filter; an attribute that no entry has is an error."""
         if not self._has_filters:
             raise FilterError(
-                "`where`: this index was built by an earlier version of Listwise, which stored no "
-                "filters: build it again"
+                "`where`: this index was built by an earlier version of Listwise, which did not "
+                "support filters: build it again"
             )
         for name in set(where.names) - self._names:
             if not self._query(["key"], filter=filters.exists(name), limit=1):

@@ -145,7 +145,7 @@ async function readAddress(name) {
   const { entries, own, expand, refine, rerank, filters } = fromHash(hash);
   let examples = own ? await kept(name) : [];
   let problem =
-    own && !examples.length && "Your own photos are kept in the tab that you chose them in: choose them again.";
+    own && !examples.length && "This address does not contain your own photos: choose them again.";
   try {
     const found = await Promise.all(entries.map(({ key }) => api.entry(key)));
     if (!own) examples = found.map((entry, i) => ({ ...ofEntry(entry), box: entries[i].box }));
