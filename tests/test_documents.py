@@ -17,6 +17,7 @@ from listwise.cli.main import main
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+OF_THE_PROJECT = [ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")]
 # These have tests of their own.
 OTHERS = ("data.md", "training.md", "tutorial-photos.md")
 ALONE = [path for path in DOCUMENTS if path.name not in OTHERS and path.parent.name != "api"]
@@ -106,7 +107,7 @@ def anchors(document):
         yield re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *OF_THE_PROJECT], ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
         if target.startswith("http"):

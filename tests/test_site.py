@@ -144,6 +144,12 @@ def test_each_example_of_a_command_is_a_line_of_its_own():
         assert len(line) < 100
 
 
+def test_links_of_the_changelog_lead_to_pages_of_the_site():
+    links = re.findall(r"\]\(([\w./-]+\.md)", reference().changelog_page())
+    assert len(links) > 10
+    assert [link for link in links if not (DOCS / link).exists()] == []
+
+
 def test_the_reference_lists_every_setting():
     commands, settings = reference_pages()
     paths = [(name,) for name in TrainConfig.model_fields if name not in NESTED]

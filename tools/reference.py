@@ -1,12 +1,13 @@
 """Reference pages of the documentation that are made from the program itself.
 
-The site builder calls `define_env`, and `docs/commands.md` and `docs/settings.md` call the macros
-that it defines.
+The site builder calls `define_env`, and `docs/commands.md`, `docs/settings.md` and
+`docs/changelog.md` call the macros that it defines.
 """
 
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -23,6 +24,7 @@ def define_env(env: Any) -> None:
     """Define the macros of the reference pages."""
     env.macro(commands_page, "commands")
     env.macro(settings_page, "settings")
+    env.macro(changelog_page, "changelog")
 
 
 def commands_page() -> str:
@@ -44,6 +46,12 @@ def settings_page() -> str:
         members = [p for p in settings if _group(p) == group]
         parts += [_setting(p, p.name.removeprefix(f"{group}_")) for p in members]
     return "\n\n".join(parts)
+
+
+def changelog_page() -> str:
+    """CHANGELOG.md, with links from the folder of the pages instead of the root."""
+    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    return text.replace("](docs/", "](")
 
 
 def is_setting(parameter: Any) -> bool:
