@@ -372,7 +372,7 @@ def test_without_a_token_marks_only_order_the_results(newcomer, filled, model, e
         visitor = newcomer(f"#/entry/{entries[0]['key']}", url=started.url)
         press(visitor, ["d"])
         counts(visitor, 0, 1)
-        expect(visitor.page.locator("#mark-note")).to_contain_text("no token")
+        expect(visitor.page.locator("#mark-note")).to_contain_text("without a token")
         expect(visitor.page.locator("#mark-save")).to_be_hidden()
         expect(visitor.page.locator("#mark-label")).to_be_hidden()
         visitor.page.goto("about:blank")
