@@ -43,7 +43,7 @@ list of these."""
 
 @dataclass
 class Added:
-    """The result of adding photos: ids by what was done.
+    """What happened to the photos that were added: lists of ids.
 
     Attributes:
         added: new entries.
