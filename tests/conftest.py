@@ -60,7 +60,6 @@ multiprocessing.set_forkserver_preload(
         "listwise.search.folder.store",
         "listwise.search.milvus.store",
         "listwise.training",
-        "torch._dynamo",  # optimizers import it
         "torch.utils.tensorboard",
         "listwise.api",
         "listwise.cli.main",
@@ -100,7 +99,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """From now on, garbage is not looked for among a million imported objects."""
+    """From now on, garbage is looked for as in a command, and not among what is imported."""
+    from listwise.__main__ import BETWEEN_COLLECTIONS
+
+    gc.set_threshold(BETWEEN_COLLECTIONS)
     gc.enable()
     gc.freeze()
     atexit.register(gc.unfreeze)  # libraries that look for leaks find none

@@ -5,6 +5,7 @@ Otherwise they are as any other: with arguments, environment, output and signals
 """
 
 import fnmatch
+import gc
 import multiprocessing
 import os
 import runpy
@@ -85,6 +86,7 @@ def script(path, *arguments, **options):
 
 
 def _run(function, arguments, writing, errors, place, environment):
+    gc.freeze()  # a search for garbage would copy the memory of all that is imported
     os.setsid()
     multiprocessing.set_start_method(None, force=True)  # its own processes start as usual
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -124,7 +124,7 @@ for module in {modules}:
     importlib.import_module(module)
     print(*[name for name in sys.modules if name.startswith("listwise") or "." not in name])
 """
-# The compiler takes seconds to import. torchvision and timm need it only in compiled code.
+# The compiler takes seconds to import. torchvision, timm and losses need it only in compiled code.
 COMPILER = """
 import listwise.models
 assert "timm" in sys.modules
@@ -132,6 +132,8 @@ assert "torch._dynamo" not in sys.modules
 assert "sympy" not in sys.modules
 
 import torch
+from listwise.losses import QuantizedAPLoss, quantized_ap
+from listwise.losses.histogram import reference_histograms
 from listwise.models import RetrievalNet
 from listwise.models.folding import FoldedCopy
 from listwise.models.max_pool import FastMaxPool
@@ -145,6 +147,13 @@ optimizer.step()
 optimizer.load_state_dict(optimizer.state_dict())
 optimizer.zero_grad()
 assert weight.grad is None
+labels = torch.tensor([0, 0, 1, 1])
+def losses():
+    points = torch.nn.functional.normalize(torch.rand(4, 8), dim=1).requires_grad_()
+    QuantizedAPLoss()(points, labels).backward()
+    quantized_ap(points @ points.T, labels == labels[:, None]).sum().backward()
+    reference_histograms(points, labels, points.detach(), labels, 20).sum().backward()
+losses()
 assert "torch._dynamo" not in sys.modules
 assert "sympy" not in sys.modules
 
@@ -158,6 +167,7 @@ compiled = torch.compile(lambda x: x + 1, backend="eager")
 assert torch.equal(compiled(images), images + 1)
 assert torch._dynamo.utils.is_compile_supported("cpu") in (True, False)
 assert torch.compiler.disable(lambda: 3)() == 3
+losses()
 optimizer.step()
 optimizer.zero_grad()
 """
@@ -221,6 +231,7 @@ def test_importing_a_package_loads_only_what_it_needs(
         if module == "listwise.losses":
             assert {name for name in loaded if name.count(".") == 1} <= {
                 "listwise.errors",
+                "listwise.imports",
                 "listwise.losses",
                 "listwise.optional",
             }

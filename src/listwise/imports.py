@@ -1,9 +1,9 @@
 """Use libraries without those parts of their dependencies that take long to import.
 
-timm, torchvision and optimizers call two or three functions of PyTorch's compiler, to exclude code
-from compilation. Without compiled code these functions have nothing to do, so the compiler is
-loaded when it is used. LanceDB imports the client of a web service, which an index in a folder does
-not use.
+timm, torchvision, optimizers and custom operators call two or three functions of PyTorch's
+compiler, to exclude code from compilation. Without compiled code these functions have nothing to
+do, so the compiler is loaded when it is used. LanceDB imports the client of a web service, which an
+index in a folder does not use.
 """
 
 import functools
@@ -97,6 +97,16 @@ def without_compiler() -> Iterator[None]:
         _remove(package, utils)
 
 
+def call_without_compiler(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a custom operator; its first call would import the compiler, which takes seconds."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    with without_compiler():
+        return operator(*arguments)
+
+
 class _Placeholder(ModuleType):
     """Stands for the compiler."""
 
@@ -149,10 +159,15 @@ def _disable_later(
     if function is None or isinstance(function, type):
         return disable(function, *args, **options)
 
+    disabled: Callable[..., Any] | None = None
+
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        if not isinstance(sys.modules.get(_COMPILER), _Placeholder | None):
-            return disable(function, *args, **options)(*arguments, **named)
-        return function(*arguments, **named)
+        nonlocal disabled
+        if disabled is None:
+            if isinstance(sys.modules.get(_COMPILER), _Placeholder | None):
+                return function(*arguments, **named)
+            disabled = disable(function, *args, **options)
+        return disabled(*arguments, **named)
 
     return call

@@ -10,11 +10,6 @@ from torch import nn
 
 pytest.importorskip("triton", minversion="3.3")
 
-import torch._inductor.decomposition as decomposition
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-
 from listwise.models.fusion import ConvolutionFusion
 
 pytestmark = pytest.mark.slow
@@ -39,6 +34,12 @@ class Bottleneck(nn.Module):
 
 def graphs_of(net, fusion, monkeypatch):
     """The network, run by the graphs of the compiler after the fusion, and their operators."""
+    # Here, because other workers collect this file too, and the compiler takes seconds to import.
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor import decomposition
+
     monkeypatch.setattr(decomposition, "is_gpu", lambda device: True)  # as on a GPU
     found = []
 

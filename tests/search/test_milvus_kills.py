@@ -3,6 +3,7 @@
 One kill by default, 30 with LISTWISE_SOAK=1 (`make soak`).
 """
 
+import gc
 import multiprocessing
 import os
 import random
@@ -29,6 +30,7 @@ def run_command(arguments: list[str], log: Path, calls: Path, seconds: float) ->
     from listwise.descriptors.extract import PART
     from listwise.search.milvus.connection import Connection
 
+    gc.freeze()  # as in programs.py
     original, sent = Connection.call, 0
 
     def call(self, method, **options):

@@ -1,5 +1,6 @@
 """Mining by the network: what is embedded, and two processes against one."""
 
+import gc
 from datetime import timedelta
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def fit(photos, run, loss):
 
 
 def worker(rank, folder, photos):
+    gc.freeze()  # as in programs.py
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

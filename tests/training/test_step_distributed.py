@@ -1,5 +1,6 @@
 """Two processes on the CPU against one."""
 
+import gc
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -224,6 +225,7 @@ def run_whole_batch_loss(rank, folder, photos):
 
 
 def worker(rank, folder, photos):
+    gc.freeze()  # as in programs.py
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

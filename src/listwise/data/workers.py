@@ -1,5 +1,6 @@
 """Worker processes that decode photos: how they start, and an error when one dies."""
 
+import gc
 import multiprocessing
 import signal
 import sys
@@ -13,6 +14,7 @@ from listwise.errors import InputError
 
 def start_worker(worker: int = 0) -> None:
     """Set up a worker process: it uses one core, and ignores Ctrl-C."""
+    gc.freeze()  # a search for garbage would copy the memory that it shares with its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from listwise.imports import call_without_compiler, without_compiler
 from listwise.losses.checks import check_forward_mode
 from listwise.losses.tiles import accumulation_dtype, blocks
 from listwise.optional import runs_triton
@@ -40,7 +41,9 @@ def label_histograms(
     """
     check_forward_mode(descriptors)
     start, stop = queries or (0, len(descriptors))
-    result: Tensor = _label_histograms(descriptors, labels, bins, include_self, start, stop)
+    result: Tensor = call_without_compiler(
+        _label_histograms, descriptors, labels, bins, include_self, start, stop
+    )
     return result
 
 
@@ -53,14 +56,16 @@ def reference_histograms(
     """
     check_forward_mode(queries)
     check_forward_mode(references)
-    result: Tensor = _reference_histograms(queries, labels, references, reference_labels, bins)
+    result: Tensor = call_without_compiler(
+        _reference_histograms, queries, labels, references, reference_labels, bins
+    )
     return result
 
 
 def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     """Compute the soft histograms of scores [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
     check_forward_mode(scores)
-    result: Tensor = _score_histograms(scores, relevance, bins)
+    result: Tensor = call_without_compiler(_score_histograms, scores, relevance, bins)
     return result
 
 
@@ -152,7 +157,8 @@ def _keep_descriptors(ctx: torch.autograd.function.FunctionCtx, inputs, output) 
 
 def _backward_to_descriptors(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     descriptors, labels = ctx.saved_tensors
-    result = _label_histograms_backward(gradient, descriptors, labels, *ctx.settings)
+    with without_compiler():
+        result = _label_histograms_backward(gradient, descriptors, labels, *ctx.settings)
     return result, None, None, None, None, None
 
 
@@ -229,7 +235,8 @@ def _keep_references(ctx: torch.autograd.function.FunctionCtx, inputs, output) -
 
 def _backward_to_references(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     both = ctx.needs_input_grad[2]
-    found = _reference_histograms_backward(gradient, *ctx.saved_tensors, both)
+    with without_compiler():
+        found = _reference_histograms_backward(gradient, *ctx.saved_tensors, both)
     return found[0], None, found[1] if both else None, None, None
 
 
@@ -276,7 +283,8 @@ def _keep_scores(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> No
 
 def _backward_to_scores(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     scores, relevance = ctx.saved_tensors
-    return _score_histograms_backward(gradient, scores, relevance), None, None
+    with without_compiler():
+        return _score_histograms_backward(gradient, scores, relevance), None, None
 
 
 _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_scores)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from listwise.imports import without_compiler
+from listwise.imports import call_without_compiler, without_compiler
 
 CHANNELS = 64  # the kernels compute so many at a time
 _LAST = torch.channels_last
@@ -23,11 +23,7 @@ class FastMaxPool(nn.Module):
         if maps.ndim != 4 or maps.shape[1] % CHANNELS:
             return F.max_pool2d(maps, 3, 2, 1)
         values: Tensor
-        if torch.compiler.is_compiling():
-            values, _ = _max_pool(maps)
-        else:
-            with without_compiler():
-                values, _ = _max_pool(maps)
+        values, _ = call_without_compiler(_max_pool, maps)
         return values
 
 
