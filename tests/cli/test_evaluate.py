@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.models import RetrievalNet
 
@@ -16,7 +17,7 @@ def place(toy_landmarks, tmp_path_factory):
     (folder / "toy").symlink_to(toy_landmarks)
     for seed in (0, 1):
         torch.manual_seed(seed)
-        RetrievalNet("test_resnet", weights="random").save(folder / f"run{seed}" / "model")
+        RetrievalNet(TINY_NET, weights="random").save(folder / f"run{seed}" / "model")
     return folder
 
 
@@ -125,7 +126,7 @@ def test_unreadable_photos_are_named(there, place):
 def test_poolings_print_a_markdown_table(there):
     code, out, err = there(
         "study", "poolings", "toy", "--whiten-on", "toy/train.csv",
-        "--backbone", "test_resnet", "--weights", "random", "--max-side", 64, "--dim", 8,
+        "--backbone", TINY_NET, "--weights", "random", "--max-side", 64, "--dim", 8,
     )  # fmt: skip
     assert code == 0, err
     lines = out.splitlines()

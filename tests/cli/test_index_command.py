@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.models import RetrievalNet
 from listwise.search import open_store
@@ -18,7 +19,7 @@ BUILD = ("--model", "model", "--workers", 0, "--device", "cpu")
 def listwise(listwise, photos, tmp_path):
     """Run the command line in a folder with a model and photos."""
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    RetrievalNet(TINY_NET, weights="random").save("model")
     shutil.copytree(photos, tmp_path / "photos")
     return listwise
 
@@ -156,7 +157,7 @@ def test_descriptor_files_make_the_same_index(shop, tmp_path):
 
 def test_descriptors_of_another_model_make_no_index(listwise):
     torch.manual_seed(1)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("other")
+    RetrievalNet(TINY_NET, weights="random").save("other")
     listwise("extract", "other", "photos", "all.parquet", "--workers", 0, "--device", "cpu")
     code, _, err = listwise("index", "build", "shop", "all.parquet", "--model", "model")
     assert code == 2
@@ -281,7 +282,7 @@ def test_the_model_of_an_index_may_move_but_not_change(shop, tmp_path):
     code, _, _ = shop("search", "shop", "photos/class0/0.jpg", "--model", "moved")
     assert code == 0
     torch.manual_seed(1)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("other")
+    RetrievalNet(TINY_NET, weights="random").save("other")
     code, _, err = shop("index", "add", "shop", "photos", "--model", "other")
     assert code == 2
     assert "build another index" in err

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from tiny_net import TINY_NET
 
 from listwise.models import RetrievalNet
 
@@ -15,7 +16,7 @@ def test_upgrade_changes_rollback_discard(listwise, photos):
     shutil.copytree(photos / "class0", "photos")
     for seed, name in enumerate(("model", "better")):
         torch.manual_seed(seed)
-        RetrievalNet("test_resnet.r160_in1k", weights="random").save(name)
+        RetrievalNet(TINY_NET, weights="random").save(name)
     listwise("index", "build", "shop", "photos", "--model", "model", *QUICK)
     code, _, err = listwise("index", "changes", "shop")
     assert code == 2

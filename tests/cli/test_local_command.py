@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.models import RetrievalNet
 
@@ -83,7 +84,7 @@ def test_a_benchmark_is_evaluated(listwise, toy_landmarks, tmp_path):
     assert (code, err) == (0, "")
     listwise("local", "codebook", "other.arrow", "words.safetensors", "--words", 256)
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    RetrievalNet(TINY_NET, weights="random").save("model")
     command = ("local", "evaluate", toy_landmarks, "--codebook", "words.safetensors")
     command += ("--count", 100, "--model", "model", "--report", "report.html", "--json")
     code, out, err = listwise(*command)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.models import RetrievalNet
 
@@ -12,7 +13,7 @@ from listwise.models import RetrievalNet
 def shop(listwise, photos):
     """Run the command line in a folder with an index of photos."""
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    RetrievalNet(TINY_NET, weights="random").save("model")
     options = ("--model", "model", "--workers", 0, "--device", "cpu")
     assert listwise("index", "build", "shop", photos / "class0", *options)[0] == 0
     return listwise

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_net import TINY_NET
 
 from listwise.data import toy
 from listwise.settings import make_config
 from listwise.studies.definitions import SCHEDULE, STUDIES
 from listwise.training import Trainer
 
+HELP: dict[str, str] = {}  # by the name of a study
 GUIDE = Path(__file__).parents[2] / "docs" / "studies.md"
 TINY = [
-    "--backbone", "test_resnet.r160_in1k", "--weights", "random", "--crops-size", 32,
+    "--backbone", TINY_NET, "--weights", "random", "--crops-size", 32,
     "--learning-rate", 1e-3, "--workers", 0, "--device", "cpu",
 ]  # fmt: skip
 OWN = ["--val-fraction", 0.25, "--val-max-side", 48, "--images", 24, "--validations", 1]
@@ -80,10 +82,22 @@ def test_toy_landmarks_in_the_small_preset_with_their_benchmark(listwise, small_
     assert (tmp_path / "out" / "toy-landmarks" / "train.csv").exists()
 
 
-def test_flags_that_a_study_sets_itself_are_not_offered(listwise):
+@pytest.fixture
+def help_of(listwise):
+    """The help of a study; each is rendered once."""
+
+    def get(name):
+        if name not in HELP:
+            code, HELP[name], _ = listwise("study", name, "--help")
+            assert code == 0
+        return HELP[name]
+
+    return get
+
+
+def test_flags_that_a_study_sets_itself_are_not_offered(help_of):
     for name, study in STUDIES.items():
-        code, out, _ = listwise("study", name, "--help")
-        assert code == 0
+        out = help_of(name)
         assert f"listwise study {name} toy --preset small" in out
         offered = set(re.findall(r"--[a-z][a-z-]*", out))
         names = [flag.replace(".", "-").replace("_", "-") for flag in (*SCHEDULE, *study.varies)]
@@ -92,18 +106,17 @@ def test_flags_that_a_study_sets_itself_are_not_offered(listwise):
         assert {"--backbone", "--crops-size", "--variants", "--seeds"} <= offered
 
 
-def test_the_guide_names_flags_that_exist(listwise):
+def test_the_guide_names_flags_that_exist(help_of):
     text = GUIDE.read_text(encoding="utf-8")
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     shared = re.search(r'GIVEN="(.*)"', blocks).group(1)
     commands = re.findall(r"^listwise study (\S+) (.*)$", blocks, re.MULTILINE)
     assert {name for name, _ in commands} == {*STUDIES, "poolings", "peers"}
     for name, options in commands:
-        _, offered, _ = listwise("study", name, "--help")
+        offered = help_of(name)
         named = set(re.findall(r"--[a-z][a-z-]*", options.replace("$GIVEN", shared)))
         assert named <= set(re.findall(r"--[a-z][a-z-]*", offered)), name
-    helps = [listwise("study", name, "--help")[1] for name in ("classes", "peers")]
-    offered = set(re.findall(r"--[a-z][a-z-]*", "".join(helps)))
+    offered = set(re.findall(r"--[a-z][a-z-]*", help_of("classes") + help_of("peers")))
     assert set(re.findall(r"`(--[a-z][a-z-]*)[ `]", text)) <= offered
     for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         make_config(yaml.safe_load(block), GUIDE.name)
@@ -142,7 +155,7 @@ def test_mistakes_are_one_line(listwise, photos, arguments, says):
 def test_poolings_are_written(listwise, small_toy, tmp_path):
     code, out, err = listwise(
         "study", "poolings", "toy", "--whiten-on", "toy", "--out", "out",
-        "--backbone", "test_resnet.r160_in1k", "--weights", "random", "--max-side", 48,
+        "--backbone", TINY_NET, "--weights", "random", "--max-side", 48,
         "--dim", 4, "--device", "cpu",
     )  # fmt: skip
     assert code == 0, err
@@ -160,12 +173,12 @@ def test_poolings_are_written(listwise, small_toy, tmp_path):
 
 
 def test_peers_on_toy_landmarks(listwise, tmp_path, monkeypatch):
-    make = partial(toy.make_toy_landmarks, buildings=15, views=6, workers=1)
+    make = partial(toy.make_toy_landmarks, buildings=12, views=6, workers=1)
     monkeypatch.setattr(toy, "make_toy_landmarks", make)
     (tmp_path / "quick.yaml").write_text("updates: 2\nbatch_size: 12\ncrops: {size: 32}\n")
     command = [
         "study", "peers", "toy", "--out", "out", "--config", "quick.yaml", "--seeds", 1,
-        "--backbone", "test_resnet.r160_in1k", "--weights", "random", "--projection", 8,
+        "--backbone", TINY_NET, "--weights", "random", "--projection", 8,
         "--epochs", 1, "--batch", 12, "--crop", 32, "--device", "cpu", "--workers", 0,
     ]  # fmt: skip
     code, out, err = listwise(*command)

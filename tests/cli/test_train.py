@@ -3,11 +3,12 @@ import shutil
 
 import pytest
 import yaml
+from tiny_net import TINY_NET
 
 from listwise.settings import NESTED, TrainConfig
 
 SMALL = {
-    "--backbone": "test_resnet.r160_in1k",
+    "--backbone": TINY_NET,
     "--weights": "random",
     "--val-fraction": "0.4",
     "--batch-size": "12",

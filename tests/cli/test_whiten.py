@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.data import read_images
 from listwise.descriptors import Whitening, extract, load_model
@@ -14,7 +15,7 @@ def listwise(listwise, tmp_path, photos):
     """Run the command line in a folder with a model and photos; gives code, stdout and stderr."""
     (tmp_path / "photos").symlink_to(photos)
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    RetrievalNet(TINY_NET, weights="random").save("model")
     return listwise
 
 
@@ -113,7 +114,7 @@ def test_supervised_uses_the_labels(listwise, photos, tmp_path):
 def test_mistakes_are_one_line_and_change_nothing(listwise, photos, tmp_path, arguments, message):
     if arguments[1:2] and arguments[1].endswith(".parquet"):
         torch.manual_seed(1)
-        RetrievalNet("test_resnet.r160_in1k", weights="random").save("another")
+        RetrievalNet(TINY_NET, weights="random").save("another")
         images = read_images(photos)
         extract(load_model("another", "cpu"), images, "other.parquet", workers=0)
         plain = described(photos)
@@ -132,7 +133,7 @@ def test_mistakes_are_one_line_and_change_nothing(listwise, photos, tmp_path, ar
 def test_a_network_trained_on_can_be_whitened_again(listwise, photos):
     assert listwise("whiten", "model", "photos", "--dim", 6)[0] == 0
     torch.manual_seed(3)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save("model")
+    RetrievalNet(TINY_NET, weights="random").save("model")
     code, _, err = listwise("extract", "model", "photos", "out.parquet")
     assert code == 2
     assert "run listwise whiten model again" in err

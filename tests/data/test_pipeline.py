@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from tiny_net import TINY_NET
 
 from listwise.data import (
     CropDataset,
@@ -74,7 +75,7 @@ def counts(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     torch.manual_seed(0)
-    made = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
+    made = Model(RetrievalNet(TINY_NET, weights="random").eval())
     made.save(tmp_path_factory.mktemp("model"))
     return made
 

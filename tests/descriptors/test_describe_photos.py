@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.data import Images, load_image, read_images
 from listwise.descriptors import Model, Whitening
@@ -12,7 +13,7 @@ from listwise.models import RetrievalNet
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(0)
-    return RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    return RetrievalNet(TINY_NET, weights="random").eval()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.data import Images, read_images
 from listwise.descriptors import Model, Whitening, load_model
@@ -15,7 +16,7 @@ from listwise.models.embed import embed_photos
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -53,7 +54,7 @@ def test_the_fingerprint_covers_network_and_whitening(folder, images):
     first = Model(plain.net, learn(plain, images, dim=12))
     second = Model(plain.net, learn(plain, images, dim=12, power=0.5))
     torch.manual_seed(1)
-    other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random"), first.whitening)
+    other = Model(RetrievalNet(TINY_NET, weights="random"), first.whitening)
     models = (plain, first, second, other)
     assert len({model.fingerprint for model in models}) == 4
     assert Model(plain.net, learn(plain, images, dim=12)).fingerprint == first.fingerprint
@@ -63,7 +64,7 @@ def test_a_network_saved_over_makes_its_whitening_unusable(folder, images):
     plain = load_model(folder, "cpu")
     learn(plain, images).save(folder, plain.net.fingerprint())
     torch.manual_seed(5)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    RetrievalNet(TINY_NET, weights="random").save(folder)
     with pytest.raises(InputError, match=r"learned for other weights.*listwise whiten"):
         load_model(folder, "cpu")
 

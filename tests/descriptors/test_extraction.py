@@ -8,6 +8,7 @@ import programs
 import pytest
 import torch
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.data import Images, load_image, read_images, whole_image
 from listwise.descriptors import DescriptorFile, Model, Whitening, extract
@@ -20,7 +21,7 @@ module = sys.modules["listwise.descriptors.extract"]
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
+    return Model(RetrievalNet(TINY_NET, weights="random"))
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_parts_of_another_run_are_not_used(model, images, tmp_path, monkeypatch)
     assert notes == ["resuming: 10 of 16 photos are already done"]
 
     torch.manual_seed(1)
-    other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
+    other = Model(RetrievalNet(TINY_NET, weights="random"))
     moved = Images(tuple(reversed(images.paths)), images.ids, None)
     unboxed = Images(images.paths, images.ids, None)
     for arguments, change in (

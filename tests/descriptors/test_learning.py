@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.data import read_images, read_labelled
 from listwise.descriptors import (
@@ -20,7 +21,7 @@ from listwise.models import RetrievalNet
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_net import TINY_NET
 
 from listwise.descriptors.scales import describe_scales, power_mean
 from listwise.models import RetrievalNet
@@ -54,7 +55,7 @@ def test_tiny_values_and_zeros_survive_a_high_power():
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(0)
-    return RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    return RetrievalNet(TINY_NET, weights="random").eval()
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 from typer.testing import CliRunner
 
 from listwise.cli.main import app
@@ -78,7 +79,7 @@ def test_stored_descriptors_have_unit_length_and_small_errors():
 def folder(tmp_path_factory):
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model")
-    Model(RetrievalNet("test_resnet.r160_in1k", weights="random")).save(folder)
+    Model(RetrievalNet(TINY_NET, weights="random")).save(folder)
     return folder
 
 

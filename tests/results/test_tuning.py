@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 import listwise
 from listwise.data import read_images, read_labelled
@@ -23,7 +24,7 @@ from listwise.search import database_augmentation, open_index
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(1)
-    return RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    return RetrievalNet(TINY_NET, weights="random").eval()
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_one_pass_gives_the_descriptors_of_every_setting(net, photos, monkeypatc
     settings = model.settings(max_side=60)
     found = describe_at_scales(model, images, settings, [0.5, 1.0, 1.5], [3.0, 4.5], 0)
     assert found.rows.shape == (48, 3, 2, net.dim)
-    other = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    other = RetrievalNet(TINY_NET, weights="random").eval()
     other.load_state_dict(net.state_dict())
     other.pooling.p.data.fill_(4.5)
     for scales in ((1.0,), (0.5,), (1.0, 1.5), (1.5, 0.5, 1.0)):
@@ -137,7 +138,7 @@ def test_a_model_that_nothing_improves_stays_as_it_is(net, photos, tmp_path):
 
 def test_a_gem_power_and_a_whitening_become_part_of_the_model(photos, tmp_path):
     torch.manual_seed(2)
-    net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    net = RetrievalNet("test_resnet", weights="random").eval()
     net.pooling.p.data.fill_(1.0)
     net.save(tmp_path / "model")
     before = load_model(tmp_path / "model", "cpu")
@@ -191,7 +192,7 @@ def test_a_tuned_model_is_compared_with_its_own_expansion(net, table, photos):
 
 
 def test_a_harmful_expansion_is_turned_off_and_a_lost_calibration_is_noted(
-    net, table, photos, monkeypatch
+    table, photos, monkeypatch
 ):
     monkeypatch.setattr("listwise.results.tuning.EXPANSIONS", ())
 
@@ -200,6 +201,8 @@ def test_a_harmful_expansion_is_turned_off_and_a_lost_calibration_is_noted(
 
     monkeypatch.setattr("listwise.results.tuning.fit_calibration", one_label)
     harmful = Expansion(k=20, alpha=0.0)
+    torch.manual_seed(0)
+    net = RetrievalNet("test_resnet", weights="random").eval()
     model = tuned_model(net, photos, max_side=None, scales=(1.0,), expansion=harmful)
     notes = []
     found = tune(model, table, max_cost=1, workers=0, on_note=notes.append)
@@ -241,7 +244,7 @@ def test_settings_of_other_weights_do_not_apply(net, photos, tmp_path):
     tuned_model(net, photos).save(tmp_path / "model")
     torch.manual_seed(5)
     (tmp_path / "model" / "whitening.safetensors").unlink()
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
+    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "model")
     assert load_model(tmp_path / "model", "cpu").tuned is None
     (tmp_path / "model" / SETTINGS_FILE).write_text('{"network": 3}')
     with pytest.raises(InputError, match=r"settings\.json is damaged"):
@@ -306,7 +309,7 @@ def test_evaluation_uses_the_settings_of_the_model(net, table, photos):
 
 
 def test_a_backbone_by_its_name_has_no_folder_for_settings(photos, monkeypatch):
-    net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
+    net = RetrievalNet(TINY_NET, weights="random").eval()
     monkeypatch.setattr("listwise.results.tuning.load_model", lambda *_: Model(net, name="some"))
     with pytest.raises(InputError, match="tuned settings are kept in a model folder"):
         tune("some", photos)

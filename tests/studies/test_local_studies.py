@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.data import Images
 from listwise.data.catalog import Benchmark
@@ -108,7 +109,7 @@ def test_photos_that_share_the_geometry_come_first(monkeypatch):
 def test_descriptors_are_kept_and_taken_again(tmp_path):
     small = small_benchmark(tmp_path / "small", 64)
     torch.manual_seed(0)
-    model = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
+    model = Model(RetrievalNet(TINY_NET, weights="random").eval())
     done = []
     kept = tmp_path / "kept"
     describe_globally(small, model, kept, workers=0, on_progress=done.append)
@@ -123,7 +124,7 @@ def test_descriptors_are_kept_and_taken_again(tmp_path):
     with pytest.raises(InputError, match="does not hold the photos of small"):
         global_scores(small_benchmark(tmp_path / "large", 80), kept)
     torch.manual_seed(1)
-    other = Model(RetrievalNet("test_resnet.r160_in1k", weights="random").eval())
+    other = Model(RetrievalNet(TINY_NET, weights="random").eval())
     with pytest.raises(InputError, match="another model"):
         describe_globally(small, other, kept, workers=0)
     describe_globally(small, other, tmp_path / "other", workers=0)

@@ -202,9 +202,9 @@ def run_parts(kind):
     torch.manual_seed(5)
     return {
         "function": lambda: SETTINGS | {"loss": pairwise_loss},
-        "proxies": lambda: SETTINGS | {"loss": ProxyLoss(5, 6), "pooling": AttentionPooling(32)},
+        "proxies": lambda: SETTINGS | {"loss": ProxyLoss(5, 6), "pooling": AttentionPooling(96)},
         "pml": lambda: SETTINGS | {"loss": pml_losses()["triplets"]},
-        "pooling": lambda: SETTINGS | {"pooling": AttentionPooling(32)},
+        "pooling": lambda: SETTINGS | {"pooling": AttentionPooling(96)},
         "backbone": lambda: OWN_BACKBONE | {"backbone": SmallBackbone()},
     }[kind]()
 

@@ -172,6 +172,7 @@ def test_training_learns(photos, tmp_path):
 def test_the_best_network_is_kept_and_training_stops_when_patience_ends(photos, tmp_path):
     view = Witness()
     given = {"learning_rate": 0.5, "patience": 2, "updates": 40, "validate_every": 1}
+    given |= {"backbone": "test_resnet"}  # which such a rate destroys
     trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path / "run", view)
     view.trainer = trainer
     result = trainer.fit()
