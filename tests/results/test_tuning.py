@@ -133,7 +133,7 @@ def test_a_model_that_nothing_improves_stays_as_it_is(net, photos, tmp_path):
     assert (found.start_map, found.validation_map, found.changed) == (1.0, 1.0, False)
     assert all(not step.taken and step.gain.value <= 0 for step in found.steps)
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    assert found.table().count("not better: stays") == len(found.steps)
+    assert found.table().count("not clearly better: stays") == len(found.steps)
 
 
 def test_a_gem_power_and_a_whitening_become_part_of_the_model(photos, tmp_path):

@@ -110,7 +110,7 @@ class Tuning:
         rows.append(("start", "", f"{100 * self.start_map:.1f}", "", "", ""))
         for step in self.steps:
             gain = f"{100 * step.gain.value:+.1f} ± {100 * step.gain.error:.1f}"
-            verdict = "kept" if step.taken else f"not better: stays {step.before}"
+            verdict = "kept" if step.taken else f"not clearly better: stays {step.before}"
             value = f"{100 * step.validation_map:.1f}"
             rows.append((step.setting, step.best, value, gain, f"{step.cost:.1f}", verdict))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -143,7 +143,8 @@ def _check_combination(config: TrainConfig) -> None:
         )
     if config.teacher and (config.adapter or config.mined or config.matryoshka or config.memory):
         raise InputError(
-            "`teacher` does not work with `adapter`, `matryoshka`, `memory` and mined losses"
+            "`teacher` does not work with `adapter`, `matryoshka`, `memory` or a loss with mined "
+            "tuples: leave these out"
         )
     if config.adapter and config.lora:
         raise InputError("`adapter` freezes the network: leave `lora` out")
