@@ -141,7 +141,7 @@ def label(
         warn_of_unreadable(console, list(found.errors.values()))
     facts = {"file": found.file, "page": found.page, "table": found.table, **found.summary()}
     text = (
-        f"kept {facts['kept']} of {facts['photos']} photos in {facts['classes']} classes; "
-        f"the labels are in {found.file}, look through {found.page}"
+        f"kept {facts['kept']} of {facts['photos']} photos in {facts['classes']} classes: "
+        f"the labels are in {found.file}; open {found.page} to look through them"
     )
     print_result(console, json, facts, text)

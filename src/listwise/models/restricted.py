@@ -65,7 +65,9 @@ def read_checkpoint(path: str | Path) -> Any:
         ) from None
     except Exception as error:  # a malformed file may raise nearly anything
         reason = str(error).split("\n")[0] or type(error).__name__
-        raise InputError(f"{path} is not a readable torch checkpoint ({reason})") from None
+        raise InputError(
+            f"{path} is not a readable torch checkpoint ({reason}): give a .pt or .pth file"
+        ) from None
 
 
 def _read_zip(file: BinaryIO, limit: int) -> Any:

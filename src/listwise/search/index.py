@@ -446,7 +446,10 @@ class Index(MarkingMethods):
         """Return the entry with an id or a key; `NoEntryError` if the index has none."""
         found = self.store.get([key_of(name)])
         if not found:
-            raise NoEntryError(f"{self.uri} has no photo {name}: give an id or a key of the index")
+            raise NoEntryError(
+                f"{self.uri} has no photo {name}: give an id or a key of the index; "
+                "listwise index list shows the ids"
+            )
         return found[key_of(name)]
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:

@@ -345,7 +345,10 @@ def _entries(store: Store, names: Names) -> list[Entry]:
     found = store.get(sorted({key_of(name) for name in given}))
     for name in given:
         if key_of(name) not in found:
-            raise NoEntryError(f"{store.uri} has no photo {name}: give an id or a key of the index")
+            raise NoEntryError(
+                f"{store.uri} has no photo {name}: give an id or a key of the index; "
+                "listwise index list shows the ids"
+            )
     return [found[key] for key in dict.fromkeys(map(key_of, given))]
 
 

@@ -30,10 +30,12 @@ Recall = Annotated[
 FACTS = {
     "bytes": "size on disk",
     "dim": "dimensions",
+    "engine": "storage",
     "intent": "limits",
     "local": "local features",
     "method": "search method",
     "milliseconds": "latency (ms)",
+    "model": "fingerprint",
     "recall": "recall@10",
 }
 
@@ -73,10 +75,13 @@ def readable_fact(name: str, value: Any) -> str:
         return decimal(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "engine":
+        return "folder" if value == "embedded" else str(value)
     if name == "local":
         return f"{value['entries']} photos, {decimal(value['bytes'])}"
     if isinstance(value, dict):
-        return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
+        given = {k: decimal(v) if k == "memory" else v for k, v in value.items() if v is not None}
+        return ", ".join(f"{k} {v}" for k, v in given.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -685,7 +685,7 @@ class FolderStore(Store):
         measured = measure(search.search, exact)
         probes, candidates = search.probes, search.candidates
         method = f"compressed: 1 bit per dimension, {probes} of {search.lists} lists, "
-        tuned = TuningResult(f"{method}{candidates} re-scored", *measured, search.memory)
+        tuned = TuningResult(f"{method}{candidates} candidates", *measured, search.memory)
         state = SearchState(
             intent=intent, tuned=tuned, entries=entries, probes=probes, candidates=candidates
         )
