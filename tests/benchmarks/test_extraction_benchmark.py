@@ -1,4 +1,5 @@
 import pytest
+from tiny_net import TINY_NET
 
 from listwise.benchmarks import extraction as benchmark
 from listwise.errors import InputError
@@ -10,7 +11,7 @@ def test_both_ways_are_timed_and_agree():
         benchmark.run(
             "cpu",
             photos=5,
-            backbone="test_resnet.r160_in1k",
+            backbone=TINY_NET,
             width=96,
             height=64,
             workers=0,
@@ -20,7 +21,7 @@ def test_both_ways_are_timed_and_agree():
     assert (loop.method, product.method) == ("one at a time", "listwise extract")
     assert loop.photos == product.photos == 5
     assert loop.precision == product.precision == "float32"
-    assert loop.setting == product.setting == "96 × 64, test_resnet.r160_in1k"
+    assert loop.setting == product.setting == "96 × 64, tiny_net"
     assert product.speedup == pytest.approx(product.per_second / loop.per_second)
     assert product.cosine > 0.9999
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tiny_net import TINY_NET
 
 from listwise.benchmarks import step as benchmark
 from listwise.errors import InputError
@@ -14,7 +15,7 @@ def _one_thread():
 
 
 def test_each_way_is_measured_on_the_same_network():
-    rows = list(benchmark.run("cpu", "test_resnet", size=48, batch=32, micro_batch=16))
+    rows = list(benchmark.run("cpu", TINY_NET, size=48, batch=32, micro_batch=16))
     assert [row.method for row in rows] == list(benchmark.CPU_METHODS)
     for row in rows:
         assert row.measured == 32
@@ -31,7 +32,7 @@ def test_each_way_is_measured_on_the_same_network():
 
 def test_measuring_leaves_the_network_as_it_was():
     device = torch.device("cpu")
-    net = benchmark.make_net("test_resnet", 64, device)
+    net = benchmark.make_net(TINY_NET, 64, device)
     before = net.fingerprint()
     images, labels = benchmark.make_batch(32, 64)
     step = benchmark.make_step(benchmark.FOLDED, net, 8)

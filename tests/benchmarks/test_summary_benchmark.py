@@ -1,10 +1,12 @@
+from tiny_net import TINY_NET
+
 from listwise.benchmarks import step, summary
 
 TINY = {
     "loss": {"sizes": (32,), "dim": 4, "methods": ("listwise",)},
-    "step": {"backbone": "test_resnet", "size": 64, "batch": 32, "micro_batch": 8},
+    "step": {"backbone": TINY_NET, "size": 64, "batch": 32, "micro_batch": 8},
     "input": {"photos": 2, "size": 32, "workers": (1,)},
-    "extraction": {"photos": 2, "backbone": "test_resnet", "width": 64, "height": 48, "workers": 0},
+    "extraction": {"photos": 2, "backbone": TINY_NET, "width": 64, "height": 48, "workers": 0},
 }
 
 

@@ -1,15 +1,16 @@
 import json
 
 import pytest
+from tiny_net import TINY_NET
 
 from listwise.benchmarks import step
 from listwise.benchmarks.search import COLUMNS, SearchMeasurement
 from listwise.cli.benchmark.show import show
 
 LOSS = "loss --sizes 32 --dim 4 --methods listwise --device cpu"
-STEP = "step --backbone test_resnet --size 64 --batch 32 --micro-batch 8 --device cpu"
+STEP = f"step --backbone {TINY_NET} --size 64 --batch 32 --micro-batch 8 --device cpu"
 EXTRACTION = (
-    "extraction --photos 2 --backbone test_resnet --width 64 --height 48 --shapes 0 --device cpu"
+    f"extraction --photos 2 --backbone {TINY_NET} --width 64 --height 48 --shapes 0 --device cpu"
 )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.descriptors import Model, load_model
 from listwise.models import RetrievalNet
@@ -15,7 +16,7 @@ KEPT = Path(__file__).parents[1] / "descriptors" / "version-1.onnx"
 
 @pytest.fixture
 def model(tmp_path) -> str:
-    Model(RetrievalNet("test_resnet", weights="random")).save(tmp_path / "model")
+    Model(RetrievalNet(TINY_NET, weights="random")).save(tmp_path / "model")
     return str(tmp_path / "model")
 
 

@@ -107,8 +107,8 @@ def tensorflow_padding() -> nn.Module:
     )
 
 
-# A ResNet is exported by the tests of the command.
 FAMILIES = {
+    "ResNet": lambda: create_backbone("test_resnet"),
     "TensorFlow's padding": tensorflow_padding,
     "EfficientNet": lambda: create_backbone("test_efficientnet", pad_type="same"),
     "ConvNeXt": lambda: create_backbone("test_convnext", depths=(1, 1, 1, 1)),
@@ -116,11 +116,14 @@ FAMILIES = {
 }
 
 
+USUAL = ("TensorFlow's padding", "ViT")
+
+
 @pytest.mark.parametrize(
     "family",
     [
-        *("TensorFlow's padding", "ViT"),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("EfficientNet", "ConvNeXt")),
+        *USUAL,
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES if name not in USUAL),
     ],
 )
 def test_each_family_of_networks(family, tmp_path):

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 def batches(draw, negatives):
     """Raw descriptors, labels and weights; every query has enough images of other classes."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    size = draw(st.integers(negatives + 3, 24))
+    size = draw(st.integers(negatives + 3, 16))
     raw = rng.normal(size=(size, draw(st.integers(2, 6))))
     labels = rng.integers(0, draw(st.integers(2, 6)), size)
     labels[: size - negatives] %= 3

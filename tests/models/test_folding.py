@@ -146,7 +146,7 @@ def test_all_of_a_deep_one_is_folded():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
 def test_half_precision_is_as_near_as_under_autocast(backbone):
     net, images = make_net(backbone, torch.float32), photos(3)
     direction = torch.randn(3, net.dim, generator=torch.Generator().manual_seed(2))
@@ -371,7 +371,7 @@ def test_other_parts_are_noticed():
     assert not folded_copy.fits()
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "tf_efficientnet_lite0"])
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
 def test_without_autocast_the_copy_computes_in_the_precision_of_the_network(backbone):
     net = make_net(backbone, torch.float32)
     images = photos(6)
@@ -383,7 +383,7 @@ def test_without_autocast_the_copy_computes_in_the_precision_of_the_network(back
     exact, found = (torch.cat([g.flatten() for g in gradients(n).values()]) for n in (wide, net))
     assert found.dtype == torch.float32
     assert (found - exact).norm() <= 1e-4 * exact.norm()
-    assert len(folded_copy.folds) >= 20
+    assert len(folded_copy.folds) == sum(isinstance(m, nn.BatchNorm2d) for m in net.modules()) > 9
     assert {p.dtype for p in folded_copy.module.parameters()} == {torch.float32}
     stem = next(m for m in folded_copy.module.modules() if isinstance(m, nn.Conv2d))
     assert stem.in_channels == 3

@@ -312,6 +312,8 @@ def test_a_model_without_released_weights_is_reported() -> None:
 
 # --- real photos ---
 
+PHOTOS = 4  # of each landmark
+
 
 @pytest.mark.slow
 @pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="LISTWISE_REAL_DATA is not set")
@@ -329,12 +331,14 @@ def test_real_weights_bring_photos_of_one_landmark_together() -> None:
     ]
     descriptors = []
     for name in names:
-        for path in sorted((root / "data" / "landmarks" / f"gld_{name}").iterdir())[:5]:
-            image = pil_to_tensor(Image.open(path).convert("RGB"))
+        for path in sorted((root / "data" / "landmarks" / f"gld_{name}").iterdir())[:PHOTOS]:
+            photo = Image.open(path).convert("RGB")
+            photo.thumbnail((192, 192))
+            image = pil_to_tensor(photo)
             with torch.no_grad():
                 descriptors.append(net(image[None])[0])
     matrix = torch.stack(descriptors)
-    labels = torch.arange(len(names)).repeat_interleave(5)
+    labels = torch.arange(len(names)).repeat_interleave(PHOTOS)
     similarity = (matrix @ matrix.T).fill_diagonal_(-1)
     same = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
     other = labels[:, None] != labels[None, :]
@@ -344,4 +348,4 @@ def test_real_weights_bring_photos_of_one_landmark_together() -> None:
     ]
     assert torch.stack(ordered).mean() > 0.75  # 0.5 by chance
     nearest = labels[similarity.argmax(dim=1)]
-    assert (nearest == labels).float().mean() > 0.6  # 4 / 29 by chance
+    assert (nearest == labels).float().mean() > 0.6  # 3 / 23 by chance

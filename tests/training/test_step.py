@@ -17,6 +17,7 @@ from step_examples import (
     ordinary,
     tuple_batch,
 )
+from tiny_net import TINY_NET
 from torch import nn
 
 import listwise.losses
@@ -306,10 +307,10 @@ def test_updates_inside_one_autocast_context_see_the_new_weights():
     torch.testing.assert_close(second, step(images, labels), rtol=1e-4, atol=0)
 
 
-def seasoned_net(dtype: torch.dtype) -> RetrievalNet:
-    """A small residual network whose batch norms do something."""
+def seasoned_net(dtype: torch.dtype, backbone: str = "test_resnet") -> RetrievalNet:
+    """A small network whose batch norms do something; residual by default."""
     torch.manual_seed(0)
-    net = RetrievalNet("test_resnet", weights="random", projection=6).to(dtype)
+    net = RetrievalNet(backbone, weights="random", projection=6).to(dtype)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -339,7 +340,11 @@ def test_folding_batch_norm_changes_no_gradient(micro_batch):
 
 @pytest.mark.slow
 def test_half_precision_follows_the_optimizer():
-    net, images, labels = seasoned_net(torch.float32), coarse_bytes(8), torch.arange(8) // 2
+    net, images, labels = (
+        seasoned_net(torch.float32, TINY_NET),
+        coarse_bytes(8),
+        torch.arange(8) // 2,
+    )
     step = MultistageStep(net, SoftmaxLoss(), 3, autocast=torch.bfloat16)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     values = []
@@ -563,7 +568,11 @@ def compiler(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_a_compiled_network_sees_one_size_only(compiler, autocast):
-    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    net, images, labels = (
+        seasoned_net(torch.float64, TINY_NET),
+        coarse_bytes(8),
+        torch.arange(8) // 2,
+    )
     step = MultistageStep(net, QuantizedAPLoss(), 3, autocast=autocast, compile=True)
     for count in (8, 7, 8):
         _, expected = ordinary(net, QuantizedAPLoss(), images[:count], labels[:count] // 2)
@@ -575,7 +584,11 @@ def test_a_compiled_network_sees_one_size_only(compiler, autocast):
 
 @pytest.mark.slow
 def test_less_memory_makes_the_compiled_size_smaller(compiler):
-    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    net, images, labels = (
+        seasoned_net(torch.float64, TINY_NET),
+        coarse_bytes(8),
+        torch.arange(8) // 2,
+    )
     crowded = Crowded(net, room=2)
     step = MultistageStep(crowded, QuantizedAPLoss(), compile=True)
     _, expected = ordinary(net, QuantizedAPLoss(), images, labels)
@@ -591,7 +604,11 @@ def test_without_a_compiler_the_step_continues(monkeypatch):
     compiled = torch.compile
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", lambda net, **how: compiled(net, backend=backend, **how))
-    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    net, images, labels = (
+        seasoned_net(torch.float64, TINY_NET),
+        coarse_bytes(8),
+        torch.arange(8) // 2,
+    )
     _, expected = ordinary(net, QuantizedAPLoss(), images, labels)
     step = MultistageStep(net, QuantizedAPLoss(), 3, autocast=torch.bfloat16, compile=True)
     step(images, labels)
@@ -616,7 +633,11 @@ def test_compiled_on_a_gpu_it_learns_the_same():
 
 
 def test_errors_that_are_not_the_compiler_s_are_raised(compiler):
-    net, images, labels = seasoned_net(torch.float64), coarse_bytes(8), torch.arange(8) // 2
+    net, images, labels = (
+        seasoned_net(torch.float64, TINY_NET),
+        coarse_bytes(8),
+        torch.arange(8) // 2,
+    )
     step = MultistageStep(net, QuantizedAPLoss(), 3, compile=True)
     with pytest.raises(InputError, match="images must be"):
         step(images[:, :2], labels)
