@@ -39,6 +39,21 @@ def test_values_and_gradients_are_those_of_pytorch(sizes, channels):
     torch.testing.assert_close(given.grad, expected.grad)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_float64_stays_float64(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    given = (maps(8, 9).detach().double() + 1e-12).to(device)
+    found, expected = given.clone().requires_grad_(), given.clone().requires_grad_()
+    values, wanted = FastMaxPool()(found), F.max_pool2d(expected, 3, 2, 1)
+    assert torch.equal(values, wanted)
+    gradient = torch.linspace(1, 2, wanted.numel(), dtype=wanted.dtype, device=device)
+    values.backward(gradient.view_as(wanted))
+    wanted.backward(gradient.view_as(wanted))
+    assert torch.equal(found.grad, expected.grad)
+    assert not suits_max_pool(given)  # the kernels would round to float32
+
+
 def test_values_without_a_gradient():
     with torch.no_grad():
         assert torch.equal(FastMaxPool()(maps(8, 9)), F.max_pool2d(maps(8, 9), 3, 2, 1))

@@ -20,7 +20,7 @@ class FastMaxPool(nn.Module):
     """Computes `F.max_pool2d(maps, 3, 2, 1)`: [B, C, H, W] -> [B, C, h, w]."""
 
     def forward(self, maps: Tensor) -> Tensor:  # noqa: D102
-        if maps.ndim != 4 or maps.shape[1] % CHANNELS:
+        if maps.ndim != 4 or not _can_compute(maps):
             return F.max_pool2d(maps, 3, 2, 1)
         values: Tensor
         values, _ = call_without_compiler(_max_pool, maps)
@@ -29,7 +29,12 @@ class FastMaxPool(nn.Module):
 
 def suits_max_pool(maps: Tensor) -> bool:
     """Return whether the kernels support feature maps [B, C, H, W]."""
-    return maps.shape[1] % CHANNELS == 0 and maps.is_contiguous(memory_format=_LAST)
+    return _can_compute(maps) and maps.is_contiguous(memory_format=_LAST)
+
+
+def _can_compute(maps: Tensor) -> bool:
+    """Return whether the kernels, which compute in float32, are exact for these maps."""
+    return maps.shape[1] % CHANNELS == 0 and maps.dtype != torch.float64
 
 
 def max_pool_values(maps: Tensor) -> Tensor:
