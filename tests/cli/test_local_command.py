@@ -40,8 +40,9 @@ def test_from_photos_to_search(listwise, photos, tmp_path):
 
 
 def test_a_mistake_is_one_line(listwise, photos):
-    listwise("local", "extract", photos, "all.arrow", "--count", 60, "--workers", 0)
-    listwise("local", "codebook", "all.arrow", "words.safetensors", "--words", 400)
+    few = photos / "class0"
+    listwise("local", "extract", few, "all.arrow", "--count", 60, "--workers", 0)
+    listwise("local", "codebook", "all.arrow", "words.safetensors", "--words", 40)
     listwise("local", "index", "found", "all.arrow", "--codebook", "words.safetensors")
     photo = photos / "class0" / "0.jpg"
     for arguments, said in [
@@ -55,7 +56,7 @@ def test_a_mistake_is_one_line(listwise, photos):
         (("extract", "nowhere", "x.arrow"), "nowhere"),
         (("evaluate", photos, "--codebook", "words.safetensors"), "a benchmark contains"),
         (("extract", photos, "x.arrow", "--delf", "nowhere"), "nowhere"),
-        (("codebook", "all.arrow", "all.arrow", "--words", 400), "all.arrow exists"),
+        (("codebook", "all.arrow", "all.arrow", "--words", 40), "all.arrow exists"),
     ]:
         code, _, err = listwise("local", *arguments)
         assert code == 2, arguments
@@ -65,14 +66,15 @@ def test_a_mistake_is_one_line(listwise, photos):
 
 def test_a_wrong_codebook_leaves_no_index_behind(listwise, photos):
     for count in (60, 50):
-        listwise("local", "extract", photos, f"{count}.arrow", "--count", count, "--workers", 0)
+        few = photos / "class0"
+        listwise("local", "extract", few, f"{count}.arrow", "--count", count, "--workers", 0)
         listwise("local", "codebook", f"{count}.arrow", f"words/{count}", "--words", 40)
     code, _, err = listwise("local", "index", "found", "60.arrow", "--codebook", "words/50")
     assert code == 2
     assert "hessian-affine-rootsift-50" in err
     code, out, err = listwise("local", "index", "found", "60.arrow", "--codebook", "words/60")
     assert (code, err) == (0, "")
-    assert "48 photos in found" in out
+    assert "6 photos in found" in out
 
 
 @pytest.mark.slow

@@ -53,13 +53,13 @@ def test_one_rate_by_default_and_for_networks_without_known_layers():
 
 def test_a_run_with_lora_resumes_with_the_same_bits(photos, tmp_path):
     given = {"backbone": "test_vit", "weights": "random", "crops": {"size": 32}, "device": "cpu"}
-    given |= {"lora": 2, "batch_size": 8, "micro_batch": 4, "updates": 3, "learning_rate": 1e-2}
+    given |= {"lora": 2, "batch_size": 6, "micro_batch": 3, "updates": 2, "learning_rate": 1e-2}
     given |= {"validate_every": 1, "checkpoint_every": 1, "val_max_side": 32, "workers": 0}
     plan = prepare(photos, given | {"patience": None})
 
     class Stop(TrainView):
         def update(self, report):
-            if report.update == 3:
+            if report.update == 2:
                 raise KeyboardInterrupt
 
     Trainer(plan, tmp_path / "whole").fit()

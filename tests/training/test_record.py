@@ -1,11 +1,19 @@
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from listwise.data import read_labelled, sheets
 from listwise.errors import InputError
-from listwise.training.run.record import METRICS_FILE, TENSORBOARD_FOLDER, Record, read_metrics
+from listwise.training.run.record import (
+    METRICS_FILE,
+    TENSORBOARD_FOLDER,
+    Record,
+    ranked_list_picture,
+    read_metrics,
+)
 
 
 def board(run):
@@ -68,6 +76,27 @@ def test_pictures_reach_tensorboard(tmp_path):
     record.close()
     (event,) = board(tmp_path).Images("ranked lists")
     assert (event.step, event.width, event.height) == (2, 30, 20)
+
+
+def test_a_photo_that_is_drawn_again_is_not_read_again(photos, tmp_path, monkeypatch):
+    images = read_labelled(photos).subset(range(12))
+    descriptors = np.eye(12, dtype=np.float32)
+    opened = []
+    load = sheets.load_image
+
+    def spy(path, *arguments, **options):
+        opened.append(path)
+        return load(path, *arguments, **options)
+
+    monkeypatch.setattr(sheets, "load_image", spy)
+    expected = ranked_list_picture(images, descriptors, [0, 6])
+    record = Record(tmp_path)
+    opened.clear()
+    for _ in range(2):
+        found = ranked_list_picture(images, descriptors, [0, 6], load=record.load_thumbnail)
+        assert found.tobytes() == expected.tobytes()
+    assert len(opened) == len(set(opened)) > 2
+    record.close()
 
 
 def test_metrics_that_are_missing_or_damaged(tmp_path):

@@ -1,6 +1,6 @@
 """Draw ranked lists as one picture: rows of photos in colored frames."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,10 +28,25 @@ class Tile:
     box: Box | None = None
 
 
+def load_thumbnail(path: str, box: Box | None, side: int) -> Image.Image:
+    """Load a photo or its box as a square; gray if it cannot be read."""
+    try:
+        photo = load_image(path, box, min_side=side)
+    except ImageError:
+        return Image.new("RGB", (side, side), "lightgray")
+    return ImageOps.fit(photo, (side, side), Image.Resampling.BICUBIC)
+
+
 def ranked_sheet(
-    rows: Sequence[Sequence[Tile]], captions: Sequence[str] | None = None, side: int = 96
+    rows: Sequence[Sequence[Tile]],
+    captions: Sequence[str] | None = None,
+    side: int = 96,
+    load: Callable[[str, Box | None, int], Image.Image] = load_thumbnail,
 ) -> Image.Image:
-    """Draw a row of photos for each list, with a gap between a query and its results."""
+    """Draw a row of photos for each list, with a gap between a query and its results.
+
+    `load` may keep the thumbnails for other sheets.
+    """
     tile = side + 2 * FRAME + GAP
     left = 0
     font = ImageFont.load_default(size=15)
@@ -46,17 +61,10 @@ def ranked_sheet(
             draw.text((GAP, top + tile // 2), captions[line], "black", font, anchor="lm")
         for column, entry in enumerate(row):
             apart = GAP if column and row[0].mark == "query" else 0
-            sheet.paste(_framed(entry, side), (left + GAP + column * tile + apart, top))
+            photo = load(entry.path, entry.box, side)
+            framed = ImageOps.expand(photo, FRAME, COLORS[entry.mark])
+            sheet.paste(framed, (left + GAP + column * tile + apart, top))
     return sheet
-
-
-def _framed(tile: Tile, side: int) -> Image.Image:
-    try:
-        photo = load_image(tile.path, tile.box, min_side=side)
-    except ImageError:
-        photo = Image.new("RGB", (side, side), "lightgray")
-    photo = ImageOps.fit(photo, (side, side), Image.Resampling.BICUBIC)
-    return ImageOps.expand(photo, FRAME, COLORS[tile.mark])
 
 
 def contact_sheet(

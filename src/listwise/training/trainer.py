@@ -711,7 +711,8 @@ def _write_picture(
     record: Record, update: int, seen: LabelledImages, descriptors: npt.NDArray[np.float32]
 ) -> None:
     queries = choose_queries(seen.labels, PICTURED_QUERIES)
-    record.picture(update, "ranked lists", ranked_list_picture(seen, descriptors, queries))
+    picture = ranked_list_picture(seen, descriptors, queries, load=record.load_thumbnail)
+    record.picture(update, "ranked lists", picture)
 
 
 def _make_memory(config: TrainConfig) -> CrossBatchMemory | None:

@@ -3,7 +3,8 @@
 import io
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy.typing as npt
 from PIL import Image
 
 from listwise.data import LabelledImages
-from listwise.data.sheets import Tile, ranked_sheet
+from listwise.data.images import Box
+from listwise.data.sheets import Tile, load_thumbnail, ranked_sheet
 from listwise.errors import InputError
 from listwise.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+THUMBNAILS = 256  # kept, 28 kB each: pictures of a run mostly show the same photos
 
 
 class Record:
@@ -25,12 +28,14 @@ class Record:
 
     A run that is resumed after `update` keeps the metrics up to that update and removes later ones;
     with 0 a new run starts, and all earlier metrics are removed. Damaged lines are removed too;
-    `damaged` has their numbers. `sum` is a checksum of all lines of the file.
+    `damaged` has their numbers. `sum` is a checksum of all lines of the file. `load_thumbnail`
+    keeps the thumbnails of earlier pictures.
     """
 
     def __init__(self, run: Path, update: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.load_thumbnail = lru_cache(THUMBNAILS)(load_thumbnail)
         path = run / METRICS_FILE
         first = update + 1 if update else 0
         entries, self.damaged = _read_entries(path)
@@ -102,6 +107,7 @@ def ranked_list_picture(
     descriptors: npt.NDArray[np.float32],
     queries: Sequence[int],
     count: int = 8,
+    load: Callable[[str, Box | None, int], Image.Image] = load_thumbnail,
 ) -> Image.Image:
     """Draw one row per query: the query, then the first `count` photos of its ranked list.
 
@@ -116,7 +122,7 @@ def ranked_list_picture(
             right = images.labels[index] == images.labels[query]
             row.append(Tile(images.paths[index], "right" if right else "wrong", images.box(index)))
         rows.append(row)
-    return ranked_sheet(rows)
+    return ranked_sheet(rows, load=load)
 
 
 def _read_entries(path: Path) -> tuple[list[dict[str, float]], list[int]]:
