@@ -6,13 +6,15 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
+import httpx
 import numpy as np
 import pytest
-from browser import Person
+from browser import WINDOW, Person
 from PIL import Image
 from playwright.sync_api import expect
-from serving_examples import TOKEN, Process, wait_for
+from serving_examples import TOKEN, InThread, Process, wait_for
 
 from listwise.data import read_images
 from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
@@ -22,6 +24,7 @@ from listwise.search.entries import NewEntries
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
 from listwise.search.opening import create_store, header_of
+from listwise.serving.settings import Limits, ServeSettings
 
 PHOTOS = 69  # more than a page of results
 LIKELY = 11
@@ -112,19 +115,42 @@ def person(window):
         window.check(expected)
 
 
+def ask(client, *photos, boxes=None, keys=(), **fields):
+    """What a server answers to a search: the results."""
+    fields |= {"k": PHOTOS, "keys": json.dumps(list(keys)), "boxes": json.dumps(boxes)}
+    form = [(name, (None, str(value))) for name, value in fields.items()]
+    form += [("photos", (path.name, path.read_bytes())) for path in photos]
+    answer = client.post("/api/search", files=form)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"]
+
+
 @pytest.fixture
 def asked(server):
     """What the server answers to a search: the results."""
+    return partial(ask, server.client)
 
-    def ask(*photos, boxes=None, keys=(), **fields):
-        fields |= {"k": PHOTOS, "keys": json.dumps(list(keys)), "boxes": json.dumps(boxes)}
-        form = [(name, (None, str(value))) for name, value in fields.items()]
-        form += [("photos", (path.name, path.read_bytes())) for path in photos]
-        answer = server.client.post("/api/search", files=form)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["results"]
 
-    return ask
+@pytest.fixture(scope="module")
+def few(browser, landmarks, model, tmp_path_factory):
+    """The page of a server of nine photos, of which two are alike, and a client of the server.
+
+    All pairs that a random network finds similar are verified by geometry, which takes long.
+    """
+    base = tmp_path_factory.mktemp("few")
+    folder = base / "photos"
+    folder.mkdir()
+    for path in landmarks[:8]:
+        shutil.copy(path, folder)
+    Image.open(landmarks[0]).save(folder / "copy.jpg", quality=80)
+    with create_store(base / "index", header_of(model)) as store:
+        add_photos(store, model, read_images(folder), workers=0)
+        running = InThread(Index(store, model), ServeSettings(limits=Limits(seconds=60)))
+        visitor = Person(browser, running.url, **WINDOW)
+        with httpx.Client(verify=False, base_url=running.url, timeout=120) as client:
+            yield visitor, client
+        visitor.context.close()
+        running.stop()
 
 
 def keys(results, many=60):
@@ -197,33 +223,25 @@ def test_a_line_divides_likely_results_from_similar_ones(person, asked, landmark
     expect(visitor.page.locator("#results .divider")).to_have_count(1)
 
 
-def test_duplicates_are_shown_and_lead_to_a_search(browser, landmarks, model, serve, tmp_path):
-    # A few photos: all pairs that a random network finds similar are verified by geometry.
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for path in landmarks[:8]:
-        shutil.copy(path, folder)
-    Image.open(landmarks[0]).save(folder / "copy.jpg", quality=80)
-    with create_store(tmp_path / "few", header_of(model)) as store:
-        add_photos(store, model, read_images(folder), workers=0)
-        client = serve(Index(store, model))
-        groups = client.get("/api/duplicates").json()
-        visitor = Person(browser, str(client.base_url).rstrip("/"))
-        visitor.page.get_by_role("link", name="Find duplicates").click()
-        visitor.see("#duplicates")
-        shown = visitor.page.locator("#duplicate-groups > li")
-        expect(shown).to_have_count(min(30, groups["total"]))
-        expect(visitor.page.locator("#duplicates-count")).not_to_contain_text("Comparing")
-        assert visitor.fits()
-        visitor.page.locator("#duplicates .choose").first.click()
-        visitor.wait()
-        key = groups["groups"][0]["entries"][0]["key"]
-        assert visitor.page.url.endswith(f"#/entry/{key}")
-        visitor.page.go_back()
-        visitor.see("#duplicates")
-        visitor.page.reload()
-        visitor.see("#duplicates")
-        visitor.leave()
+def test_duplicates_are_shown_and_lead_to_a_search(few):
+    visitor, client = few
+    visitor.begin()
+    groups = client.get("/api/duplicates").json()
+    visitor.page.get_by_role("link", name="Find duplicates").click()
+    visitor.see("#duplicates")
+    shown = visitor.page.locator("#duplicate-groups > li")
+    expect(shown).to_have_count(min(30, groups["total"]))
+    expect(visitor.page.locator("#duplicates-count")).not_to_contain_text("Comparing")
+    assert visitor.fits()
+    visitor.page.locator("#duplicates .choose").first.click()
+    visitor.wait()
+    key = groups["groups"][0]["entries"][0]["key"]
+    assert visitor.page.url.endswith(f"#/entry/{key}")
+    visitor.page.go_back()
+    visitor.see("#duplicates")
+    visitor.page.reload()
+    visitor.see("#duplicates")
+    visitor.check()
 
 
 @pytest.fixture
@@ -671,12 +689,10 @@ def test_several_examples(person, asked, landmarks):
     assert page.locator(".example").count() == 1
 
 
-def test_the_switches_and_the_large_view(person, asked, landmarks):
+def test_the_switches(person, asked, landmarks):
     visitor = person()
     page = visitor.page
     photo = landmarks[11]
-    # On a busy machine the first one may not get through all photos in time.
-    wait_for(lambda: all(each["inliers"] is not None for each in asked(photo, rerank=True)))
     visitor.put_in(photo)
     plain = visitor.found()
     page.get_by_label("Expand the query").check()
@@ -690,8 +706,22 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     visitor.wait()
     assert visitor.found() == keys(asked(photo, refine="diffusion"))
     assert "re-ranked by neighbors" in page.locator("#summary").inner_text()
-    page.get_by_label("Re-rank by neighbors").uncheck()
-    visitor.wait()
+
+
+def test_geometry_and_the_large_view(few, landmarks):
+    visitor, client = few
+    page = visitor.page
+    photo = landmarks[3]
+
+    def reranked():
+        return ask(client, photo, rerank=True)
+
+    # On a busy machine the first one may not get through all photos in time.
+    wait_for(lambda: all(each["inliers"] is not None for each in reranked()))
+    found = reranked()
+    visitor.begin()
+    visitor.put_in(photo)
+    plain = visitor.found()
     # The results of the descriptors are there before they are re-ranked.
     held = []
 
@@ -710,7 +740,6 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     visitor.wait()
     expect(page.locator("#found")).to_have_class("found")
     page.unroute("**/api/search")
-    found = asked(photo, rerank=True)
     assert visitor.found() == keys(found)
     points = page.locator("#results .points").all_inner_texts()
     assert points == [
@@ -725,7 +754,8 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     assert page.locator("#viewer-name").inner_text() == found[1]["id"]
     drawing = visitor.see("#viewer-scene svg")
     assert drawing.locator(".lines path").count() == len(found[1]["matches"])
-    # The first line ends where the first pair of points is, from top to bottom of the query.
+    # The first line ends where the first pair of points is: from top to bottom of the query, or
+    # from left to right where the result is drawn below it.
     query, result = (
         drawing.locator("image")
         .nth(i)
@@ -734,13 +764,13 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     )
     line = drawing.locator(".lines path").first.get_attribute("d")
     ends = np.array([float(part) for part in line[1:].replace("L", ",").split(",")])
-    top = min(found[1]["matches"], key=lambda match: match[1])
+    first = min(found[1]["matches"], key=lambda match: match[0 if result[1] > query[1] else 1])
     size = Image.open(photo).size
     places = [
-        query[0] + top[0] / size[0] * query[2],
-        query[1] + top[1] / size[1] * query[3],
-        result[0] + top[2] / found[1]["width"] * result[2],
-        result[1] + top[3] / found[1]["height"] * result[3],
+        query[0] + first[0] / size[0] * query[2],
+        query[1] + first[1] / size[1] * query[3],
+        result[0] + first[2] / found[1]["width"] * result[2],
+        result[1] + first[3] / found[1]["height"] * result[3],
     ]
     assert ends == pytest.approx(places, abs=0.1)
     page.locator("#viewer-matches").click()
@@ -752,10 +782,11 @@ def test_the_switches_and_the_large_view(person, asked, landmarks):
     page.keyboard.press("Escape")
     expect(page.locator("#viewer")).not_to_be_visible()
     assert page.evaluate("document.activeElement.closest('.tile').dataset.key") == found[0]["key"]
+    visitor.check()
 
 
 def test_the_grid_fills_as_one_scrolls_and_does_not_jump(newcomer, asked, landmarks):
-    visitor = newcomer(viewport={"width": 400, "height": 500})
+    visitor = newcomer(viewport={"width": 360, "height": 500})
     page = visitor.page
     page.evaluate(
         """() => {
