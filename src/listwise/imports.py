@@ -101,10 +101,15 @@ def call_without_compiler(operator: Callable[..., Any], *arguments: Any) -> Any:
     """Call a custom operator; its first call would import the compiler, which takes seconds."""
     import torch
 
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or operator in _called:
         return operator(*arguments)
     with without_compiler():
-        return operator(*arguments)
+        result = operator(*arguments)
+    _called.add(operator)
+    return result
+
+
+_called: set[Callable[..., Any]] = set()
 
 
 class _Placeholder(ModuleType):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from listwise.imports import call_without_compiler, without_compiler
+from listwise.imports import call_without_compiler
 from listwise.losses.checks import check_forward_mode
 from listwise.losses.tiles import accumulation_dtype, blocks
 from listwise.optional import runs_triton
@@ -157,8 +157,9 @@ def _keep_descriptors(ctx: torch.autograd.function.FunctionCtx, inputs, output) 
 
 def _backward_to_descriptors(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     descriptors, labels = ctx.saved_tensors
-    with without_compiler():
-        result = _label_histograms_backward(gradient, descriptors, labels, *ctx.settings)
+    result = call_without_compiler(
+        _label_histograms_backward, gradient, descriptors, labels, *ctx.settings
+    )
     return result, None, None, None, None, None
 
 
@@ -235,8 +236,9 @@ def _keep_references(ctx: torch.autograd.function.FunctionCtx, inputs, output) -
 
 def _backward_to_references(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     both = ctx.needs_input_grad[2]
-    with without_compiler():
-        found = _reference_histograms_backward(gradient, *ctx.saved_tensors, both)
+    found = call_without_compiler(
+        _reference_histograms_backward, gradient, *ctx.saved_tensors, both
+    )
     return found[0], None, found[1] if both else None, None, None
 
 
@@ -283,8 +285,8 @@ def _keep_scores(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> No
 
 def _backward_to_scores(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     scores, relevance = ctx.saved_tensors
-    with without_compiler():
-        return _score_histograms_backward(gradient, scores, relevance), None, None
+    result = call_without_compiler(_score_histograms_backward, gradient, scores, relevance)
+    return result, None, None
 
 
 _score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_scores)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from listwise.imports import call_without_compiler, without_compiler
+from listwise.imports import call_without_compiler
 
 CHANNELS = 64  # the kernels compute so many at a time
 _LAST = torch.channels_last
@@ -131,8 +131,7 @@ def _backward(ctx, gradient: Tensor | None, _: Tensor | None):  # type: ignore[n
     (offsets,) = ctx.saved_tensors
     if gradient is None:
         return None
-    with without_compiler():
-        return _max_pool_gradient(gradient, offsets, *ctx.sizes)
+    return call_without_compiler(_max_pool_gradient, gradient, offsets, *ctx.sizes)
 
 
 _max_pool.register_autograd(_backward, setup_context=_keep_offsets)
