@@ -55,7 +55,7 @@ def assert_damage_is_found(root: Path, use: Callable[[], bytes], refused: int) -
     assert use() == right
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> Model:
     torch.manual_seed(0)
     net = RetrievalNet("test_resnet.r160_in1k", weights="random")

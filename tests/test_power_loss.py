@@ -5,6 +5,7 @@ others, as a power failure may do.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,10 @@ class Disk:
 
     def __init__(self) -> None:
         self.synchronized: set[Inode] = set()
+
+    def keep(self, root: Path) -> None:
+        """All files below a folder have been on the disk for long."""
+        self.synchronized |= {inode(path) for path in root.rglob("*")}
 
     def lose_power(self, root: Path, below: str = "") -> list[str]:
         """Empty the files below a folder of `root` that may not be on the disk; their names."""
@@ -57,21 +62,27 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     return disk
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     torch.manual_seed(0)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "model")
-    return tmp_path / "model"
+    folder = tmp_path_factory.mktemp("models") / "model"
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    return load_model(folder, "cpu")
 
 
-def test_files_and_their_names(disk: Disk, model: Path, photos: Path, tmp_path: Path) -> None:
-    before = load_model(model, "cpu").fingerprint
-    out = tmp_path / "out" / "descriptors.parquet"
-    extract(load_model(model, "cpu"), read_images(photos), out, workers=0)
+@pytest.fixture(scope="module")
+def paths(photos: Path) -> list[str]:
+    return sorted(map(str, photos.rglob("*.jpg")))[:8]
+
+
+def test_files_and_their_names(disk: Disk, model: Model, photos: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out" / "descriptors.parquet"
+    model.save(folder)
+    extract(load_model(folder, "cpu"), read_images(photos / "class0"), out, workers=0)
     rows = DescriptorFile.open(out).read()
-    assert disk.lose_power(model) == disk.lose_power(out.parent) == []
-    assert {inode(model), inode(out.parent)} <= disk.synchronized
-    assert load_model(model, "cpu").fingerprint == before
+    assert disk.lose_power(folder) == disk.lose_power(out.parent) == []
+    assert {inode(folder), inode(out.parent)} <= disk.synchronized
+    assert load_model(folder, "cpu").fingerprint == model.fingerprint
     np.testing.assert_array_equal(DescriptorFile.open(out).read(), rows)
 
 
@@ -84,13 +95,11 @@ def content(folder: Path, model: Model) -> dict[str, bytes]:
         return {entry.id: row.tobytes() + thumbnail for entry, row, thumbnail in parts}
 
 
-def test_an_index(disk: Disk, model: Path, photos: Path, tmp_path: Path) -> None:
-    loaded = load_model(model, "cpu")
-    paths = sorted(map(str, photos.rglob("*.jpg")))[:8]
+def test_an_index(disk: Disk, model: Model, paths: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     sizes = []
     for change in ("create", "add", "replace", "remove"):
-        with open_index(folder, loaded) as index:
+        with open_index(folder, model) as index:
             if change == "add":
                 index.add(paths[:4], workers=0)
             elif change == "replace":
@@ -100,10 +109,10 @@ def test_an_index(disk: Disk, model: Path, photos: Path, tmp_path: Path) -> None
         if change == "create":
             disk.lose_power(folder)
             continue
-        expected = content(folder, loaded)
+        expected = content(folder, model)
         lost = disk.lose_power(folder)
         assert any(name.startswith("entries.lance/_transactions") for name in lost)
-        assert content(folder, loaded) == expected
+        assert content(folder, model) == expected
         sizes.append(len(expected))
     assert sizes == [4, 8, 6]
 
@@ -112,6 +121,17 @@ def changed(index: Index) -> NewEntries:
     """The first entry of an index with another attribute."""
     entry = replace(next(iter(index)), attributes={"a": "b"})
     return NewEntries([entry], index.store.vectors([entry.key]), [b""])
+
+
+@pytest.fixture(scope="module")
+def made(
+    model: Model, paths: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, bytes]]:
+    """The folder of an index of four photos, and its content; leave it as it is."""
+    folder = tmp_path_factory.mktemp("made") / "shop"
+    with open_index(folder, model) as index:
+        index.add(paths[:4], workers=0)
+    return folder, content(folder, model)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +145,10 @@ def changed(index: Index) -> NewEntries:
     ],
 )
 def test_in_the_middle_of_a_change_of_an_index(
-    change: str, lost: str, disk: Disk, model: Path, photos: Path, tmp_path: Path, monkeypatch
+    change: str, lost: str, disk: Disk, model: Model, paths, made, tmp_path: Path, monkeypatch
 ) -> None:
-    loaded = load_model(model, "cpu")
-    paths = sorted(map(str, photos.rglob("*.jpg")))[:8]
-    folder = tmp_path / "shop"
-    with open_index(folder, loaded) as index:
-        index.add(paths[:4], workers=0)
-    before = content(folder, loaded)
+    folder, before = shutil.copytree(made[0], tmp_path / "shop"), made[1]
+    disk.keep(folder)
 
     class PowerFailureError(Exception):
         pass
@@ -140,7 +156,7 @@ def test_in_the_middle_of_a_change_of_an_index(
     def lose_power(folder: Path) -> None:
         raise PowerFailureError
 
-    with monkeypatch.context() as patch, open_index(folder, loaded) as index:
+    with monkeypatch.context() as patch, open_index(folder, model) as index:
         # LanceDB has committed the change, and its files are not on the disk yet.
         patch.setattr(guards, "sync", lose_power)
         changes = {
@@ -152,13 +168,13 @@ def test_in_the_middle_of_a_change_of_an_index(
             changes[change]()
     assert disk.lose_power(folder, lost)
     with pytest.raises(InputError) as caught:
-        content(folder, loaded)
+        content(folder, model)
     assert "\n" not in str(caught.value)
     assert "listwise index check" in str(caught.value)
-    assert not check_index(folder, loaded).ok
-    assert check_index(folder, loaded, repair=True).ok
-    assert content(folder, loaded) == before
-    with open_index(folder, loaded) as index:
+    assert not check_index(folder, model).ok
+    assert check_index(folder, model, repair=True).ok
+    assert content(folder, model) == before
+    with open_index(folder, model) as index:
         index.add(paths, workers=0)
-    assert len(content(folder, loaded)) == 8
-    assert check_index(folder, loaded).damaged == 0
+    assert len(content(folder, model)) == 8
+    assert check_index(folder, model).damaged == 0

@@ -7,11 +7,13 @@ It needs a process with crash_point.c preloaded. Faults, at one of the calls tha
     denied    the permission to write is lost, and granted again afterwards
     clock     the clock goes back by an hour: while the operation runs, and again between a kill at
               that call and the repetition
-Each step runs in a forked process, so that the imports are paid for once.
+Each step runs in a forked process, so that the imports are paid for once. Listwise imports timm and
+LanceDB, because it does so without the parts that take long.
 """
 
 import ctypes
 import errno
+import functools
 import hashlib
 import os
 import pickle
@@ -25,13 +27,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-# Imported before the forks, though not used by name.
-import faiss  # noqa: F401
-import lancedb  # noqa: F401
 import numpy as np
 import pyarrow.parquet  # noqa: F401
-import timm.models  # noqa: F401
 import torch
+import torch.fx.experimental.symbolic_shapes  # a backward pass imports it
 import torch.utils.tensorboard
 from starlette.testclient import TestClient
 
@@ -41,7 +40,7 @@ import listwise.search.folder.store
 import listwise.search.folder.table
 import listwise.search.upgrading
 from listwise.data import read_images
-from listwise.descriptors import extract, learn_whitening, load_model
+from listwise.descriptors import Model, extract, learn_whitening, load_model
 from listwise.descriptors.storage import DescriptorFile
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
@@ -70,6 +69,12 @@ def save_model(folder: Path) -> None:
     RetrievalNet(MODEL, weights="random").save(folder)
 
 
+@functools.cache
+def loaded(folder: Path) -> Model:
+    """A model that no operation changes, loaded once by each process."""
+    return load_model(folder, "cpu")
+
+
 class IndexOperation:
     """What is done to an index of photos; the model lies beside it."""
 
@@ -82,15 +87,15 @@ class IndexOperation:
     def prepare(self) -> None:
         save_model(self.model)
         if self.first:
-            with open_index(self.index, load_model(self.model, "cpu")) as index:
+            with open_index(self.index, loaded(self.model)) as index:
                 index.add(self.photos[: self.first], workers=0)
 
     def run(self) -> None:
-        with open_index(self.index, load_model(self.model, "cpu")) as index:
+        with open_index(self.index, loaded(self.model)) as index:
             index.add(self.photos, workers=0)
 
     def observe(self) -> Any:
-        with open_index(self.index, load_model(self.model, "cpu")) as index:
+        with open_index(self.index, loaded(self.model)) as index:
             entries = {entry.id: [entry.digest, entry.width, entry.path] for entry in index}
             assert len(index) == len(entries)
             rows = index.store.vectors([entry.key for entry in index])
@@ -101,7 +106,7 @@ class IndexOperation:
     def check_interrupted(self, expected: Any) -> None:
         """After a crash, every entry that is there is whole."""
         if store_exists(str(self.index)):
-            with open_index(self.index, load_model(self.model, "cpu")) as index:
+            with open_index(self.index, loaded(self.model)) as index:
                 rows = index.store.vectors([entry.key for entry in index])
                 for entry, row in zip(index, rows, strict=True):
                     known = expected["vectors"].get(entry.id)
@@ -131,7 +136,7 @@ class Remove(IndexOperation):
             index.remove([path for path in self.photos[:3] if path in present])
 
     def observe(self) -> Any:
-        with open_index(self.index, load_model(self.model, "cpu")) as index:
+        with open_index(self.index, loaded(self.model)) as index:
             rows = index.store.vectors([entry.key for entry in index])
             return {"vectors": {entry.id: sha(row) for entry, row in zip(index, rows, strict=True)}}
 
@@ -145,7 +150,7 @@ class Tidy(IndexOperation):
         table = listwise.search.folder.table
         table._TIDY_EVERY, table._SMALL_FILES, table._SLACK = 1, 2, 0
         table._OLD = timedelta(milliseconds=1)
-        with open_index(self.index, load_model(self.model, "cpu")) as index:
+        with open_index(self.index, loaded(self.model)) as index:
             for path in self.photos[:4]:
                 index.add(path, workers=0)
             index.remove(self.photos[0])
@@ -202,7 +207,7 @@ class Upgrade(IndexOperation):
 
     def run(self) -> None:
         listwise.search.upgrading.PART["cpu"] = 4
-        new = load_model(self.new, "cpu")
+        new = loaded(self.new)
         with open_index(self.index, device="cpu") as index:
             index.upgrade(new, workers=0)
             if index.info()["generations"]["previous"] is not None:
@@ -211,7 +216,7 @@ class Upgrade(IndexOperation):
             index.discard_earlier()
 
     def observe(self) -> Any:
-        with open_index(self.index, load_model(self.new, "cpu")) as index:
+        with open_index(self.index, loaded(self.new)) as index:
             rows = index.store.vectors([entry.key for entry in index])
             found = [hit.id for hit in index.search(self.photos[0], k=3)]
             assert index.info()["generations"] == {"current": 1, "previous": None, "building": None}
@@ -221,7 +226,7 @@ class Upgrade(IndexOperation):
 
     def check_interrupted(self, expected: Any) -> None:
         """All entries are there, with the descriptors of one model."""
-        new = load_model(self.new, "cpu")
+        new = loaded(self.new)
         with open_index(self.index, device="cpu") as index:
             rows = index.store.vectors([entry.key for entry in index])
             vectors = {entry.id: sha(row) for entry, row in zip(index, rows, strict=True)}
@@ -286,7 +291,7 @@ class Serve(IndexOperation):
         self.notes.write_text("")
         settings = ServeSettings(token="token", uploads=self.uploads)
         headers = {"Authorization": "Bearer token"}
-        with open_index(self.index, load_model(self.model, "cpu")) as index:
+        with open_index(self.index, loaded(self.model)) as index:
             app = create_app(index, settings)
             with TestClient(app, "http://127.0.0.1", headers=headers) as client:
                 keys = [self._send(client, photo) for photo in self.photos[4:6]]
@@ -446,15 +451,30 @@ class Shim:
         return int(self.library.crash_calls())
 
 
-def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[str, Any]:
+def prepared(operation: Any, ahead: int, folder: Path, bases: dict[Any, Path]) -> Path:
+    """What an operation starts with, made once for all operations that start with the same."""
+    work, same = folder / "work", (type(operation).prepare, getattr(operation, "first", 0), ahead)
+    if same not in bases:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        in_child(operation.prepare)
+        bases[same] = work.rename(folder / f"base{len(bases)}")
+    return bases[same]
+
+
+def main(
+    name: str, folder: Path, photos: str, wanted: int, fault: str, bases: dict[Any, Path]
+) -> dict[str, Any]:
     """Disturb an operation at `wanted` of its points, evenly spread (all if it is 0).
 
     Returns the number of calls that change files, the points tried, and what went wrong.
     """
-    base, work = folder / "base", folder / "work"
+    work = folder / "work"
     shim, error = Shim(work), ERRORS.get(fault, 0)
     ahead = HOUR if fault == "clock" else 0
     operation = OPERATIONS[name](work, Path(photos))
+    shim.set_clock(ahead)
+    base = prepared(operation, ahead, folder, bases)
 
     def restore() -> None:
         shutil.rmtree(work, ignore_errors=True)
@@ -467,6 +487,14 @@ def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[
         operation.run()
         assert (time.time() < started) == clock_returns, "the clock is not as it should be"
         return shim.calls()
+
+    def run_undisturbed() -> tuple[int, Any]:
+        return run(-1), operation.observe()
+
+    def repeat() -> None:
+        operation.check_interrupted(expected)
+        operation.run()
+        assert_same()
 
     def disturb(point: int, clock_returns: bool) -> bool:
         """Whether the operation was disturbed at the point; then it is repeated without."""
@@ -481,27 +509,19 @@ def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[
         if ahead and not clock_returns:
             in_child(shim.put_clock_back)
         shim.set_clock(0)
-        in_child(lambda: operation.check_interrupted(expected))
-        in_child(operation.run)
-        assert_same()
+        in_child(repeat)
         return clock_returns or not finished
 
-    def assert_same(read_only: bool = False) -> None:
-        def observe() -> Any:
-            if read_only:
-                shim.arm(0, error)
-            return operation.observe()
-
-        _, observed = in_child(observe)
+    def assert_same() -> None:
+        observed = operation.observe()
         assert observed == expected, f"{observed} instead of {expected}"
 
-    work.mkdir(parents=True)
-    shim.set_clock(ahead)
-    in_child(operation.prepare)
-    work.rename(base)
+    def read() -> None:
+        shim.arm(0, error)
+        assert_same()
+
     restore()
-    _, total = in_child(lambda: run(-1))
-    _, expected = in_child(operation.observe)
+    _, (total, expected) = in_child(run_undisturbed)
     # Errors from the first call on are usual; the other faults happen in the midst of an operation.
     if wanted and not error:
         wanted = max(1, wanted // 2)
@@ -516,7 +536,7 @@ def main(name: str, folder: Path, photos: str, wanted: int, fault: str) -> dict[
                 failures.append(f"point {point}: {failed}")
     if fault in ("readonly", "denied"):
         try:  # what was written can be read where nothing can be changed
-            assert_same(read_only=True)
+            in_child(read)
         except AssertionError as failed:
             failures.append(f"read-only: {failed}")
     shim.set_clock(0)

@@ -12,7 +12,7 @@ from test_features import textured
 
 from listwise.data import ImageError
 from listwise.local.features import Features
-from listwise.local.rerank import MINIMUM, PhotoPart, Reranker, rerank_by_inliers
+from listwise.local.rerank import MINIMUM, PhotoPart, RerankedEntry, Reranker, rerank_by_inliers
 from listwise.search.entries import Entry
 
 
@@ -32,17 +32,22 @@ def scene() -> Image.Image:
     return textured(300, 220, seed=11)
 
 
-@pytest.fixture
-def entries(tmp_path: Path, scene: Image.Image) -> list[Entry]:
-    """Four strangers, an unreadable file, and at last two views of the scene."""
-    made = [
-        _entry(tmp_path / f"other{seed}.png", textured(160, 120, seed=seed)) for seed in range(4)
-    ]
-    (tmp_path / "broken.png").write_bytes(b"broken")
-    made.insert(1, Entry("broken", str(tmp_path / "broken.png"), 10, 10))
-    made.append(_entry(tmp_path / "part.png", scene.crop((60, 30, 230, 180))))
-    made.append(_entry(tmp_path / "view.png", scene.resize((240, 176))))
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory, scene: Image.Image) -> list[Entry]:
+    """Four strangers, an unreadable file, and at last two views of the scene; leave them so."""
+    folder = tmp_path_factory.mktemp("entries")
+    made = [_entry(folder / f"other{seed}.png", textured(160, 120, seed=seed)) for seed in range(4)]
+    (folder / "broken.png").write_bytes(b"broken")
+    made.insert(1, Entry("broken", str(folder / "broken.png"), 10, 10))
+    made.append(_entry(folder / "part.png", scene.crop((60, 30, 230, 180))))
+    made.append(_entry(folder / "view.png", scene.resize((240, 176))))
     return made
+
+
+@pytest.fixture(scope="module")
+def expected(entries: list[Entry], scene: Image.Image) -> list[RerankedEntry]:
+    """The order of the entries, by one worker."""
+    return Reranker(workers=1).rerank([scene], entries)
 
 
 def _entry(path: Path, photo: Image.Image) -> Entry:
@@ -50,8 +55,8 @@ def _entry(path: Path, photo: Image.Image) -> Entry:
     return Entry(path.name, str(path), *photo.size)
 
 
-def test_photos_of_the_scene_come_first(entries: list[Entry], scene: Image.Image) -> None:
-    found = Reranker(workers=2).rerank([scene], entries)
+def test_photos_of_the_scene_come_first(expected: list[RerankedEntry]) -> None:
+    found = expected
     assert [result.position for result in found] == [6, 1, 5, 0, 2, 3, 4]
     view = found[0]
     assert view.photo == 0
@@ -117,14 +122,15 @@ def test_the_least_recently_used_features_go_first(entries: list[Entry]) -> None
     assert reranker.features(entries[2]) is not b
 
 
-def test_a_photo_that_changed_is_read_again(entries: list[Entry], scene: Image.Image) -> None:
+def test_a_photo_that_changed_is_read_again(tmp_path: Path) -> None:
     reranker = Reranker()
-    before = reranker.features(entries[0])
-    scene.save(entries[0].path)
-    assert reranker.features(entries[0]).points[0].tolist() != before.points[0].tolist()
-    Path(entries[0].path).unlink()
+    entry = _entry(tmp_path / "photo.png", textured(100, 80, seed=1))
+    before = reranker.features(entry)
+    textured(100, 80, seed=2).save(entry.path)
+    assert reranker.features(entry).points[0].tolist() != before.points[0].tolist()
+    Path(entry.path).unlink()
     with pytest.raises(ImageError):
-        reranker.features(entries[0])
+        reranker.features(entry)
     with pytest.raises(ImageError):
         reranker.features(Entry("nowhere", "", 1, 1))
 
@@ -169,8 +175,9 @@ def test_nothing_is_verified_without_time(entries: list[Entry], scene: Image.Ima
         assert all(result.inliers is None for result in found)
 
 
-def test_several_threads_get_what_one_gets(entries: list[Entry], scene: Image.Image) -> None:
-    expected = Reranker(workers=1).rerank([scene], entries)
+def test_several_threads_get_what_one_gets(
+    entries: list[Entry], scene: Image.Image, expected: list[RerankedEntry]
+) -> None:
     shared = Reranker(workers=2)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: shared.rerank([scene], entries), range(2)))

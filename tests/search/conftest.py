@@ -10,6 +10,29 @@ from index_examples import *  # noqa: F403
 from milvus_server import Server, find_program, running
 
 Places = Callable[[], str]
+started: list[Server] = []
+
+
+def server_use(item: pytest.Item) -> int:
+    """0 for a test without a Milvus server, 1 with one, 2 if it kills the server."""
+    if "killable_server" in item.fixturenames:
+        return 2
+    callspec = getattr(item, "callspec", None)
+    given = callspec.params.values() if callspec else ()
+    return int("server" in given or "server_places" in item.fixturenames)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests with a server last, one after the other: it uses a core even while it waits."""
+    items.sort(key=server_use)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """Stop the server after the last test that uses it, though other tests are left."""
+    if nextitem is None or not server_use(nextitem):
+        while started:
+            started.pop().close()
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +44,7 @@ def own_server(tmp_path_factory) -> Iterator[Server | None]:
         yield None
         return
     with running(program, tmp_path_factory.mktemp("milvus")) as server:
+        started.append(server)
         yield server
 
 
@@ -46,13 +70,15 @@ def killable_server(own_server: Server | None, milvus_server: str) -> Server:
 
 
 @pytest.fixture(scope="session")
-def server_places(milvus_server: str) -> Iterator[Places]:
-    """Names for new indexes in the server; their collections are dropped at the end."""
+def server_places(own_server: Server | None, milvus_server: str) -> Iterator[Places]:
+    """Names for new indexes in the server; a server that is not ours is left without them."""
     from pymilvus import MilvusClient
 
     names = [f"listwise_test_{os.getpid()}_{number}" for number in range(100)]
     left = iter(names)
     yield lambda: f"milvus://{milvus_server}/{next(left)}"
+    if own_server is not None:
+        return
     client = MilvusClient(f"http://{milvus_server}", timeout=5, dedicated=True)
     for name in [*names, *(f"{name}_marks" for name in names)]:
         if client.has_collection(name):

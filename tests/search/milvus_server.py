@@ -18,6 +18,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STARTING = 180  # seconds; it unpacks itself first
+# A server for large clusters keeps a core busy while it waits: with log lines, with ticks through
+# sixteen channels, with statistics. It also looks for what is to be loaded only now and then.
+SETTINGS = {
+    "log.level": "error",
+    "log.stdout": "false",
+    "etcd.log.level": "error",
+    "rootCoord.dmlChannelNum": "1",
+    "quotaAndLimits.enabled": "false",
+}
 
 
 def find_program() -> str | None:
@@ -81,11 +90,12 @@ def running(program: str, folder: Path) -> Iterator[Server]:
 def keep(program: str, folder: str, port: str) -> None:
     """Run a server until standard input ends, and leave no process and no data behind."""
     Path(folder).mkdir(parents=True, exist_ok=True)
+    settings = [f"--extra-config={key}={value}" for key, value in SETTINGS.items()]
 
     def start() -> subprocess.Popen[bytes]:
         with (Path(folder) / "server.log").open("a") as log:
             return subprocess.Popen(
-                [program, "--data", folder, "--proxy-port", port],
+                [program, "--data", folder, "--proxy-port", port, *settings],
                 # Waiting threads leave the cores alone.
                 env={**os.environ, "OMP_WAIT_POLICY": "passive"},
                 stdin=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +40,22 @@ def always_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_store, "_COPIED", 0)
 
 
-@pytest.fixture(params=[EXACT, LITTLE], ids=["exact", "compressed"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=[EXACT, LITTLE], ids=["exact", "compressed"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index with a copy of its descriptors; leave it as it is."""
+    folder = tmp_path_factory.mktemp("made") / "index"
     header = IndexHeader(model="m" * 64, model_folder="m", whitened=False, dim=DIM)
-    with create_store(tmp_path / "index", header) as index:
+    with pytest.MonkeyPatch.context() as patch, create_store(folder, header) as index:
+        patch.setattr(folder_store, "_COPIED", 0)
         index.put(entries(range(COUNT), unit(0, COUNT)))
         index.tune(request.param)
-    return tmp_path / "index"
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """The same, to be written to."""
+    return Path(shutil.copytree(made, tmp_path / "index"))
 
 
 @pytest.fixture

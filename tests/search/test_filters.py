@@ -345,16 +345,16 @@ def test_facets_have_few_values():
 
 @pytest.fixture(scope="module")
 def many(embedded_places):
-    """8,000 entries in a folder, three of them rare, with compressed search."""
-    count = 8_000
+    """2,000 entries in a folder, three of them rare, with compressed search."""
+    count = 2000
     rows = vectors(count, seed=3)
     with create_store(embedded_places(), HEADER) as store:
-        for start in range(0, count, 4000):
+        for start in range(0, count, 1000):
             entries = [
-                Entry(f"{i}", "", 4, 4, None, f"d{i}", {"n": str(i), "rare": str(i % 3000 == 11)})
-                for i in range(start, start + 4000)
+                Entry(f"{i}", "", 4, 4, None, f"d{i}", {"n": str(i), "rare": str(i % 750 == 11)})
+                for i in range(start, start + 1000)
             ]
-            store.put(NewEntries(entries, rows[start : start + 4000], [b""] * 4000))
+            store.put(NewEntries(entries, rows[start : start + 1000], [b""] * 1000))
         store.tune(SearchIntent(memory=40 * count))
         assert "compressed" in store.facts()["method"]
         yield store, rows
@@ -368,10 +368,10 @@ def test_rare_matches_are_all_found_with_compressed_search(many, few, monkeypatc
     query = vectors(1, seed=8)[0]
     order = [str(i) for i in np.argsort(-rows @ query)]
     found = index.search(query, where="rare = true")
-    assert [hit.id for hit in found] == sorted(("11", "3011", "6011"), key=order.index)
+    assert [hit.id for hit in found] == sorted(("11", "761", "1511"), key=order.index)
     # Half of the entries: the share of the exact results that is found.
-    found = {hit.id for hit in index.search(query, where="n < 4000")}
-    expected = [name for name in order if int(name) < 4000][:10]
+    found = {hit.id for hit in index.search(query, where="n < 1000")}
+    expected = [name for name in order if int(name) < 1000][:10]
     assert len(found) == 10
     assert len(found & set(expected)) >= (10 if few else 8)
 

@@ -16,7 +16,7 @@ from listwise.search.store import IndexHeader, SearchIntent, Store
 
 DIM = 8
 NAMES = 60
-KILLS = 25
+KILLS = 100 if os.environ.get("LISTWISE_SOAK") else 12
 
 
 def row_of(name: str, mark: int) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_a_kill_at_any_moment_leaves_the_last_commit(tmp_path: Path) -> None:
         writer.start()
         begun = time.monotonic()
         # The first ones are killed early; the others after some changes, however slow they are.
-        changes = 0 if number < 8 else choices.randint(2, 5)
+        changes = 0 if number < KILLS // 3 else choices.randint(2, 5)
         while time.monotonic() < begun + 60:
             if log.exists() and log.read_text(encoding="ascii").count("done") >= changes:
                 break

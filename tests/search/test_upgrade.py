@@ -40,14 +40,30 @@ def new_model(new_folder):
     return load_model(new_folder, "cpu")
 
 
-@pytest.fixture
-def few(photos, tmp_path):
-    """A folder of a few photos that a test may change."""
-    folder = tmp_path / "few"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def made(photos, model, new_model, tmp_path_factory):
+    """A few photos, an index of them, and the index after an upgrade; leave them as they are."""
+    folder = tmp_path_factory.mktemp("made")
+    few, shop, upgraded = folder / "few", folder / "shop", folder / "upgraded"
+    few.mkdir()
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))[: PHOTOS * 3 : 3]):
-        shutil.copy(path, folder / f"{number}.jpg")
+        shutil.copy(path, few / f"{number}.jpg")
+    with open_index(shop, model) as index:
+        index.add(few, workers=0)
+        shutil.copytree(shop, folder / "before")
+        index.upgrade(new_model, workers=0)
+    shop.rename(upgraded)
+    (folder / "before").rename(shop)
+    few.rename(folder / "photos")
     return folder
+
+
+@pytest.fixture
+def few(made):
+    """A folder of a few photos that a test may change."""
+    shutil.copytree(made / "photos", made / "few")
+    yield made / "few"
+    shutil.rmtree(made / "few")
 
 
 @pytest.fixture(params=["embedded", "lite", "server"])
@@ -56,11 +72,15 @@ def place(request):
 
 
 @pytest.fixture
-def shop(few, model, tmp_path):
+def shop(few, made, tmp_path):
     """The folder of an index of the few photos."""
-    with open_index(tmp_path / "shop", model) as index:
-        index.add(few, workers=0)
-    return tmp_path / "shop"
+    return shutil.copytree(made / "shop", tmp_path / "shop")
+
+
+@pytest.fixture
+def upgraded(few, made, tmp_path):
+    """The same after an upgrade to the new model."""
+    return shutil.copytree(made / "upgraded", tmp_path / "shop")
 
 
 def contents(index):
@@ -195,37 +215,36 @@ def test_photos_that_are_gone_are_refused_or_left_out(shop, few, new_model):
         assert index.entry("2.jpg").path == str(few / "2.jpg")
 
 
-def test_a_refused_upgrade_keeps_the_earlier_generation(shop, few, new_model, tmp_path):
+@pytest.fixture(scope="module")
+def third(tmp_path_factory):
+    """The folder of a third model."""
     torch.manual_seed(2)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
-    with open_index(shop) as index:
-        index.upgrade(new_model, workers=0)
+    folder = tmp_path_factory.mktemp("third") / "model"
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save(folder)
+    return folder
+
+
+def test_a_refused_upgrade_keeps_the_earlier_generation(upgraded, few, third, tmp_path):
+    with open_index(upgraded) as index:
         (few / "2.jpg").rename(tmp_path / "away.jpg")
         with pytest.raises(InputError, match="do not exist any more"):
-            index.upgrade(tmp_path / "third", workers=0)
+            index.upgrade(third, workers=0)
         assert index.rollback().entries == PHOTOS
 
 
-def test_an_upgrade_without_disk_space_keeps_the_earlier_generation(
-    shop, new_model, monkeypatch, tmp_path
-):
-    torch.manual_seed(2)
-    RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
-    usage = shutil.disk_usage(shop)
-    with open_index(shop) as index:
-        index.upgrade(new_model, workers=0)
+def test_an_upgrade_without_disk_space_keeps_the_earlier_generation(upgraded, third, monkeypatch):
+    usage = shutil.disk_usage(upgraded)
+    with open_index(upgraded) as index:
         with monkeypatch.context() as full:
             full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
             with pytest.raises(InputError, match=r"100 bytes are free: .* index discard"):
-                index.upgrade(tmp_path / "third", workers=0)
+                index.upgrade(third, workers=0)
         assert index.rollback().entries == PHOTOS
 
 
-def test_a_discard_waits_for_a_removal(shop, few, new_model, monkeypatch):
+def test_a_discard_waits_for_a_removal(upgraded, monkeypatch):
     """A removal also changes the earlier generation."""
-    with open_index(shop) as index, open_index(shop) as other:
-        index.upgrade(new_model, workers=0)
-        other.refresh()
+    with open_index(upgraded) as index, open_index(upgraded) as other:
         discard, seen = threading.Thread(target=index.discard_earlier), []
         original = other.store._remove_earlier
 
@@ -242,23 +261,23 @@ def test_a_discard_waits_for_a_removal(shop, few, new_model, monkeypatch):
         assert index.info()["generations"]["previous"] is None
 
 
-def test_an_upgrade_to_another_model_replaces_an_unfinished_one(shop, few, new_model, tmp_path):
+def test_an_upgrade_to_another_model_replaces_an_unfinished_one(
+    shop, few, new_model, third, tmp_path
+):
     (few / "2.jpg").rename(tmp_path / "away.jpg")
     with open_index(shop) as index:
         with pytest.raises(InputError, match="do not exist any more"):
             index.upgrade(new_model, workers=0)
-        torch.manual_seed(2)
-        RetrievalNet("test_resnet.r160_in1k", weights="random").save(tmp_path / "third")
         with pytest.raises(InputError, match="do not exist any more"):
-            index.upgrade(tmp_path / "third", workers=0)
+            index.upgrade(third, workers=0)
         assert index.info()["generations"]["building"] == 1  # it is kept
         (tmp_path / "away.jpg").rename(few / "2.jpg")
         notes = []
-        assert index.upgrade(tmp_path / "third", workers=0, on_note=notes.append).generation == 2
+        assert index.upgrade(third, workers=0, on_note=notes.append).generation == 2
         assert "discarding an unfinished upgrade" in notes[0]
         assert not (shop / "generations" / "1").exists()
         # An upgrade to the model that the index has is done already.
-        assert index.upgrade(tmp_path / "third").described == 0
+        assert index.upgrade(third).described == 0
 
 
 def test_the_limits_of_search_are_kept(shop, new_model):
@@ -296,9 +315,8 @@ def test_rollback_needs_the_earlier_model(few, new_folder, model_folder, tmp_pat
         assert index.search(few / "3.jpg", k=1)[0].id == "3.jpg"
 
 
-def test_a_rollback_describes_no_photo_with_a_student(shop, few, model, new_model):
-    with open_index(shop) as index:
-        index.upgrade(new_model, workers=0)
+def test_a_rollback_describes_no_photo_with_a_student(upgraded, model):
+    with open_index(upgraded) as index:
         net = RetrievalNet("test_resnet.r160_in1k", weights="random").eval()
         net.config = net.config.model_copy(update={"teacher": model.fingerprint})
         with pytest.raises(InputError, match="holds descriptors of the model"):
@@ -348,9 +366,8 @@ def test_two_upgrades_at_one_time_are_refused(shop, new_model):
             index.rollback()
 
 
-def test_a_damaged_record_is_repaired_from_its_copy(shop, new_model):
-    with open_index(shop) as index:
-        index.upgrade(new_model, workers=0)
+def test_a_damaged_record_is_repaired_from_its_copy(upgraded):
+    shop = upgraded
     record = shop / "generations.json"
     text = record.read_text()
     record.write_text(text.replace('"current":1', '"current":0'))
@@ -368,19 +385,16 @@ def test_a_damaged_record_is_repaired_from_its_copy(shop, new_model):
         check_index(shop, repair=True)
 
 
-def test_a_damaged_file_of_a_generation_is_repaired(shop, new_model):
-    with open_index(shop) as index:
-        index.upgrade(new_model, workers=0)
-    header = shop / "generations" / "1" / "index.json"
+def test_a_damaged_file_of_a_generation_is_repaired(upgraded):
+    header = upgraded / "generations" / "1" / "index.json"
     header.write_text(header.read_text().replace("resnet", "resmet", 1) + " ")
-    assert check_index(shop).files == ["generations/1/index.json"]
-    assert check_index(shop, repair=True).ok
+    assert check_index(upgraded).files == ["generations/1/index.json"]
+    assert check_index(upgraded, repair=True).ok
 
 
-def test_a_damaged_earlier_generation_can_be_discarded(shop, new_model):
-    with open_index(shop) as index:
-        index.upgrade(new_model, workers=0)
-        header = shop / "index.json"
+def test_a_damaged_earlier_generation_can_be_discarded(upgraded):
+    with open_index(upgraded) as index:
+        header = upgraded / "index.json"
         header.write_text(header.read_text().replace("{", "{ ", 1))
         for change in (index.rollback, lambda: index.remove("2.jpg")):
             with pytest.raises(DamagedIndexError, match=r"index\.json of .* index discard"):

@@ -60,7 +60,7 @@ from listwise.search.folder.search_cache import (
 )
 from listwise.search.folder.table import EntryTable, RawRows, Rows, as_rows, disk_bytes, sums_of
 from listwise.search.folder.tuning import (
-    exact_milliseconds,
+    compression_note,
     exact_will_do,
     set_probes,
     shortcomings,
@@ -319,11 +319,7 @@ class FolderStore(Store):
                     if not self._needs_copy(kept.search):
                         return before.tuned
                 if kept is None:
-                    on_note(
-                        f"exact search through {entries} descriptors would take "
-                        f"{exact_milliseconds(entries, dim):.0f} ms per query and "
-                        f"{4e-9 * entries * dim:.2f} GB: building a compressed search"
-                    )
+                    on_note(compression_note(entries, dim))
                 tuned = self._tune_compressed(intent, before, kept)
             lacking = shortcomings(intent, tuned)
             if lacking:

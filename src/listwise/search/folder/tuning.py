@@ -33,8 +33,23 @@ def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool =
         return True
     fast = intent.milliseconds or _EXACT_MILLISECONDS * (2 if is_exact else 1)
     # The measurement takes longer than many searches, and a small index does not depend on it.
-    at_most = 1000 * entries * 4 * dim / _SLOWEST
-    return at_most <= fast or exact_milliseconds(entries, dim) <= fast
+    return _at_most(entries, dim) <= fast or exact_milliseconds(entries, dim) <= fast
+
+
+def compression_note(entries: int, dim: int) -> str:
+    """Tell the user what exact search would take, and that a compressed search is built."""
+    milliseconds = _at_most(entries, dim)
+    if milliseconds >= 0.5:  # it is not shown as 0
+        milliseconds = exact_milliseconds(entries, dim)
+    return (
+        f"exact search through {entries} descriptors would take {milliseconds:.0f} ms per query "
+        f"and {4e-9 * entries * dim:.2f} GB: building a compressed search"
+    )
+
+
+def _at_most(entries: int, dim: int) -> float:
+    """An upper bound of `exact_milliseconds`, without a measurement."""
+    return 1000 * entries * 4 * dim / _SLOWEST
 
 
 def exact_milliseconds(entries: int, dim: int) -> float:
