@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-gc.disable()  # imports leave little garbage
-
-import random_kills
-import scenarios
-
 if __name__ == "__main__":
+    gc.disable()  # imports leave little garbage
+    import random_kills
+    import scenarios
+
     scenarios.torch.set_num_threads(1)
     gc.freeze()  # forked processes share what was imported
     gc.enable()
