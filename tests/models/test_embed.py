@@ -6,6 +6,7 @@ import pytest
 import torch
 from interpreter import run_script, skip_if_interpreter_is_broken
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.data import DecodedPhoto, Decoding, Images, load_image, pipeline, whole_image
 from listwise.models import RetrievalNet, embed
@@ -17,7 +18,7 @@ SIZES = [(64, 48), (48, 64), (64, 48), (90, 40), (64, 48), (48, 64), (200, 120),
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(0)
-    return RetrievalNet("test_resnet.r160_in1k", weights="random")
+    return RetrievalNet(TINY_NET, weights="random")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_net import TINY_NET
 
 from listwise.data import read_labelled
 from listwise.data.catalog import Benchmark, find_dataset
@@ -42,7 +43,7 @@ def toy(toy_landmarks, tmp_path_factory):
 @pytest.fixture(scope="session")
 def model():
     torch.manual_seed(0)
-    return Model(RetrievalNet("test_resnet", weights="random"))
+    return Model(RetrievalNet(TINY_NET, weights="random"))
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +179,7 @@ def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_
 
 def test_two_models_are_compared_under_the_ends_of_their_folders(toy, model, tmp_path):
     torch.manual_seed(1)
-    other = Model(RetrievalNet("test_resnet", weights="random"))
+    other = Model(RetrievalNet(TINY_NET, weights="random"))
     for number, each in enumerate((model, other)):
         each.net.save(tmp_path / f"run{number}" / "model")
     paths = [tmp_path / f"run{number}" / "model" for number in range(2)]
@@ -240,7 +241,7 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
     torch.manual_seed(0)
     benchmark = find_dataset(toy).benchmark()
     others = read_labelled(toy / "train.csv", "train")
-    net = RetrievalNet("test_resnet", weights="random")
+    net = RetrievalNet(TINY_NET, weights="random")
     weights = toy.parent / "weights.safetensors"
     from safetensors.torch import save_file
 
@@ -249,7 +250,7 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
     rows = compare_poolings(
         benchmark,
         others,
-        "test_resnet",
+        TINY_NET,
         weights,
         poolings=("mac", "gem"),
         dim=8,
@@ -259,7 +260,7 @@ def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):
     assert [(row.pooling, row.variant) for row in rows] == [
         (pooling, variant) for pooling in ("mac", "gem") for variant in VARIANTS
     ]
-    model = Model(RetrievalNet("test_resnet", pooling="mac", weights=weights))
+    model = Model(RetrievalNet(TINY_NET, pooling="mac", weights=weights))
     plain = describe_benchmark(model, benchmark, workers=0).evaluate()
     assert rows[0].mean_average_precision["Medium"] == pytest.approx(plain["Medium"].mAP, abs=1e-3)
     whitening = Whitening.learn([model.describe(others, workers=0).descriptors], 8)
