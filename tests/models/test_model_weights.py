@@ -29,15 +29,18 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+SMALL = "test_resnet"
+
+
 @pytest.fixture
 def full_state() -> State:
-    """A whole resnet18, classifier included."""
-    state: State = timm.create_model("resnet18").state_dict()
+    """A whole network, classifier included."""
+    state: State = timm.create_model(SMALL).state_dict()
     return state
 
 
 def assert_loaded(path: Path, state: State) -> None:
-    backbone, source = load_backbone("resnet18", path)
+    backbone, source = load_backbone(SMALL, path)
     assert source == path.name
     loaded = backbone.state_dict()
     assert loaded
@@ -75,7 +78,7 @@ def test_half_precision_is_cast_up(tmp_path: Path, full_state: State) -> None:
     half = {k: v.half() if v.is_floating_point() else v for k, v in full_state.items()}
     save_file(half, tmp_path / "half.safetensors")
     assert_loaded(tmp_path / "half.safetensors", half)
-    net = RetrievalNet("resnet18", weights=tmp_path / "half.safetensors")
+    net = RetrievalNet(SMALL, weights=tmp_path / "half.safetensors")
     assert {p.dtype for p in net.parameters()} == {torch.float32}
 
 
@@ -83,15 +86,15 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path: Path, full_state: Stat
     path = tmp_path / "weights.pth"
     gone = [name for name in full_state if re.match(r"layer4\.0\..*(weight|bias)$", name)]
     full_state["neck.weight"] = torch.zeros(3)
-    full_state["conv1.weight"] = torch.zeros(64, 1, 7, 7)
+    full_state["conv1.0.weight"] = torch.zeros(16, 1, 3, 3)
     torch.save({k: v for k, v in full_state.items() if k not in gone}, path)
     with pytest.raises(InputError) as caught:
-        load_backbone("resnet18", path)
+        load_backbone(SMALL, path)
     message = str(caught.value)
-    assert f"{path} does not fit resnet18" in message
+    assert f"{path} does not fit {SMALL}" in message
     assert f"{len(gone)} missing ({gone[0]}, {gone[1]}, {gone[2]}, …)" in message
     assert "1 unexpected (neck.weight)" in message
-    assert "1 with another shape (conv1.weight)" in message
+    assert "1 with another shape (conv1.0.weight)" in message
     assert "\n" not in message
 
 
@@ -109,7 +112,7 @@ def test_runs_no_code_from_a_file(tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     torch.save({"conv1.weight": Trap(trap)}, tmp_path / "evil.pth")
     with pytest.raises(InputError, match="cannot be read as weights"):
-        load_backbone("resnet18", tmp_path / "evil.pth")
+        load_backbone(SMALL, tmp_path / "evil.pth")
     assert not trap.exists()
 
 
@@ -129,7 +132,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         (".", "is a folder"),
     ]:
         with pytest.raises(InputError, match=reason):
-            load_backbone("resnet18", tmp_path / name)
+            load_backbone(SMALL, tmp_path / name)
 
 
 # --- the package's EfficientNet-Lite0 ---
