@@ -54,9 +54,9 @@ def folder(filled, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder, start):
-    """One with a token, for this machine alone, as its users start it."""
+    """One with a token, for this machine alone."""
     limits = ("--max-upload", 3, "--max-pixels", 8, "--timeout", 30)
-    return start(folder, *limits, token=TOKEN, program=("-m", "listwise"))
+    return start(folder, *limits, token=TOKEN)
 
 
 def test_it_says_where_it_is(server, folder, photos):
