@@ -49,8 +49,8 @@ def main() -> None:
     if photos is None:
         photos, wrong = toy_labels(options.out)
         # Drawn buildings have the same windows and doors, which match in any two pictures. The
-        # default, 8 inliers, suits photographs.
-        settings = {"inliers": 30}
+        # default, 8 inliers, suits photographs. So few photos need no worker processes.
+        settings = {"inliers": 30, "workers": 0}
 
     labels = listwise.label(photos, options.out / "labels.csv", **settings)
     counts = labels.summary()
