@@ -171,6 +171,7 @@ def test_what_autocast_would_cast_is_cast_and_the_rest_shared():
     net = make_net("test_vit", torch.float32, projection=5)
     folded_copy = compare(net, photos(2, 160), 0.1)
     assert folded_copy.folds == []
+    assert folded_copy.module.backbone.patch_embed.proj.in_channels == 3  # more only on a GPU
     assert folded_copy.module.backbone.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
     assert folded_copy.module.pooling.p is net.pooling.p
     assert folded_copy.module.projection.weight is net.projection.weight
@@ -230,6 +231,7 @@ def test_many_are_folded_at_once():
 @pytest.mark.parametrize(("backbone", "channels"), [("TensorFlow", 8), ("test_vit", 4)])
 def test_channels_of_zeros_beside_the_colors_change_nothing(backbone, channels, monkeypatch):
     monkeypatch.setattr(folding, "CHANNELS", channels)
+    monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))
     if backbone == "TensorFlow":  # the first layers of an EfficientNet-Lite
         stem = Conv2dSame(3, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU6()
         backbone = nn.Sequential(*stem, nn.Conv2d(8, 12, 3))
@@ -240,7 +242,8 @@ def test_channels_of_zeros_beside_the_colors_change_nothing(backbone, channels, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [64, 61, 39])
-def test_a_strided_convolution_of_the_colors_becomes_one_of_blocks(side):
+def test_a_strided_convolution_of_the_colors_becomes_one_of_blocks(side, monkeypatch):
+    monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))
     net, images = make_net("test_resnet"), photos(3, side)
     check_first_convolution(compare(net, images, 1e-10), images, 12, 16)
 
