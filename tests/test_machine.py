@@ -99,7 +99,7 @@ def seconds(threads):
 seconds(1), seconds(2)
 busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
 one, two = [], []
-for _ in range(6):  # in turn, so that whatever else the machine does slows both
+for _ in range(3):  # in turn, so that whatever else the machine does slows both
     one.append(seconds(1))
     two.append(seconds(2))
 for process in busy:

@@ -25,11 +25,11 @@ COMMON = DelfTraining(
     val_fraction=0.2,
     crops=CropSettings(size=64, min_area=0.8),
     min_scale=0.5,
-    fine_tune_updates=50,
-    fine_tune_learning_rate=1e-3,
-    attention_updates=60,
-    attention_learning_rate=1e-2,
-    batch_size=16,
+    fine_tune_updates=36,
+    fine_tune_learning_rate=2e-3,
+    attention_updates=40,
+    attention_learning_rate=2e-2,
+    batch_size=12,
     pca_photos=1000,
     validate_every=20,
     device="cpu",
@@ -140,7 +140,7 @@ def test_the_folder_says_where_it_comes_from(trained, images):
         "config.json",
         "model.safetensors",
     ]
-    assert [each.done for each in steps if each.step == "attention"] == list(range(1, 61))
+    assert [each.done for each in steps if each.step == "attention"] == list(range(1, 41))
     assert steps[-1].step == "pca"
     assert steps[-1].done == steps[-1].total
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STARTING = 180  # seconds; it unpacks itself first
-# A server for large clusters keeps a core busy while it waits: with log lines, with ticks through
-# sixteen channels, with statistics. It also looks for what is to be loaded only now and then.
+# Less work for a server that waits most of the time: no log lines, ticks in one channel instead of
+# sixteen, no statistics for quotas.
 SETTINGS = {
     "log.level": "error",
     "log.stdout": "false",
