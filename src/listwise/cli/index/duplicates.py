@@ -99,4 +99,5 @@ def _print(console: Console, groups: "list[DuplicateGroup]") -> None:
             first = ("", "", "")
     console.print(table)
     total = sum(len(group.entries) - 1 for group in groups)
-    say(console, f"{len(groups)} groups; {shared.count_photos(total)} could be removed", "bold")
+    found = "1 group" if len(groups) == 1 else f"{len(groups)} groups"
+    say(console, f"{found}; {shared.count_photos(total)} could be removed", "bold")
