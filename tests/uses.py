@@ -140,6 +140,8 @@ def _index(folder: Path, place: str) -> None:
     with listwise.open_index(place, listwise.load(folder / "model")) as index:
         index.add(photo)
         assert index.search(photo, k=1)[0].score > 0.99
+    for command in (["search", place, str(photo)], ["index", "list", place]):
+        assert run_command(folder, ["listwise", *command, "--json"]) == (0, "")
 
 
 def server(folder: Path) -> None:

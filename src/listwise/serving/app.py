@@ -23,6 +23,7 @@ from listwise.search.filters import FilterError
 from listwise.search.hits import ThresholdError
 from listwise.search.index import Index
 from listwise.search.refinement import RefineMethod
+from listwise.search.views import DuplicateView, EntryView
 from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
 from listwise.serving.engine import SearchRequest
 from listwise.serving.feedback_routes import add_feedback
@@ -48,8 +49,6 @@ from listwise.serving.views import (
     AddedView,
     Answer,
     Duplicates,
-    DuplicateView,
-    EntryView,
     Facets,
     Failure,
     Health,

@@ -9,7 +9,7 @@ from listwise.search.classes import ClassProgress, Suggestion
 from listwise.search.entries import Entry, entry_key
 from listwise.search.mark_groups import QUERY
 from listwise.search.marks import Conflict, Mark, MarkedQuery
-from listwise.serving.views import BoxView, EntryView, Key
+from listwise.search.views import BoxView, EntryView, Key
 
 MarkId = Annotated[str, Field(description="The id of a mark, 16 hexadecimal digits.")]
 

@@ -1,27 +1,12 @@
-"""The JSON of the HTTP interface.
-
-Keys of entries are text, since they are larger than the exact numbers of JavaScript.
-"""
+"""The JSON of the HTTP interface; that of entries and results is in `listwise.search.views`."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel
 
-from listwise.data.images import Box
-from listwise.search.duplicates import DuplicateGroup
-from listwise.search.entries import Entry
 from listwise.search.filters import Facet
 from listwise.search.hits import Hit
-
-MATCHES = 100
-
-Key = Annotated[str, Field(description="The key of an entry, a number as text.")]
-# Without `prefixItems`, which many programs that read OpenAPI documents do not know.
-_FOUR_NUMBERS = WithJsonSchema(
-    {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
-)
-BoxView = Annotated[Box, _FOUR_NUMBERS]
+from listwise.search.views import DuplicateView, EntryView, Key, Result
 
 
 class LimitsView(BaseModel):
@@ -54,24 +39,6 @@ class Info(BaseModel):
     token_needed: bool
     instance: str
     limits: LimitsView
-
-
-class EntryView(BaseModel):
-    """A photo of the index."""
-
-    model_config = ConfigDict(from_attributes=True, coerce_numbers_to_str=True)
-
-    key: Key
-    id: str
-    width: int
-    height: int
-    box: BoxView | None
-    attributes: dict[str, str]
-
-    @staticmethod
-    def of(entry: Entry) -> "EntryView":
-        """The JSON of an entry."""
-        return EntryView.model_validate(entry)
 
 
 class Page(BaseModel):
@@ -111,37 +78,6 @@ class Facets(BaseModel):
                 )
                 for facet in found
             ]
-        )
-
-
-class Result(EntryView):
-    """An entry that a search found.
-
-    `refined` is the score by which `refine` sorted the first results. `matches` are x and y in the
-    example photo, and x and y in the photo of the entry.
-    """
-
-    score: float
-    refined: float | None
-    probability: float | None
-    inliers: int | None
-    photo: int | None
-    matches: list[Annotated[tuple[float, float, float, float], _FOUR_NUMBERS]] | None
-
-    @staticmethod
-    def found(hit: Hit) -> "Result":
-        """The JSON of a hit."""
-        matches = (
-            None if hit.matches is None else hit.matches[:MATCHES].astype(float).round(1).tolist()
-        )
-        return Result(
-            **EntryView.of(hit.entry).model_dump(),
-            score=round(hit.score, 6),
-            refined=None if hit.refined is None else float(f"{hit.refined:.6g}"),
-            probability=None if hit.probability is None else round(hit.probability, 4),
-            inliers=hit.inliers,
-            photo=hit.photo,
-            matches=matches,
         )
 
 
@@ -188,29 +124,6 @@ class AddedView(BaseModel):
     added: list[Key]
     unchanged: list[Key]
     errors: list[str]
-
-
-class DuplicateView(BaseModel):
-    """Entries that show the same photo; the largest photo comes first.
-
-    `size` is the number of entries in the group; `entries` has at most as many as a search can
-    have results.
-    """
-
-    exact: bool
-    score: float
-    size: int
-    entries: list[EntryView]
-
-    @staticmethod
-    def of(group: DuplicateGroup, most: int | None = None) -> "DuplicateView":
-        """The JSON of a group of duplicates, with the first `most` of its entries."""
-        return DuplicateView(
-            exact=group.exact,
-            score=round(group.score, 6),
-            size=len(group.entries),
-            entries=list(map(EntryView.of, group.entries[:most])),
-        )
 
 
 class Duplicates(BaseModel):

@@ -80,7 +80,7 @@ def _agreed(count: int, json: bool) -> bool:
 
 
 def _as_json(group: "DuplicateGroup") -> dict[str, object]:
-    from listwise.serving.views import DuplicateView
+    from listwise.search.views import DuplicateView
 
     return DuplicateView.of(group).model_dump()
 

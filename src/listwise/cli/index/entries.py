@@ -36,7 +36,7 @@ def list_entries(
     with open_index(index, create=False) as opened:
         found = list(opened.entries(where=where, start=start, count=count))
     if json:
-        from listwise.serving.views import EntryView
+        from listwise.search.views import EntryView
 
         print_json({"index": index, "entries": [EntryView.of(entry) for entry in found]})
         return

@@ -16,7 +16,7 @@ def as_facts(hit: "Hit", json: bool) -> dict[str, Any]:
     """The values of a hit that the command prints, or all of them for JSON."""
     if not json:
         return {name: getattr(hit, name) for name in SHOWN}
-    from listwise.serving.views import Result
+    from listwise.search.views import Result
 
     return Result.found(hit).model_dump()
 
