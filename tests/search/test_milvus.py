@@ -1,10 +1,12 @@
 """What only an index in Milvus does: addresses, servers that fail, kills, methods of search."""
 
+import gc
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -196,6 +198,31 @@ def test_a_file_in_use_by_another_process_is_one_line(lite_places):
         )
     run(say_what_opening_gives, place, answers)
     assert answers.get() == 0
+
+
+def test_a_store_without_users_is_closed_though_a_lock_is_held(lite_places):
+    """Garbage may be found anywhere, also while a thread pool starts a task."""
+    from concurrent.futures import thread
+
+    index = create_store(lite_places(), HEADER)
+    fill(index, clustered(10, 8)[0])
+    place, held, closed = index.uri, [index], threading.Event()
+    release = index._connection._release_file
+    index._connection._release_file = lambda: (release(), closed.set())
+    del index
+
+    def drop():
+        with thread._global_shutdown_lock:
+            held.clear()
+            gc.collect()
+
+    dropping = threading.Thread(target=drop, daemon=True)
+    dropping.start()
+    assert closed.wait(60)
+    dropping.join(60)
+    assert not dropping.is_alive()
+    with open_store(place) as index:
+        assert len(index) == 10
 
 
 def test_a_failed_call_is_one_line(new_place, capfd):

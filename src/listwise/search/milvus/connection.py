@@ -1,5 +1,6 @@
 """A connection to one collection of Milvus, on a server or cluster or in a milvus-lite file."""
 
+import _thread
 import logging
 import os
 import re
@@ -131,6 +132,14 @@ class Connection:
         if self._open:
             self._client.close()
             self._release_file()
+
+    def close_in_background(self) -> None:
+        """Close the connection in a thread, without waiting for it; for finalizers.
+
+        Python may run a finalizer at any moment, also inside a lock that closing needs.
+        """
+        if self._open:
+            _thread.start_new_thread(self.close, ())
 
     def _release_file(self) -> None:
         self._open = False

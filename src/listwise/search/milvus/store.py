@@ -114,7 +114,7 @@ class MilvusStore(Store):
         self._pause = ""  # the mark of this process in the record
         self._aside = aside  # may be changed although it is not the current generation
         # The last search that uses a generation closes its connection after a switch.
-        weakref.finalize(self, connection.close).atexit = False
+        weakref.finalize(self, connection.close_in_background).atexit = False
         self._state = state
         self._walk: tuple[Keys, int] = _NO_WALK
         found = connection.call("describe_collection")["fields"]
