@@ -18,7 +18,7 @@ def server_use(item: pytest.Item) -> int:
     if "killable_server" in item.fixturenames:
         return 2
     callspec = getattr(item, "callspec", None)
-    given = callspec.params.values() if callspec else ()
+    given = [value for value in callspec.params.values() if type(value) is str] if callspec else []
     return int("server" in given or "server_places" in item.fixturenames)
 
 
