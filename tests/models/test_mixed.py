@@ -10,7 +10,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 
 from listwise.machine import shared_cores
-from listwise.models import POOLINGS, RetrievalNet
+from listwise.models import POOLINGS, RetrievalNet, folding
 from listwise.models.areas import FUSED, OwnAreas, UnsupportedNetwork
 from listwise.models.backbone import create_backbone
 from listwise.models.embed import MIXED, PhotoNet, inference_network
@@ -345,6 +345,7 @@ class NarrowResNet(nn.Module):
 @torch.no_grad()
 def test_half_precision_is_as_close_as_alone(backbone, fused, monkeypatch, mixed_batches):
     # The network for half precision has other layers: folded, and a first one of blocks of pixels.
+    monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))
     monkeypatch.setitem(FUSED, "cpu", fused)
     monkeypatch.setattr(PhotoNet, "_alone", None)  # no batch may be computed photo by photo
     torch.manual_seed(0)
@@ -363,7 +364,8 @@ def test_half_precision_is_as_close_as_alone(backbone, fused, monkeypatch, mixed
 
 @pytest.mark.parametrize("backbone", ["test_resnet.r160_in1k", "mobilenetv2_050"])
 @torch.no_grad()
-def test_the_folded_network_is_exact_in_float64(backbone):
+def test_the_folded_network_is_exact_in_float64(backbone, monkeypatch):
+    monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))
     net = double(backbone)
     folded = make_folded_copy(net, torch.rand(1, 3, 64, 64), torch.bfloat16).module.eval()
     folded.double()
