@@ -333,6 +333,11 @@ class NarrowResNet(nn.Module):
         return self.net.forward_features(x)
 
 
+def first_channels(net):
+    """The input channels of the first convolution: 3, or more where it reads blocks of pixels."""
+    return next(part for part in net.modules() if isinstance(part, nn.Conv2d)).in_channels
+
+
 @pytest.mark.parametrize(
     ("backbone", "fused"),
     [
@@ -344,7 +349,7 @@ class NarrowResNet(nn.Module):
 )
 @torch.no_grad()
 def test_half_precision_is_as_close_as_alone(backbone, fused, monkeypatch, mixed_batches):
-    # The network for half precision has other layers: folded, and a first one of blocks of pixels.
+    # The network for half precision has other layers: folded, and on a GPU a first one of blocks.
     monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))
     monkeypatch.setitem(FUSED, "cpu", fused)
     monkeypatch.setattr(PhotoNet, "_alone", None)  # no batch may be computed photo by photo
@@ -353,10 +358,11 @@ def test_half_precision_is_as_close_as_alone(backbone, fused, monkeypatch, mixed
     net = (net or RetrievalNet(backbone())).eval()
     sizes = SIZES[3:]  # few, because half precision is slow on a CPU
     photos = canvases(sizes)
-    half = PhotoNet(net, torch.bfloat16)
+    half, single = PhotoNet(net, torch.bfloat16), inference_network(net, torch.bfloat16)
+    assert first_channels(single) == folding.BLOCK_CHANNELS
     with torch.autocast("cpu", torch.bfloat16):
         found = half(photos, sizes)
-        expected = alone(inference_network(net, torch.bfloat16), photos, sizes)
+        expected = alone(single, photos, sizes)
     assert len(mixed_batches) == 1
     assert (found * expected).sum(1).min() > 0.9999
     assert (found * alone(net, photos, sizes)).sum(1).min() > 0.999
@@ -365,10 +371,11 @@ def test_half_precision_is_as_close_as_alone(backbone, fused, monkeypatch, mixed
 @pytest.mark.parametrize("backbone", ["test_resnet.r160_in1k", "mobilenetv2_050"])
 @torch.no_grad()
 def test_the_folded_network_is_exact_in_float64(backbone, monkeypatch):
-    monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))
+    monkeypatch.setattr(folding, "TENSOR_CORES", ("cpu",))  # as on a GPU
     net = double(backbone)
     folded = make_folded_copy(net, torch.rand(1, 3, 64, 64), torch.bfloat16).module.eval()
     folded.double()
+    assert first_channels(folded) == folding.BLOCK_CHANNELS
     assert largest_difference(folded, canvases(SIZES), SIZES) < 1e-12
 
 

@@ -9,6 +9,7 @@ equal to those of ordinary backpropagation, whatever the network looks like.
 import os
 from contextlib import suppress
 
+import pytest
 import torch
 import torch.nn.functional as F
 from custom_parts import pairwise_loss
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import nn
 
+from listwise.models import folding
 from listwise.training import MultistageStep
 
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
@@ -49,6 +51,14 @@ CHANGES = (
     "weights shared",
     "eps",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_on_a_gpu():
+    """The first convolution, of three channels, becomes one of blocks of pixels."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(folding, "TENSOR_CORES", ("cpu",))
+        yield
 
 
 class Gate(nn.Module):
