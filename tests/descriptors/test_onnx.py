@@ -116,7 +116,7 @@ FAMILIES = {
 }
 
 
-USUAL = ("TensorFlow's padding", "ViT")
+USUAL = ("TensorFlow's padding",)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ import pytest
 from listwise.search import open_index
 from listwise.search.entries import entry_key
 
-SOAK = bool(os.environ.get("LISTWISE_SOAK"))
-KINDS = ("build", "add", "remove") if SOAK else ("build",)
-KILLS = 10 if SOAK else 1  # of each kind
+KILLS = 10  # of each kind
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -83,8 +81,8 @@ def contents(place):
         return dict(zip(ids, rows, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thorough  # a server takes half a minute to start again
+@pytest.mark.parametrize("kind", ["build", "add", "remove"])
 def test_a_killed_server_loses_nothing(
     kind, killable_server, server_places, photos, filled, model_folder, tmp_path
 ):
