@@ -90,7 +90,11 @@ def without_compiler() -> Iterator[None]:
         return
     package, utils = _Placeholder(_COMPILER), ModuleType(f"{_COMPILER}.utils")
     utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
-    sys.modules |= {package.__name__: package, utils.__name__: utils}
+    # Another thread may have begun to import the compiler, which must not be replaced.
+    if sys.modules.setdefault(_COMPILER, package) is not package:
+        yield
+        return
+    sys.modules.setdefault(utils.__name__, utils)
     try:
         yield
     finally:
