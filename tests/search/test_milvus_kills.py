@@ -1,6 +1,6 @@
 """The Milvus server is killed while a command changes an index in it.
 
-One kill by default, 30 with LISTWISE_SOAK=1 (`make soak`).
+30 kills, which only LISTWISE_SOAK=1 (`make soak`) runs.
 """
 
 import gc
