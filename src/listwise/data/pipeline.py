@@ -96,7 +96,7 @@ def stop_workers(batches: Iterator[object]) -> None:
 
 
 def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -> int:
-    """Return the number of workers that minimizes the time to start them and to decode."""
+    """Return the number of workers that minimizes the time to start them and to decode; may be 0."""
     if not sample:
         return 0
     if how.local is not None:  # takes far longer than starting a worker
@@ -104,7 +104,7 @@ def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -
     known = sum(_file_bytes(file) for file in sample)
     if len(sample) == SAMPLE:
         known = known * max(expected, SAMPLE) // SAMPLE
-    return math.ceil(math.sqrt(known / START_BYTES))
+    return math.ceil(math.sqrt(known / START_BYTES)) if known > START_BYTES else 0
 
 
 def _file_bytes(file: PhotoFile) -> int:
