@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from tiny_net import TINY_NET
 
-from listwise.data import Images, load_image, read_images, whole_image
+from listwise.data import Images, load_image, pipeline, read_images, whole_image
 from listwise.descriptors import DescriptorFile, Model, Whitening, extract
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
@@ -115,7 +115,8 @@ def test_a_network_for_one_shape_at_a_time_is_noted(images, tmp_path, mixed_batc
     np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
 
 
-def test_workers_change_nothing(model, images, tmp_path):
+def test_workers_change_nothing(model, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "START_BYTES", 1)  # start workers for small files too
     alone = extract(model, images, tmp_path / "a.parquet", workers=0)
     helped = extract(model, images, tmp_path / "b.parquet", workers=2)
     np.testing.assert_array_equal(alone.read(), helped.read())

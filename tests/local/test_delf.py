@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 from safetensors.torch import load_file, save_file
 
-from listwise.data import Images, PhotoFile
+from listwise.data import Images, PhotoFile, pipeline
 from listwise.errors import InputError
 from listwise.local.delf import extractor as extractor_module
 from listwise.local.delf.extractor import DelfExtractor, detect, find_locations, pyramid_sizes
@@ -227,6 +227,7 @@ def test_photos_are_seen_alike_alone_and_together(folder, tmp_path, monkeypatch)
 
 
 def test_a_decoding_process_that_the_system_ends_is_one_line(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "START_BYTES", 1)  # start workers for small files too
     monkeypatch.setattr(extractor_module, "WINDOW", 2)
     monkeypatch.setattr(DelfExtractor, "prefers_batches", True)
     monkeypatch.setattr(DelfExtractor, "_batch_size", lambda self, width, height: 1)
@@ -246,6 +247,7 @@ def test_a_decoding_process_that_the_system_ends_is_one_line(folder, tmp_path, m
 
 
 def test_where_it_is_faster_photos_are_extracted_many_at_a_time(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "START_BYTES", 1)  # start workers for small files too
     extractor = DelfExtractor(folder, DelfSettings(count=20), "cpu")
     paths = [str(tmp_path / f"{number}.png") for number in range(3)]
     for number, path in enumerate(paths):

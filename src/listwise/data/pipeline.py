@@ -96,7 +96,7 @@ def stop_workers(batches: Iterator[object]) -> None:
 
 
 def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -> int:
-    """Return the number of workers that minimizes the time to start them and to decode; may be 0."""
+    """Return how many workers minimize the time to start them and to decode; 0 for few photos."""
     if not sample:
         return 0
     if how.local is not None:  # takes far longer than starting a worker
